@@ -1,7 +1,8 @@
-//! A [`Case`]: one point of the suite's axes, and the id that writes it down.
+//! A [`Case`] is one point on all axes of the suite. Its id is its written form.
 //!
-//! An id holds everything: axes, layout and seed. `rmsnorm conformance --case ID` therefore replays exactly one case,
-//! on any machine and any backend. Which cases a profile runs is decided in [`profiles`](crate::case::profiles).
+//! An id holds everything: axes, layout and seed. `rmsnorm conformance --case ID` therefore replays
+//! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
+//! of cases of each profile.
 
 pub(crate) mod after;
 pub(crate) mod coverage;
@@ -25,22 +26,23 @@ use crate::case::data::Family;
 use crate::names::named;
 use crate::run::memory::Placement;
 
-/// What is asked of the backend.
+/// The property that a case checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trial {
     /// Every output lies inside its acceptance interval, and no other memory changes.
     Bounds,
-    /// The same call gives the same bits that many times, and a row gives the same bits in a smaller batch.
+    /// Repeated calls give the same bits, and a row gives the same bits in a smaller batch.
     Determinism {
-        /// How often the call is made.
+        /// Number of calls.
         repeats: u32,
     },
-    /// Relations that hold bit for bit and need no reference: scaling by two, negation, permutation of rows.
+    /// Relations that hold bit for bit and need no reference: scaling by two, negation, permutation
+    /// of rows.
     Metamorphic,
 }
 
 named! {
-    /// Which calls a case makes.
+    /// The calls that a case makes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     enum Kind {
         /// One forward call.
@@ -49,29 +51,32 @@ named! {
         ForwardInPlace = "forward_in_place",
         /// One backward call, with the statistics of the f64 reference rounded to f32.
         Backward = "backward",
-        /// A forward call, then a backward call that gets the statistics and the `residual_out` of the first.
+        /// A forward call, then a backward call with the statistics and `residual_out` of the
+        /// first.
         EndToEnd = "end_to_end",
-        /// One forward call whose result is codes.
+        /// One forward call with a quantized result.
         QuantizedForward = "quantized_forward",
-        /// One forward call that adds the residual after the norm; with `y` the next norm follows.
+        /// One forward call that adds the residual after the norm; with `y` it also computes the
+        /// next norm.
         ForwardAfter = "forward_after",
-        /// The same, with the sum over the residual.
+        /// As `ForwardAfter`, with the sum stored over the residual.
         ForwardAfterInPlace = "forward_after_in_place",
-        /// A forward call that adds the residual after the norm, then the backward calls of its norms, the last norm's first: each gets
-        /// what the calls before it stored.
+        /// A forward call that adds the residual after the norm, then the backward calls of its
+        /// norms, last norm first. Each call gets the results of the calls before it.
         AfterEndToEnd = "after_end_to_end",
         /// One forward call whose `x` is the sum of several parts.
         ForwardParts = "forward_parts",
-        /// A backward call that stores gradients of weight and bias as f32 sums, then one that adds them to what the first stored.
+        /// A backward call that stores the gradients of weight and bias as f32 sums, then one that
+        /// adds to these sums.
         BackwardSums = "backward_sums",
     }
 }
 
 impl Kind {
-    /// Those whose results are floats, with a residual that is added before the norm.
+    /// The kinds with float results that add a residual before the norm.
     pub const BEFORE: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
 
-    /// The kinds whose first call is of a form of its own.
+    /// The kinds that differ in the form of their first call.
     pub const CALLS: [Kind; 8] = [
         Kind::Forward,
         Kind::ForwardInPlace,
@@ -83,7 +88,7 @@ impl Kind {
         Kind::BackwardSums,
     ];
 
-    /// The kind of a backend's call.
+    /// The kind that makes the call `problem`.
     pub(crate) const fn of(problem: &Problem) -> Kind {
         match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
@@ -123,39 +128,40 @@ impl Kind {
     }
 }
 
-/// Where the tensors of a call lie in their buffers.
+/// The layout of a call's tensors in their buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Every tensor starts `offset` elements after an aligned address, and rows are `pad` elements apart.
+    /// Every tensor starts `offset` elements after an aligned address, with `pad` elements between
+    /// rows.
     Uniform {
         /// Unused elements after each row.
         pad: usize,
         /// Elements between the aligned address and the first one.
         offset: usize,
     },
-    /// Every tensor has a padding and an offset of its own, drawn from this seed.
+    /// Every tensor has a different padding and offset, drawn from this seed.
     Mixed(u32),
-    /// Rows start this many elements apart: so many that an index of 32 bits wraps. What lies between takes address space
-    /// but, where a backend can help it, no memory.
+    /// Row stride in elements, so large that a 32-bit index overflows. The gap takes address space,
+    /// but no memory if the backend supports it.
     Far(usize),
-    /// Rows in groups of so many: every tensor has paddings, gaps between groups and an offset of its own, drawn from the
-    /// seed. Some have gaps that leave all rows at one distance.
+    /// Rows in groups. Every tensor has different paddings, gaps between groups and offset, drawn
+    /// from the seed. In some tensors the gaps make all rows equidistant.
     Grouped {
-        /// Rows of a group.
+        /// Rows per group.
         rows: usize,
-        /// Of the paddings, gaps and offsets.
+        /// Seed of the paddings, gaps and offsets.
         seed: u32,
     },
 }
 
-/// Elements behind a row and in front of the next that are watched where rows are far apart.
+/// Checked elements after a row and before the next, if rows are far apart.
 const FAR_PAD: usize = 128;
 
 impl Layout {
     /// Dense and aligned.
     pub const DENSE: Layout = Layout::Uniform { pad: 0, offset: 0 };
 
-    /// The place of one tensor whose rows have `cols` elements.
+    /// The placement of a tensor whose rows have `cols` elements.
     pub(crate) fn placement(self, tensor: Tensor, cols: usize) -> Placement {
         match self {
             Layout::Uniform { pad, offset } => Placement { pad, offset, ..Placement::DENSE },
@@ -183,7 +189,7 @@ impl Layout {
 /// One case. `Display` writes its id, `FromStr` reads it back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// What is asked.
+    /// The property to check.
     pub trial: Trial,
     /// The calls.
     pub kind: Kind,
@@ -193,32 +199,32 @@ pub struct Case {
     pub rows: usize,
     /// Elements of a row.
     pub cols: usize,
-    /// `T`, `W` and `R`.
+    /// The dtypes of activations, weight and residual.
     pub dtypes: DTypes,
-    /// The optional tensors. In place `residual_out` is what `residual` becomes.
+    /// The optional tensors. An in-place call stores `residual_out` over `residual`.
     pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded.
+    /// Where `x_hat` is rounded to 16 bits.
     pub cast_order: CastOrder,
-    /// Inside the root.
+    /// Added to the variance.
     pub eps: f32,
-    /// How dweight and dbias are summed.
+    /// How dweight and dbias are summed over rows.
     pub grad_reduction: GradReduction,
-    /// Where the tensors lie.
+    /// The layout of the tensors.
     pub layout: Layout,
     /// The distribution of the inputs.
     pub family: Family,
     /// Seed of the inputs, canaries and paddings.
     pub seed: u32,
-    /// How the result is quantized, if it is.
+    /// The quantization of the result, if any.
     pub quant: Option<QuantSpec>,
-    /// How many matrices `x` is the sum of: at least 2 where it is one, else 1.
+    /// The number of matrices whose sum is `x`; 1 if `x` is one matrix.
     pub parts: usize,
 }
 
 impl Case {
-    /// A dense case without optional tensors, to be varied with struct update syntax.
+    /// A dense case without optional tensors; vary it with struct update syntax.
     pub const fn plain(kind: Kind, norm: Norm, dtype: DType, rows: usize, cols: usize) -> Self {
         Case {
             trial: Trial::Bounds,
@@ -240,7 +246,7 @@ impl Case {
         }
     }
 
-    /// The dtype of `x`: in a lone backward call what was normalized.
+    /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
     pub(crate) const fn x_dtype(&self) -> DType {
         match self.kind.direction() {
             Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
@@ -248,14 +254,15 @@ impl Case {
         }
     }
 
-    /// The specification of its calls.
+    /// The `NormSpec` of its calls.
     pub fn spec(&self) -> NormSpec {
         let spec = NormSpec::new(self.norm, self.rows, self.cols, self.eps);
         let spec = spec.weight_offset(self.weight_offset).cast_order(self.cast_order);
         if self.kind.is_after() { spec.residual_after() } else { spec }
     }
 
-    /// The same case without the settings that its kind cannot have, so that two ids never mean one call.
+    /// The same case without the settings that its kind cannot have, so that a call has only one
+    /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
         let given = if self.kind.is_after() { presence::with_sum(self.present) } else { self.present };
@@ -281,7 +288,7 @@ impl Case {
         if self.kind.has_backward() {
             let mut gradients = given.intersection(presence::of_backward());
             if self.kind.is_after() && !present.has(Tensor::Y) {
-                // What arrives at the sum is dy, and the residual's gradient.
+                // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
             }
             if self.kind == Kind::BackwardSums && !given.has(Tensor::Dbias) {
@@ -302,7 +309,7 @@ impl Case {
         self.quant = (self.kind == Kind::QuantizedForward).then(|| {
             let quant = self.quant.unwrap_or(quantized::PLAIN);
             present = present.union(quantized::present(&quant, given));
-            // What is made of whole columns is made by statistics that the call stores.
+            // A columnwise copy is made from the statistics that the call stores.
             if present.has(Tensor::CodesColumnwise) {
                 present = present.with(Tensor::Rstd).set(Tensor::Mean, layer);
             }
@@ -311,7 +318,7 @@ impl Case {
         if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
             self.layout = Layout::DENSE;
         }
-        // Parts follow at one distance, which they do not where rows lie in groups.
+        // Parts have one common stride, which grouped rows do not allow.
         if self.kind == Kind::ForwardParts {
             self.layout = match self.layout {
                 Layout::Grouped { seed, .. } => Layout::Mixed(seed),
@@ -331,7 +338,7 @@ impl Case {
             Layout::Mixed(_) => (rows as u128, self.cols, 0),
             Layout::Far(stride) if stride as u128 * self.rows as u128 > MAX_DISTANCE => return u128::MAX,
             Layout::Far(_) => (rows as u128, FAR_PAD, 0),
-            // At most a padding and a gap for each row of whole groups.
+            // At most one padding and one gap per row, and the last group counts as whole.
             Layout::Grouped { rows: group, .. } => {
                 (rows.div_ceil(group) as u128 * group as u128, self.cols.saturating_mul(4).saturating_add(8), 0)
             }
@@ -340,7 +347,7 @@ impl Case {
         row.saturating_mul(rows).saturating_mul(self.parts as u128).saturating_add(offset as u128)
     }
 
-    /// Whether the bits of dweight and dbias may vary from run to run.
+    /// Whether the bits of dweight and dbias may differ from run to run.
     pub fn gradients_may_vary(&self) -> bool {
         match self.grad_reduction {
             GradReduction::Partials => false,
@@ -393,23 +400,23 @@ impl fmt::Display for Case {
     }
 }
 
-/// A string is not the id of a case.
+/// The error for a string that is not the id of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{id:?} is not the id of a conformance case: {what} {why}")]
 pub struct ParseCaseError {
     /// The string.
     pub id: String,
-    /// The first part that makes no sense.
+    /// The first part that cannot be parsed.
     pub what: &'static str,
     /// The reason.
     pub why: &'static str,
 }
 
-/// The most elements of a tensor, with its padding. The reference and its bounds are kept whole and in f64, so this is
-/// a matter of tens of gigabytes; no profile comes near it.
+/// Largest number of elements of a tensor, including its padding. The reference and its bounds are
+/// whole f64 tensors, so this limit means tens of gigabytes. All profiles are far below it.
 const MAX_ELEMENTS: u128 = 1 << 28;
 
-/// The most elements from the first row to the last where rows are far apart.
+/// Largest distance from the first row to the last, in elements, if rows are far apart.
 const MAX_DISTANCE: u128 = 1 << 36;
 
 impl FromStr for Case {
@@ -421,9 +428,9 @@ impl FromStr for Case {
         let error = |what, why| ParseCaseError { id: id.into(), what, why };
         let case = parse_fields(&mut next).map_err(|what| error(what, "cannot be read"))?;
         if case.largest_tensor() > MAX_ELEMENTS {
-            return Err(error("the size", "exceeds 2^28 elements a tensor"));
+            return Err(error("the size", "exceeds 2^28 elements per tensor"));
         }
-        // Ids are canonical, so what does not print as it was read contains something that was ignored.
+        // Ids are canonical. If the case prints as another id, a part of this id was ignored.
         if case.normalized().to_string() == id { Ok(case) } else { Err(error("a setting", "cannot be read")) }
     }
 }
@@ -583,7 +590,7 @@ mod tests {
         ] {
             let parsed: Result<Case, _> = id.replacen(from, to, 1).parse();
             let text = parsed.map_err(|error| error.to_string()).expect_err("it is too large");
-            assert!(text.ends_with(": the size exceeds 2^28 elements a tensor"), "{text}");
+            assert!(text.ends_with(": the size exceeds 2^28 elements per tensor"), "{text}");
         }
         assert!(id.replacen("3x17", "16777216x16", 1).parse::<Case>().is_ok());
         assert!(id.replacen("p0o0", "far4294967333", 1).parse::<Case>().is_ok());

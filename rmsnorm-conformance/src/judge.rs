@@ -1,7 +1,8 @@
-//! Acceptance intervals: an output passes when `rnd(ref - E) <= got <= rnd(ref + E)`. No tolerance anywhere.
+//! Acceptance intervals: an output passes if `rnd(ref - E) <= got <= rnd(ref + E)`. No tolerances.
 //!
-//! `ref` is the f64 reference, `E` its bound from [`bounds`], `rnd` the rounding of the backend's store
-//! ([math](rmsnorm_spec::math), section 6). An f32 output gets no further rounding: its bound covers the last one already.
+//! `ref` is the f64 reference, `E` its bound from [`bounds`], `rnd` the rounding of the backend's
+//! store ([math](rmsnorm_spec::math), section 6). An f32 output is not rounded here, because its
+//! bound includes the last rounding.
 
 pub(crate) mod arithmetic;
 pub mod bounds;
@@ -16,16 +17,17 @@ use crate::judge::bounds::{SECOND_ORDER, TINY};
 use crate::run::memory::{Bits, decode};
 use crate::{Arithmetic, NonFinite, StoreRounding};
 
-/// What is known of an element of `y` under [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight).
+/// Everything known about an element of `y` under
+/// [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BeforeWeight {
-    /// The reference's, not rounded.
+    /// The reference's `x_hat`, not rounded.
     pub x_hat: f64,
     /// Its bound: [`ForwardBounds::x_hat`](crate::judge::bounds::ForwardBounds::x_hat).
     pub x_hat_error: f64,
     /// `weight + weight_offset`, exact; 1 without a weight.
     pub weight: f64,
-    /// Whether the weight has an offset that is not zero: adding it costs a rounding.
+    /// Whether the weight has a nonzero offset; adding it costs a rounding.
     pub has_offset: bool,
     /// The bias, if there is one.
     pub bias: Option<f64>,
@@ -34,68 +36,77 @@ pub(crate) struct BeforeWeight {
 /// An element outside its acceptance interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Failure {
-    /// Its position in the tensor that was judged.
+    /// Its index in the judged tensor.
     pub index: usize,
     /// The value of the output.
     pub got: f64,
-    /// The bit pattern of the output, zero-extended.
+    /// The bits of the output, zero-extended.
     pub got_bits: u32,
-    /// The value it should have, not rounded.
+    /// The exact value, not rounded.
     pub reference: f64,
     /// The lower end of the acceptance interval.
     pub low: f64,
-    /// The upper end.
+    /// The upper end of the acceptance interval.
     pub high: f64,
 }
 
-/// The judgement of a tensor.
+/// The result of judging a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
     /// Elements compared.
     pub checked: usize,
-    /// Elements outside their interval. An element that `got`, `reference` or `error` lack counts too.
+    /// Elements outside of their intervals. An element missing in `got`, `reference` or `error`
+    /// counts as a failure.
     pub failures: usize,
-    /// The element farthest outside its interval; NaN is farther than any number. The first of equals.
+    /// The element farthest outside its interval, the first of several. NaN is farther than any
+    /// number.
     pub worst: Option<Failure>,
-    /// The largest share of its bound that a finite output used up, over bounds neither zero nor infinite:
-    /// `|got - ref| / E`. A 16-bit output is first forgiven what its own store may cost: half the distance between the
-    /// two values around the reference, all of it under [`StoreRounding::EitherNeighbour`].
+    /// Largest `|got - ref| / E` over finite outputs, for bounds neither zero nor infinite. For
+    /// 16-bit outputs, the error of the store is subtracted first: half the distance between the
+    /// two values around the reference, or the whole distance under
+    /// [`StoreRounding::EitherNeighbour`].
     pub budget: f64,
-    /// Some element of finite reference has an infinite bound, or one of at least `|ref| + max |ref|`: its acceptance
-    /// proves nothing. Where all references are zero, only an infinite bound counts.
+    /// Whether some element with a finite reference has an infinite bound, or one of `|ref| + max
+    /// |ref|` or more, so that its acceptance proves nothing. If all references are zero, only an
+    /// infinite bound counts.
     pub vacuous: bool,
-    /// 16-bit outputs that are not the reference rounded to nearest even. Quality, not failure.
+    /// 16-bit outputs that differ from the reference rounded to nearest even. A quality measure,
+    /// not a failure.
     pub misrounded: usize,
-    /// Elements of which nothing is due: of rows outside the domain of the arithmetic, or where NaN came in.
+    /// Elements without a required value: in rows outside the domain of the arithmetic, or in rows
+    /// with a non-finite input.
     pub open: usize,
 }
 
 impl Verdict {
-    /// Whether every element was compared and is inside its interval, and that proves something.
+    /// Whether every element was compared and is inside its interval, and this proves something.
     pub const fn is_pass(&self) -> bool {
         self.failures == 0 && !self.vacuous && self.open == 0
     }
 }
 
-/// The acceptance interval of an output of that dtype. An infinite end admits everything on its side.
+/// The acceptance interval of an output of type `dtype`. An infinite end admits everything on its
+/// side.
 ///
-/// `(reference, reference)` where the reference is infinite or NaN; [`accepts`] says what is admitted there.
+/// Returns `(reference, reference)` if the reference is infinite or NaN; [`accepts`] has the rule
+/// for these.
 pub fn interval(reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
     Expected::new(reference, error).interval(dtype, arithmetic)
 }
 
-/// Whether an output of that dtype is accepted.
+/// Whether an output of type `dtype` is accepted.
 ///
-/// - Without a bound (infinite; or NaN while the reference is finite) everything is.
-/// - A finite reference admits its [`interval`], and zero of either sign where a subnormal may be flushed to it. NaN is
-///   outside every interval.
-/// - A NaN reference admits NaN alone, an infinite one the same infinity and NaN, since one path to an infinite result
-///   may pass through `inf - inf`. Under [`NonFinite::Unspecified`] both admit everything.
+/// - Without a bound (infinite, or NaN although the reference is finite), everything is accepted.
+/// - A finite reference admits its [`interval`], and zero of either sign if a subnormal may be
+///   flushed to zero. NaN is outside every interval.
+/// - A NaN reference admits only NaN. An infinite reference admits the same infinity and NaN,
+///   because a path to an infinite result may contain `inf - inf`. Under [`NonFinite::Unspecified`]
+///   both admit everything.
 pub fn accepts(got: f64, reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> bool {
     Expected::new(reference, error).admits(got, dtype, arithmetic)
 }
 
-/// Judges a tensor, element by element, as [`accepts`] does. All three slices have the shape of the output.
+/// Judges a tensor, element by element, as [`accepts`] does. The three slices have the same length.
 pub fn judge<E: Element>(got: &[E], reference: &[f64], error: &[f64], arithmetic: &Arithmetic) -> Verdict {
     let expected = reference.iter().zip(error).map(|(&reference, &error)| Some(Expected::new(reference, error)));
     let missing = reference.len().abs_diff(error.len());
@@ -103,9 +114,9 @@ pub fn judge<E: Element>(got: &[E], reference: &[f64], error: &[f64], arithmetic
     Verdict { failures: verdict.failures + missing, ..verdict }
 }
 
-/// Judges what is expected of each element; of some it may be nothing.
+/// Judges a tensor. An element that is `None` in `expected` has no required value.
 fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithmetic) -> Verdict {
-    // Floats are judged by intervals, codes and scales by code of their own.
+    // Only floats are judged by intervals. `quantized` judges quantized values and scales.
     let Some(dtype) = got.storage.float() else {
         return Verdict { failures: got.bits.len().max(expected.len()), ..Verdict::default() };
     };
@@ -139,11 +150,11 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
     verdict
 }
 
-/// Where a computed value may lie before its store.
+/// The range of a computed value before its store.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     reference: f64,
-    /// Infinite at both ends where there is no bound; both ends are the reference where that is not finite.
+    /// -inf and inf without a bound; both ends equal the reference if it is not finite.
     low: f64,
     high: f64,
 }
@@ -163,9 +174,11 @@ impl Expected {
         Expected { reference, low: f64::NEG_INFINITY, high: f64::INFINITY }
     }
 
-    /// Rounding is monotone, so the computed `x_hat` lies in its own acceptance interval; what follows is monotone in
-    /// `x_hat`, so the two ends, widened by the roundings that follow, bound `y` before its store. The reference of a
-    /// report is the exact product of the rounded `x_hat` with the weight, plus the bias.
+    /// The range of `y` if `x_hat` is rounded before the weight. Rounding is monotone, so the
+    /// computed `x_hat` is in its acceptance interval. The following steps are monotone, too, so
+    /// the two ends, widened by the roundings of these steps, bound `y` before its store. The
+    /// reported reference is the exact product of the rounded `x_hat` and the weight, plus the
+    /// bias.
     fn before_weight(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> Expected {
         let &BeforeWeight { x_hat, x_hat_error, weight, has_offset, bias } = element;
         let x_hat_rounded = match dtype {
@@ -185,7 +198,7 @@ impl Expected {
         let products = (low * weight, high * weight);
         let product = Expected { reference, low: products.0.min(products.1), high: products.0.max(products.1) };
         let product = if has_offset { product.widened(u) } else { product };
-        // The weight may be flushed to zero; what an offset is added to, too.
+        // The weight may be flushed to zero, and so may the terms of a sum with an offset.
         let flushed = if has_offset || weight.abs() < TINY {
             3.0 * arithmetic.flush_loss(low.abs().max(high.abs()))
         } else {
@@ -202,7 +215,8 @@ impl Expected {
         }
     }
 
-    /// What is left of it when a residual is added to it in f32. Beyond half of the largest f32 a sum may have overflowed on its way.
+    /// The range after a residual is added in f32. There is no bound if an end exceeds half of the
+    /// largest f32, because the sum may overflow.
     fn plus(self, residual: f64, arithmetic: &Arithmetic) -> Expected {
         let reference = self.reference + residual;
         let largest = self.low.abs().max(self.high.abs());
@@ -216,14 +230,15 @@ impl Expected {
         if reference.is_finite() { sum.rounded(arithmetic.unit_roundoff) } else { sum }
     }
 
-    /// With room for that relative error of the ends, and for an underflow.
+    /// The range with both ends moved outwards by a relative error and by an underflow.
     fn widened(self, relative: f64) -> Expected {
         let margin = |end: f64| end.abs() * relative * SECOND_ORDER + TINY;
         Expected { low: self.low - margin(self.low), high: self.high + margin(self.high), ..self }
     }
 
-    /// The range after an f32 operation rounded its values. An end that f32 holds exactly stays: the product of two
-    /// 16-bit values is one, and often lies half way between two values of its dtype.
+    /// The range after an f32 operation rounded its values. An end that f32 represents exactly is
+    /// kept: the product of two 16-bit values is exact, and often is half way between two values of
+    /// its dtype.
     fn rounded(self, unit_roundoff: f64) -> Expected {
         let is_exact = |end: f64| round_to(end, DType::F32) == end && (end == 0.0 || end.abs() >= TINY);
         let widened = self.widened(unit_roundoff);
@@ -238,7 +253,7 @@ impl Expected {
         self.low == f64::NEG_INFINITY && self.high == f64::INFINITY
     }
 
-    /// The ends as the store rounds them.
+    /// The ends after the rounding of the store.
     fn interval(&self, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
         match (dtype, arithmetic.store) {
             (DType::F32, StoreRounding::NearestEven | StoreRounding::EitherNeighbour) => {
@@ -253,7 +268,7 @@ impl Expected {
         }
     }
 
-    /// The interval, with zero where a value in it may be flushed to zero.
+    /// The interval, extended to zero if a value in it may be flushed to zero.
     fn interval_with_flush(&self, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
         let (low, high) = self.interval(dtype, arithmetic);
         if self.may_flush(dtype, arithmetic) { (low.min(0.0), high.max(0.0)) } else { (low, high) }
@@ -287,7 +302,8 @@ impl Expected {
             && (self.is_unbounded() || (largest > 0.0 && self.error() >= self.reference.abs() + largest))
     }
 
-    /// 0 where there is nothing to divide: an output or a bound that is not finite, a bound of zero.
+    /// The used fraction of the bound; 0 if the output or the bound is not finite, or the bound is
+    /// zero.
     fn used_budget(&self, got: f64, dtype: DType, arithmetic: &Arithmetic) -> f64 {
         let error = self.error();
         if !(error.is_finite() && error > 0.0 && got.is_finite()) {
@@ -309,7 +325,7 @@ impl Expected {
     }
 }
 
-/// The end of an interval of f32 values: itself, or what it rounds to beyond the largest f32.
+/// An end of an f32 interval, rounded only if it is beyond the largest f32.
 fn overflowed(end: f64) -> f64 {
     if end.abs() > f64::from(f32::MAX) { round_to(end, DType::F32) } else { end }
 }
@@ -325,13 +341,15 @@ fn round_up(value: f64, dtype: DType) -> f64 {
     -round_down(-value, dtype)
 }
 
-/// The distance between the values of `dtype` around `value`; above a power of two if it is one.
+/// The distance between the two values of `dtype` around `value`. If `value` is one, the distance
+/// to the next larger magnitude.
 fn spacing(value: f64, dtype: DType) -> f64 {
     let below = round_down(value.abs(), dtype);
     next_up(below, dtype) - below
 }
 
-/// The value of `dtype` after `value`, which is one itself and neither NaN nor the positive infinity.
+/// The next larger value of `dtype`. `value` must be a value of `dtype`, and neither NaN nor
+/// positive infinity.
 fn next_up(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F32 => next_bits_up::<f32>(value),
@@ -340,7 +358,7 @@ fn next_up(value: f64, dtype: DType) -> f64 {
     }
 }
 
-/// Sign and magnitude: bit patterns without their sign are in the order of their values.
+/// Bits without the sign have the order of the magnitudes.
 fn next_bits_up<E: Element>(value: f64) -> f64 {
     let bits = E::from_f32(value as f32).bits();
     let next = if value == 0.0 {
@@ -463,7 +481,8 @@ mod tests {
     #[test]
     fn overflow_is_accepted_exactly_where_the_end_rounds_to_infinity() {
         let infinity = f64::INFINITY;
-        // 65520 lies half way between the largest f16 and the next power of two, and ties go to infinity.
+        // 65520 is half way between the largest f16 and the next power of two; ties round to
+        // infinity.
         for (reference, error, finite, infinite) in [
             (65510.0, 9.0, true, false),
             (65510.0, 10.0, true, true),
@@ -583,7 +602,8 @@ mod tests {
 
     #[test]
     fn before_weight_tells_the_cast_orders_apart() {
-        // 1.004 rounds to 1.0078125, three times that is a tie and goes to the even 3.03125; unrounded it is 3.012.
+        // 1.004 rounds to 1.0078125; times 3 that is a tie, which rounds to the even 3.03125.
+        // Unrounded it is 3.012.
         let element = before_weight(1.004, 1e-7, 3.0, None);
         assert_eq!(before_weight_interval(&element, DType::Bf16, &Arithmetic::IEEE), (3.03125, 3.03125));
         assert_eq!(judge_before_weight(&[bf16::from_f64(3.015625)], &[element], &Arithmetic::IEEE).failures, 1);

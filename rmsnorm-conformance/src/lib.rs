@@ -1,19 +1,23 @@
-//! The conformance suite: what a backend must do, proven on the device at hand.
+//! The conformance suite: tests that prove a backend correct on the device at hand.
 //!
-//! A backend brings a [`Harness`] (a way to move test data, and claims about its arithmetic) and gets named tests from
-//! the [`conformance!`](macro@crate::conformance) macro, or a whole profile with a report from [`run`]. A machine may lack
-//! the backend: its named tests then say so and pass, unless the environment variable `RMSNORM_REQUIRE` names it.
+//! A backend implements [`Harness`] (copies test data to the device, and states the properties of
+//! its arithmetic). It gets named tests from the [`conformance!`](macro@crate::conformance) macro,
+//! or a whole profile with a report from [`run`]. On a machine without the device, the named tests
+//! say so and pass, unless the environment variable `RMSNORM_REQUIRE` names the backend.
 //!
 //! The flow of a case:
 //!
 //! ```text
-//! profiles -> Case -> data -> calls + memory -> device (the backend) -> trial: truth (reference, bounds), judge -> report
+//! profiles -> Case -> data -> calls + memory -> device (the backend)
+//!          -> trial: truth (reference, bounds), judge -> report
 //! ```
 //!
-//! What else tests need beside the suite is in [`testing`]: values, guarded memory, absent devices, the judge of one call.
+//! [`testing`] has helpers for other tests: values, guarded memory, missing devices, the judge of
+//! one call.
 //!
-//! Outputs are judged by acceptance intervals that follow from the declared arithmetic ([math](rmsnorm_spec::math),
-//! sections 5 and 6); there is no tolerance to tune. Before a run the suite proves on [`planted`] bugs that it can fail.
+//! An output is accepted if it lies in an interval that follows from the declared arithmetic
+//! ([math](rmsnorm_spec::math), sections 5 and 6); no tolerance is tuned. Before a run, the suite
+//! proves on [`planted`] bugs that it can fail.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Enums whose variants have names: in ids, in reports and on the command line.
+//! Enums with named variants. The names are used in ids, in reports and on the command line.
 
 /// Declares an enum, a list of its variants, and their names.
 macro_rules! named {
@@ -9,7 +9,7 @@ macro_rules! named {
         }
 
         impl $type {
-            /// All of them, in the order of their declaration.
+            /// All variants, in the order of their declaration.
             pub const ALL: [$type; [$($name),*].len()] = [$($type::$variant),*];
 
             /// The name in ids, in reports and on the command line.
@@ -19,7 +19,7 @@ macro_rules! named {
                 }
             }
 
-            /// The one of that [`name`](Self::name), if there is one.
+            /// The variant with this [`name`](Self::name), if there is one.
             pub fn from_name(name: &str) -> Option<Self> {
                 Self::ALL.into_iter().find(|it| it.name() == name)
             }

@@ -1,9 +1,11 @@
-//! Calls of a group of ranks. In a reduced call each rank's part goes in, and every rank must give the same, within the bounds of one
-//! device; in [`rows`] each owns some of the rows of the residual stream, in [`columns`] each has some of the columns.
+//! Calls of a group of ranks. In a reduced call, x is the sum of one part per rank; every rank must
+//! get the same result, within the bounds of one device. In [`rows`], each rank owns some rows of
+//! the residual stream. In [`columns`], each rank has some columns.
 //!
-//! The cases of the former are those of a sum of parts, with a part on every rank. A group is proven by [`test_ranks`]: no output outside its interval,
-//! the sum with the residual exact, no two ranks with another bit, nothing changed around the tensors, and nothing that depends on what
-//! they held before.
+//! The cases of reduced calls are those of a sum of parts, with one part per rank. [`test_ranks`]
+//! proves for a group: every output is in its interval; the sum with the residual is exact; all
+//! ranks have the same bits; nothing around the tensors changed; and no result depends on the old
+//! content of outputs.
 
 pub mod columns;
 pub mod rows;
@@ -26,29 +28,31 @@ pub use crate::run::device::Normalize;
 
 /// A group of ranks under test.
 pub trait Group: Sync {
-    /// How many there are.
+    /// The number of ranks.
     fn ranks(&self) -> usize;
 
-    /// What its backend claims.
+    /// The declared arithmetic of its backend.
     fn arithmetic(&self) -> Arithmetic;
 
-    /// Makes a call on every rank, at once, each on a thread of its own by [`Call::make_by`]: `calls` and the answers are in the order of
-    /// the ranks.
+    /// Makes a call on all ranks at once, each rank on its own thread by [`Call::make_by`]. `calls`
+    /// and the answers are in rank order.
     fn make(&self, spec: &NormSpec, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 
-    /// The same of calls whose residual stream is divided by rows; `spec` is that of all rows.
+    /// As [`make`](Self::make), with the residual stream divided by rows. `spec` is that of all
+    /// rows.
     fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 
-    /// The same of calls on so many columns each, forward or backward. `spec` is that of whole rows.
+    /// As [`make`](Self::make), for forward or backward calls in which rank i has `columns[i]`
+    /// columns. `spec` is that of whole rows.
     fn make_on_columns(&self, spec: &NormSpec, columns: &[usize], dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 }
 
-/// A case of a group: a sum of as many parts as it has ranks.
+/// A case of a group: x is the sum of one part per rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RanksCase {
-    /// With as many parts as there are ranks.
+    /// The case; its `parts` is the number of ranks.
     pub case: Case,
-    /// Whether y overwrites x, and the sum the residual.
+    /// Whether y overwrites x, and the sum overwrites the residual.
     pub in_place: bool,
 }
 
@@ -67,7 +71,7 @@ impl fmt::Display for RanksCase {
     }
 }
 
-/// The cases of a group of so many ranks, out of place and in place in turn.
+/// The cases of a group with `ranks` ranks: a third of them in place, the others out of place.
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<RanksCase> {
     let list = if is_whole { parts::core() } else { parts::smoke() };
     let bounds = list.into_iter().filter(|case| case.trial == Trial::Bounds);
@@ -78,7 +82,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RanksCase> {
     bounds.enumerate().map(of_ranks).collect()
 }
 
-/// Makes a case's calls from both poisons, and judges what every rank has stored.
+/// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
     let inputs = data::inputs(&case.case);
     outcome(
@@ -87,7 +91,7 @@ pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
     )
 }
 
-/// What becomes of a case whose ranks store this, whatever was there before.
+/// The status of a case: the outputs must not depend on the poison, and `judge` must accept them.
 fn outcome(
     stored: impl Fn(Poison) -> Result<Outputs, Status>,
     judge: impl FnOnce(&Outputs) -> Result<Status, Status>,
@@ -99,7 +103,7 @@ fn outcome(
     judged.unwrap_or_else(|status| status)
 }
 
-/// What all ranks have stored, if it is the same.
+/// The outputs of the ranks, if all ranks stored the same.
 fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
     let (case, of_rank) = (&ranks_case.case, ranks_case.of_rank());
     let len = case.rows * case.cols;
@@ -119,14 +123,16 @@ fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Po
     Ok(first)
 }
 
-/// What each rank has stored, if it answered well and changed nothing else.
+/// The outputs of each rank, if each call succeeded and changed nothing else.
 fn stored_by_ranks(answers: Vec<Answer>, calls: &[Call]) -> Result<Vec<Outputs>, Status> {
     let fail = |check, output, detail| Err(Status::Fail(Finding { check, output, detail }));
     for (rank, (answer, call)) in answers.into_iter().zip(calls).enumerate() {
         match answer {
             Err(error) => return Err(error.status(call.kind.name())),
             Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
-            Ok(Err(error)) => return fail(Check::Error, call.kind.name(), format!("rank {rank} refused: {error}")),
+            Ok(Err(error)) => {
+                return fail(Check::Error, call.kind.name(), format!("rank {rank} refused the call: {error}"));
+            }
             Ok(Ok(())) => {}
         }
         if let Some(finding) = call.breach() {
@@ -136,28 +142,28 @@ fn stored_by_ranks(answers: Vec<Answer>, calls: &[Call]) -> Result<Vec<Outputs>,
     Ok(calls.iter().map(Call::outputs).collect())
 }
 
-/// A tensor of rank 0, and of that rank, has one set of bits.
+/// Checks that a tensor of rank 0 has the same bits as that of `rank`.
 fn same_on_ranks(tensor: Tensor, here: &Bits, there: &Bits, rank: usize) -> Result<(), Status> {
     let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
     let detail = format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here.bits[i], there.bits[i]);
     Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }))
 }
 
-/// What became of the cases of a group. `Display` is a few lines for people.
+/// The results of a group's cases. `Display` prints a few lines.
 #[derive(Clone, Debug, Default)]
 pub struct RanksSummary {
-    /// How many ranks the group has.
+    /// The number of ranks of the group.
     pub ranks: usize,
-    /// Cases in which every rank gave the same, within the bounds.
+    /// Cases in which all ranks gave the same result, within the bounds.
     pub passed: usize,
-    /// Cases that the group does not support, each by a rule.
+    /// Cases that the group does not support.
     pub unsupported: usize,
-    /// The others, and what was found.
+    /// Failed cases, each with its status.
     pub failures: Vec<(String, Status)>,
 }
 
 impl RanksSummary {
-    /// Of these cases, one after the other.
+    /// Runs `cases` one after the other.
     fn of<C: fmt::Display>(
         ranks: usize,
         cases: &[C],
@@ -180,7 +186,7 @@ impl RanksSummary {
         summary
     }
 
-    /// Whether cases passed, and none failed.
+    /// Whether cases passed and none failed.
     pub fn is_success(&self) -> bool {
         self.passed > 0 && self.failures.is_empty()
     }
@@ -200,26 +206,27 @@ impl fmt::Display for RanksSummary {
     }
 }
 
-/// The longest row that every group has.
+/// The longest row that every group must support, in columns.
 const LONG: usize = 1 << 15;
 
-/// Rows that are apart may be beyond a group, and those that no chip holds; others are not.
+/// Whether a group may refuse the case: strided rows, and rows longer than a chip can hold.
 fn is_beyond(case: &Case) -> bool {
     case.layout != Layout::DENSE || case.cols > LONG
 }
 
-/// Runs the cases of a group: all of the core profile's sums of parts, or those of the smoke profile. `progress` is called with the cases
-/// done and their total, before the first and after each.
+/// Runs the cases of a group: all sums of parts of the core profile, or those of the smoke profile.
+/// `progress` is called with the number of finished cases and the total, before the first case and
+/// after each one.
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let may_be_lacking = |case: &RanksCase| is_beyond(&case.case);
     let ranks = group.ranks();
     RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
 }
 
-/// [`run`] as a test, which returns how many cases passed.
+/// [`run`] as a test; returns the number of passed cases.
 ///
 /// # Errors
-/// All that failed, or that nothing passed.
+/// All failed cases; or if no case passed.
 pub fn test_ranks(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
     run(group, is_whole, &mut |_, _| {}).tested()
 }

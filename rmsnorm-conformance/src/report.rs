@@ -1,6 +1,7 @@
-//! What a run found: a status per case, JSON lines for machines, and one page for people.
+//! The results of a run: a status per case, JSON lines for programs, and one page for people.
 //!
-//! Nothing is skipped silently. A case that did not run says why, and a run in which nothing was executed has failed.
+//! Nothing is skipped silently. A case that did not run has a reason, and a run that executed
+//! nothing has failed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +16,8 @@ use crate::names::named;
 use crate::selftest::SelfTest;
 use crate::{Arithmetic, NonFinite, StoreRounding};
 
-/// Version of the suite, part of every report: results of different versions are not comparable.
+/// Version of the suite. It is in every report, because results of different versions are not
+/// comparable.
 pub const SUITE_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 named! {
@@ -34,21 +36,21 @@ named! {
         Input = "input",
         /// An element was never written.
         Unwritten = "unwritten",
-        /// A result depends on what an output or the workspace held before.
+        /// A result depends on the old content of an output or of the workspace.
         Poison = "poison",
-        /// The same call gave other bits.
+        /// A repeated call gave different bits.
         Repeat = "repeat",
-        /// A row gave other bits in a batch of another size.
+        /// A row got different bits in a batch of another size.
         BatchInvariance = "batch invariance",
         /// A relation between two calls does not hold.
         Metamorphic = "metamorphic",
-        /// A view does not lie where its span says.
+        /// The span of a view is wrong.
         Span = "span",
         /// The backend claims a longer chain of additions than policy allows.
         Claim = "claim",
-        /// A bad call was not refused as it must be.
+        /// An invalid call was not refused, or not in the required way.
         Misuse = "misuse",
-        /// A good call was refused, or the device failed.
+        /// A valid call was refused, or the device failed.
         Error = "error",
         /// The backend panicked.
         Panic = "panic",
@@ -60,9 +62,9 @@ named! {
 pub struct Finding {
     /// The check.
     pub check: Check,
-    /// The tensor, or the argument, it is about.
+    /// The tensor or the argument.
     pub output: &'static str,
-    /// What was seen.
+    /// The observation, in words.
     pub detail: String,
 }
 
@@ -79,11 +81,11 @@ pub enum Status {
     Pass,
     /// A check failed.
     Fail(Finding),
-    /// The backend answered [`Error::Unsupported`](rmsnorm_spec::Error::Unsupported) with this rule.
+    /// Refused with this rule, by [`Error::Unsupported`](rmsnorm_spec::Error::Unsupported).
     Unsupported(String),
-    /// Executed, but the bound of this output is so wide that passing proves nothing.
+    /// Executed, but the bound of this output is too wide for the result to prove anything.
     Vacuous(&'static str),
-    /// Not executed for a lack of this machine, not of the backend.
+    /// Not executed because this machine lacks something; the backend is not the reason.
     Skipped(String),
 }
 
@@ -108,12 +110,12 @@ impl Status {
     }
 }
 
-/// The judgement of one output of a case.
+/// The verdict on one output of a case.
 #[derive(Clone, Debug)]
 pub struct OutputReport {
     /// The name of the output.
     pub output: &'static str,
-    /// What its elements are.
+    /// The type of its elements.
     pub storage: Storage,
     /// The verdict over its elements.
     pub verdict: Verdict,
@@ -122,21 +124,21 @@ pub struct OutputReport {
 /// One case, executed or not.
 #[derive(Clone, Debug)]
 pub struct CaseReport {
-    /// The id that replays it.
+    /// The id that replays the case.
     pub id: String,
     /// How it ended.
     pub status: Status,
-    /// SHA-256 of the bits of its outputs, in hexadecimal, but for those that may differ from run to run. None where
-    /// nothing was judged by bounds.
+    /// SHA-256 of the bits of its outputs, in hexadecimal. Outputs that may differ from run to run
+    /// are left out. `None` if no output was judged by bounds.
     pub digest: Option<String>,
     /// Its judged outputs.
     pub outputs: Vec<OutputReport>,
-    /// Wall time, with the reference and the judge.
+    /// Wall time in us, including the reference and the judge.
     pub elapsed_us: u64,
 }
 
 impl CaseReport {
-    /// A case of which nothing is known yet.
+    /// A case without results.
     pub(crate) fn new(id: String) -> Self {
         CaseReport { id, status: Status::Pass, digest: None, outputs: Vec::new(), elapsed_us: 0 }
     }
@@ -144,13 +146,13 @@ impl CaseReport {
     /// Writes the case as one line of JSON.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
         write_line(writer, self)
     }
 }
 
-/// Two digits a byte.
+/// Two digits per byte.
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -188,7 +190,8 @@ impl Serialize for OutputReport {
     }
 }
 
-/// Values as a decimal that reads back exactly, and as bits: of the output's dtype for `got`, of f64 for the others.
+/// Each value as a decimal that reads back exactly, and as bits: `got` in the output's dtype, the
+/// other values in f64.
 impl Serialize for judge::Failure {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let wide = |value: f64| [format!("{value:e}"), format!("{:#018x}", value.to_bits())];
@@ -202,7 +205,7 @@ impl Serialize for judge::Failure {
     }
 }
 
-/// How many cases ended how.
+/// Number of cases per status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
     /// Executed, all checks satisfied.
@@ -211,20 +214,21 @@ pub struct Counts {
     pub failed: usize,
     /// Refused by the backend with a rule.
     pub unsupported: usize,
-    /// Executed, proving nothing.
+    /// Executed, but proving nothing.
     pub vacuous: usize,
-    /// Not executed for a lack of the machine.
+    /// Not executed because this machine lacks something.
     pub skipped: usize,
 }
 
-/// What all cases say about one output in one dtype.
+/// The results of all cases for one output in one dtype.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize)]
 pub struct Quality {
     /// Elements judged.
     pub checked: usize,
-    /// Largest share of a bound that was used up; above 1 is a failure.
+    /// Largest error as a fraction of its bound; above 1 is a failure.
     pub budget: f64,
-    /// Elements that are not the reference rounded to nearest. Not a failure: a bound is wider than half a unit.
+    /// Elements that differ from the reference rounded to nearest. Not a failure: bounds are wider
+    /// than half a unit.
     pub misrounded: usize,
 }
 
@@ -233,40 +237,42 @@ pub struct Quality {
 pub struct Summary {
     /// The backend's name.
     pub backend: &'static str,
-    /// The device in the backend's words.
+    /// The device, as the backend describes it.
     pub device: String,
-    /// Which table of tiles its plans were made by, in the backend's words. Empty where there is none.
+    /// The tuning table of its plans, as the backend describes it. Empty without a table.
     pub tuning: String,
-    /// The profile, `part` for some of its cases, or `case` for those that were named.
+    /// The profile; `part` for a part of its cases, or `case` for cases given by their ids.
     pub profile: &'static str,
     /// Seed of the drawn cases.
     pub seed: u64,
-    /// sha256 of the ids of the profile's list, one a line, or of the part that ran; breakpoints are the backend's own
-    /// and not in it.
+    /// SHA-256 of the ids of the profile's list (or of the part that ran), one per line. The cases
+    /// of the backend's breakpoints are not included.
     pub list_hash: String,
-    /// SHA-256 of the digests of all cases with their ids, in hexadecimal: two runs of one list, breakpoints included,
-    /// have the same one if and only if they gave the same bits.
+    /// SHA-256 of the digests of all cases with their ids, in hexadecimal. Two runs of the same
+    /// list (breakpoints included) have the same digest if and only if their outputs have the same
+    /// bits.
     pub digest: String,
-    /// The backend's claims.
+    /// The declared arithmetic.
     pub arithmetic: Arithmetic,
-    /// The proof that the suite can fail, where it was asked for.
+    /// The result of the self-test, if it was requested.
     pub self_test: Option<SelfTest>,
     /// The counts.
     pub counts: Counts,
-    /// Features that a conformant backend must have, of which no case passed. Determined by the core profile only.
+    /// Features that a conformant backend must have but that no passed case has. Determined by the
+    /// core profile only.
     pub missing: Vec<&'static str>,
     /// By output and dtype.
     pub quality: BTreeMap<(&'static str, Storage), Quality>,
-    /// Rules and reasons of what was not executed, with counts.
+    /// Reasons for which cases were not executed, with counts.
     pub not_executed: BTreeMap<String, usize>,
     /// Ids and findings of the failed cases.
     pub failures: Vec<(String, Finding)>,
-    /// Wall time of the run.
+    /// Wall time of the run in us.
     pub elapsed_us: u64,
 }
 
 impl Summary {
-    /// Counts a case in.
+    /// Adds a case to the counts.
     pub fn add(&mut self, case: &CaseReport) {
         let counter = match &case.status {
             Status::Pass => &mut self.counts.passed,
@@ -292,7 +298,8 @@ impl Summary {
         }
     }
 
-    /// Counts a case that was unsupported, by that rule, as one that failed. Its own line of JSON has said what it answered.
+    /// Turns an unsupported case into a failed one. The case's JSON line, already written, keeps
+    /// the backend's answer.
     pub(crate) fn refuse(&mut self, id: String, rule: &str, finding: Finding) {
         let line = format!("{}: {rule}", Status::Unsupported(String::new()).name());
         if let Some(count) = self.not_executed.get_mut(&line) {
@@ -304,17 +311,19 @@ impl Summary {
         self.failures.push((id, finding));
     }
 
-    /// Whether the run proves what its profile can: something ran, nothing failed, the self-test caught every bug, and
-    /// of every 200 cases at most one is vacuous. Unsupported cases are gaps that the backend declares, and no obstacle,
-    /// but for everyday calls of a kind, norm and dtype that it has: they count as failed.
+    /// Whether the run proves as much as its profile can. Something ran, nothing failed, the
+    /// self-test caught every bug, and at most one of 200 cases is vacuous. Unsupported cases are
+    /// gaps that the backend declares, and are accepted, except for common calls of an operation,
+    /// norm and dtype that the backend has: those count as failed.
     ///
-    /// The core profile, which is what "conformant" means, also demands that the self-test was run, that no case was
-    /// skipped and that every mandatory feature was in a case that passed.
+    /// The core profile defines "conformant". It also demands the self-test, no skipped case, and a
+    /// passed case for every mandatory feature.
     pub fn is_success(&self) -> bool {
         self.objection().is_none()
     }
 
-    /// The result of the run in a few words: `conformant` (core), `passed` (the other profiles), or why it is neither.
+    /// The result in a few words: `conformant` (core), `passed` (other profiles), or the reason why
+    /// it is neither.
     pub fn conclusion(&self) -> String {
         let success = if self.is_core() { "conformant" } else { "passed" };
         self.objection().unwrap_or_else(|| success.into())
@@ -324,7 +333,7 @@ impl Summary {
         self.profile == Profile::Core.name()
     }
 
-    /// Why the run is no success.
+    /// The reason why the run is no success, if it is none.
     fn objection(&self) -> Option<String> {
         let Counts { passed, failed, vacuous, skipped, .. } = self.counts;
         if let Some(test) = self.self_test.as_ref().filter(|test| !test.is_success()) {
@@ -343,7 +352,7 @@ impl Summary {
         } else if self.is_core() && skipped > 0 {
             Some(format!("incomplete: {skipped} cases were skipped on this machine"))
         } else if self.is_core() && !self.missing.is_empty() {
-            Some(format!("incomplete: no case passed that has {}, which is mandatory", self.missing.join(" or ")))
+            Some(format!("incomplete: no case with {} passed, which is mandatory", self.missing.join(" or ")))
         } else {
             None
         }
@@ -352,12 +361,12 @@ impl Summary {
     /// Writes the summary as one line of JSON.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
         write_line(writer, self)
     }
 
-    /// The command that runs one failed case again.
+    /// The command that replays one case.
     pub fn replay(&self, id: &str) -> String {
         replay(self.backend, id)
     }
@@ -394,7 +403,7 @@ impl Serialize for Summary {
     }
 }
 
-/// The command that runs one case of a backend again.
+/// The command that replays one case of a backend.
 pub(crate) fn replay(backend: &str, id: &str) -> String {
     format!("rmsnorm conformance --backend {backend} --case {id}")
 }
@@ -501,7 +510,7 @@ mod tests {
         assert_eq!(summary.not_executed.values().copied().collect::<Vec<_>>(), [5, 3, 4]);
     }
 
-    /// Machines read the same verdict as people, and the exit code with them.
+    /// JSON, the summary and the exit code agree.
     #[test]
     fn json_says_of_success_what_the_summary_does() {
         for (counts, success) in [

@@ -28,31 +28,31 @@ use crate::run::device::{About, Device};
 use crate::run::misuse::{BadCall, bad_calls};
 use crate::selftest::self_test;
 
-/// What to run.
+/// The cases to run, and how to run them.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The list of cases.
     pub profile: Profile,
     /// Seed of [`Profile::Full`].
     pub seed: u64,
-    /// Runs only so many cases, evenly spread over the profile's list, and nothing else.
+    /// Runs at most this many cases, evenly spread over the profile's list, and nothing else.
     pub most_cases: Option<usize>,
-    /// Runs only the k-th of n parts, as (k, n) with k from 1 to n: the parts are disjoint, and together they are all that
-    /// the profile runs, so that n processes can share it.
+    /// Runs only part k of n, as (k, n) with k from 1 to n. The parts are disjoint and cover the
+    /// profile, so n processes can share a run.
     pub part: Option<(usize, usize)>,
-    /// Runs only the cases, the bad calls, or the check of spans, with these ids, if there is one.
+    /// If not empty, runs only these ids: of cases, of invalid calls, or of the check of spans.
     pub cases: Vec<String>,
     /// Whether the suite first proves that it can fail.
     pub self_test: bool,
-    /// Whether the run ends with the first case that fails.
+    /// Whether the run ends at the first failed case.
     pub fail_fast: bool,
-    /// Cases that run at once, each on a thread of its own: compilers and the judge, not devices, are what most cases wait for.
-    /// Those of [`Profile::Stress`] run one by one, for their memory.
+    /// Number of cases that run at once, each on a thread: most cases wait for compilers and the
+    /// judge, not for the device. Cases of [`Profile::Stress`] need much memory and run one by one.
     pub jobs: usize,
 }
 
 impl Default for Options {
-    /// Smoke, with the self-test, one case after the other.
+    /// The smoke profile with the self-test, one case after the other.
     fn default() -> Self {
         Options {
             profile: Profile::Smoke,
@@ -68,16 +68,16 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Whether all that the profile has is run.
+    /// Whether everything in the profile is run.
     fn is_whole(&self) -> bool {
         self.cases.is_empty() && self.most_cases.is_none() && self.part.is_none()
     }
 }
 
-/// The run itself could not be made; a failed case is no such error.
+/// The error of a run that could not be made. A failed case is not such an error.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no such case.
+    /// The id of a case cannot be parsed.
     #[error(transparent)]
     Case(#[from] ParseCaseError),
     /// The report cannot be written.
@@ -87,11 +87,13 @@ pub enum RunError {
 
 /// Runs `options` against a backend.
 ///
-/// `progress` is called with the cases done and their total: before the first, and after each. `jsonl` receives a line of JSON per
-/// case, in the order of the list, and one for the summary.
+/// `progress` is called with the number of finished cases and the total, before the first case and
+/// after each one. `jsonl` receives a line of JSON per case, in the order of the list, and one for
+/// the summary.
 ///
 /// # Errors
-/// [`RunError`]: an id that is none, or a report that cannot be written. Failed cases are in the [`Summary`].
+/// [`RunError`], if an id cannot be parsed or the report cannot be written. Failed cases are in the
+/// [`Summary`].
 pub fn run<H: Harness>(
     harness: &H,
     options: &Options,
@@ -101,10 +103,10 @@ pub fn run<H: Harness>(
     run_device(harness, options, progress, jsonl)
 }
 
-/// The ids of all that `options` runs against a backend, in their order. Nothing is run.
+/// The ids of everything that `options` would run against a backend, in order.
 ///
 /// # Errors
-/// [`RunError::Case`]: an id that is none.
+/// [`RunError::Case`], if an id cannot be parsed.
 pub fn list<H: Harness>(harness: &H, options: &Options) -> Result<Vec<String>, RunError> {
     Ok(items(harness, options)?.0.iter().map(Item::id).collect())
 }
@@ -176,7 +178,7 @@ fn run_device(
     Ok(summary)
 }
 
-/// Cases that run at once.
+/// Number of cases that run at once.
 fn jobs(options: &Options) -> usize {
     match options.profile {
         Profile::Stress => 1,
@@ -207,7 +209,7 @@ impl Item {
         }
     }
 
-    /// Runs it. A panic of the backend is a failure of the case, not of the run.
+    /// Runs the item. A panic of the backend fails the case, not the run.
     pub fn execute(self, context: Context<'_>) -> CaseReport {
         match self {
             Item::Spans => caught(SPANS.into(), |_| check_spans(context.device)),
@@ -220,7 +222,7 @@ impl Item {
     }
 }
 
-/// What runs, and the hash of the ids of the profile's list.
+/// The items to run, and the hash of the ids of the profile's list.
 fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
     let (items, hash) = all_items(device, options)?;
     let is_in_part = |index: usize| options.part.is_none_or(|(part, parts)| index % parts.max(1) + 1 == part);
@@ -230,7 +232,7 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
 
 fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
     if !options.cases.is_empty() {
-        // Made once, if at all: to make them takes longer than most cases.
+        // Made once, and only if needed: making the invalid calls takes longer than most cases.
         let is_misuse = |id: &String| id.starts_with("misuse:");
         let mut bad = if options.cases.iter().any(is_misuse) { bad_calls(device) } else { Vec::new() };
         let mut bad_call = |id: &String| {
@@ -257,7 +259,7 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
     let (cols, rows) = device.about().breakpoints;
     let shapes = match options.profile {
-        // Large, and so not for everyone.
+        // These shapes are large, so the smoke profile leaves them out.
         Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),
         Profile::Smoke => Vec::new(),
     };
@@ -277,7 +279,7 @@ fn check_spans(device: &dyn Device) -> Status {
     }
 }
 
-/// sha256 of the ids, one a line, in hexadecimal.
+/// SHA-256 of the ids, one per line, in hexadecimal.
 fn hash(ids: &[String]) -> String {
     hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
 }
@@ -342,14 +344,15 @@ mod tests {
         }
     }
 
-    /// "Conformant" means this list. Whoever changes it changes the suite's version.
+    /// This list defines "conformant". A change of the list needs a new version of the suite.
     #[test]
     fn list_of_the_core_profile_is_fixed() {
         let ids: Vec<String> = Profile::Core.cases(0).iter().map(Case::to_string).collect();
         assert_eq!(hash(&ids), "34d9bdc6f828612abec9494bba7b8e55ea3253555a6957b1f53c18505b21759b");
     }
 
-    /// What a rebuilt kernel is held to: one changed bit of one output changes it, and nothing else does.
+    /// The digest of a rebuilt kernel must be the same. A changed bit of an output changes the
+    /// digest; nothing else does.
     #[test]
     fn digest_of_a_run_is_that_of_its_bits() {
         let options = Options { most_cases: Some(40), self_test: false, ..Options::default() };
@@ -365,7 +368,7 @@ mod tests {
         };
         let (right, cases) = digest(&Faulty::correct());
         assert_eq!(digest(&Faulty::correct()), (right.clone(), cases.clone()));
-        // The last bit of one element of every y.
+        // Flips the last bit of one element of every y.
         let (other, changed) = digest(&Faulty::new(|_, _, call| {
             if let Some(y) = call.tensors.iter_mut().find(|tensor| tensor.name == Tensor::Y) {
                 let first = y.view.start;
@@ -446,10 +449,10 @@ mod tests {
         assert_eq!((summary.is_success(), summary.conclusion().as_str()), (true, "conformant"));
         summary.missing = vec!["bias"];
         assert!(!summary.is_success());
-        assert_eq!(summary.conclusion(), "incomplete: no case passed that has bias, which is mandatory");
+        assert_eq!(summary.conclusion(), "incomplete: no case with bias passed, which is mandatory");
     }
 
-    /// A call without gradients of parameters is one that every backend with a backward pass can make.
+    /// Every backend with a backward pass can make a call without parameter gradients.
     #[test]
     fn everyday_call_that_is_refused_alone_is_a_failure() {
         let has_gradients = |call: &Call| call.get(Tensor::Dweight).or(call.get(Tensor::Dbias)).is_some();
@@ -462,12 +465,15 @@ mod tests {
         let options = Options { self_test: false, ..Options::default() };
         let summary = run_device(&device, &options, &mut |_, _| {}, None).expect("a list");
         assert!(!summary.is_success());
-        // Others, of mixed dtypes and of no Partials, may be gaps.
+        // Refusals with mixed dtypes or other reductions may be gaps.
         assert!(summary.counts.failed > 3 && summary.counts.unsupported > 0, "{summary}");
         assert_eq!(summary.counts.failed, summary.failures.len());
         let listed: usize = summary.not_executed.values().sum();
         assert_eq!(listed, summary.counts.unsupported + summary.counts.vacuous + summary.counts.skipped, "{summary}");
-        assert!(summary.to_string().contains("refused as unsupported: a workspace, which is not given"), "{summary}");
+        assert!(
+            summary.to_string().contains("kind, norm and dtype pass: a workspace, which is not given"),
+            "{summary}"
+        );
         assert_eq!(run_device(&Faulty::correct(), &options, &mut |_, _| {}, None).expect("a list").failures, []);
     }
 
@@ -498,7 +504,7 @@ mod tests {
         assert!(summary.to_string().contains(&format!("rmsnorm conformance --backend simulated --case {id}\n")));
     }
 
-    /// All but the times.
+    /// Everything except the times is equal.
     #[test]
     fn report_does_not_depend_on_the_jobs() {
         let report = |jobs| {
@@ -528,7 +534,8 @@ mod tests {
         assert_eq!(report.status, Status::Fail(finding));
     }
 
-    /// Nothing that a profile promises is left out of a run: spans, bad calls, the list, the breakpoints of either kind.
+    /// A run has all items of its profile: spans, invalid calls, the list, the breakpoints of both
+    /// kinds.
     #[test]
     fn run_has_every_item_of_its_profile() {
         let mut device = Faulty::correct();
@@ -556,7 +563,7 @@ mod tests {
 
     #[test]
     fn run_that_fails_fast_ends_with_the_first_failure() {
-        // The first calls are the bad ones, which are refused.
+        // The first calls are the invalid ones, which are refused.
         let bad = bad_calls(&Faulty::correct()).len();
         let spoil = move |n: usize, _: &NormSpec, call: &mut Call| {
             if n == bad + 4 {

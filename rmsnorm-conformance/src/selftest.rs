@@ -1,7 +1,8 @@
-//! The proof that the suite can fail: every planted bug must be caught, and the correct simulated backend pass.
+//! The proof that the suite can fail: every planted bug must be caught, and the correct simulated
+//! backend must pass.
 //!
-//! It runs the suite's own trials on small cases, against a simulated backend with one bug at a time, until one fails.
-//! Anything that weakens a check, a family or a bound shows up here as a survivor.
+//! It runs the suite's trials on small cases, against a simulated backend with one bug at a time,
+//! until one case fails. If a check, a family or a bound is weakened, a bug survives.
 
 #[cfg(test)]
 pub(crate) mod faulty;
@@ -31,36 +32,38 @@ pub struct Caught {
     pub bug: Bug,
     /// The norm it was planted in.
     pub norm: Norm,
-    /// The stage it was planted in.
+    /// The kind of call it was planted in.
     pub kind: Kind,
-    /// What the check saw.
+    /// The finding of the check.
     pub finding: Finding,
     /// The case that replays it.
     pub case: String,
 }
 
-/// The result of the self-test. `Display` prints the table of which check caught which bug.
+/// The result of the self-test. `Display` prints a table of bugs and the checks that caught them.
 #[derive(Clone, Debug, Default)]
 pub struct SelfTest {
-    /// In how many places a bug was planted: every norm and stage that each bug applies to.
+    /// Number of places in which bugs were planted. Each bug is planted in every norm and kind of
+    /// call it applies to.
     pub planted: usize,
-    /// In how many of them it was caught.
+    /// Number of places in which a bug was caught.
     pub caught: usize,
-    /// Who was caught, and how.
+    /// The caught bugs.
     pub rows: Vec<Caught>,
     /// Bugs that passed every case.
     pub survivors: Vec<(Bug, Norm, Kind)>,
-    /// Cases that the correct backend failed, and hand-computed results that the reference does not give.
+    /// Cases that the correct backend failed, and hand-computed results that differ from the
+    /// reference.
     pub false_alarms: Vec<String>,
 }
 
 impl SelfTest {
-    /// Whether every bug was caught and nothing correct was rejected.
+    /// Whether every bug was caught, and nothing correct was rejected.
     pub fn is_success(&self) -> bool {
         self.planted > 0 && self.caught == self.planted && self.false_alarms.is_empty()
     }
 
-    /// How many different bugs were planted, each in one or more places.
+    /// Number of different bugs, each planted in one or more places.
     pub fn bugs(&self) -> usize {
         let caught = self.rows.iter().map(|row| row.bug);
         let survived = self.survivors.iter().map(|&(bug, ..)| bug);
@@ -74,7 +77,7 @@ impl SelfTest {
     }
 }
 
-/// Plants every bug in every norm and stage it applies to.
+/// Plants every bug in every norm and kind of call it applies to.
 pub fn self_test() -> SelfTest {
     let mut result = SelfTest { false_alarms: hand_computed(), ..SelfTest::default() };
     for norm in Norm::ALL {
@@ -114,7 +117,7 @@ fn simulate(bug: Option<Bug>, case: &Case) -> CaseReport {
     execute_case(Context { device: &backend, arithmetic: &arithmetic }, case)
 }
 
-/// Small cases, those first that catch most.
+/// Small cases, in the order of how many bugs they catch.
 fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     use Tensor::{Bias, Dbias, Dresidual, DresidualOut, Dweight, Mean, Residual, ResidualOut, Rstd, Weight, Workspace};
     use Tensor::{NextBias, NextMean, NextRstd, NextWeight, Y};
@@ -170,18 +173,18 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// More of sums of parts: two are too few for some bugs.
+/// More cases with sums of parts: two parts are too few for some bugs.
 fn parts_cases(norm: Norm) -> Vec<Case> {
     let cases = parts::smoke().into_iter().filter(|case| case.trial == Trial::Bounds && case.norm == norm);
     cases.filter(|case| case.rows > 0 && case.rows * case.cols < 1 << 13).collect()
 }
 
-/// The same of calls whose results are codes.
+/// Small cases with quantized results.
 fn quantized_cases(norm: Norm) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     let lists = [quantized::smoke(), quantized::drawn(5, 60), quantized::columnwise(6, 2, 1 << 11)];
     for case in lists.into_iter().flatten() {
-        // Exact ties are RMS norm's; of layer norm 16 bits have some.
+        // RMS norm has exact ties. Layer norm has some in 16 bits.
         if case.norm == norm && case.rows > 0 {
             cases.push(case);
         }
@@ -197,7 +200,7 @@ fn quantized_cases(norm: Norm) -> Vec<Case> {
         let family = Family::Nonfinite;
         Case { quant, family, present, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 7, 40) }
     });
-    // Of several seeds one has its largest magnitude in the last row.
+    // With several seeds, some case has its largest magnitude in the last row.
     let current = (1..9).map(|seed| {
         let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Current));
         Case { quant, seed, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 3, 40) }
@@ -206,7 +209,7 @@ fn quantized_cases(norm: Norm) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// Five results computed by hand, one line each where the reference disagrees.
+/// Compares the reference with five results computed by hand; returns one line per difference.
 fn hand_computed() -> Vec<String> {
     let mut wrong = Vec::new();
     let mut expect = |what: &str, got: &[f64], expected: &[f64]| {
@@ -236,7 +239,7 @@ fn hand_computed() -> Vec<String> {
     // x_hat = (1.4, 0), wdy = (2, 2): mean_wdy_xhat = 1.4, dx = (2 - 1.96, 2) / 5.
     let out = backward(&rms, &[1.0, 1.0], &[7.0, 0.0], 0.0, 0.2);
     expect("dx of RMS norm", &out.dx, &[0.008, 0.4]);
-    // Two columns span mean and x_hat: nothing of dy is left in dx.
+    // Two columns span the mean and x_hat, so dx is zero for any dy.
     let out = backward(&layer, &[3.0, -8.0], &[1.0, 5.0], 3.0, 0.5);
     expect("dx of layer norm", &out.dx, &[0.0, 0.0]);
     wrong
@@ -272,7 +275,8 @@ impl fmt::Display for SelfTest {
 mod tests {
     use super::*;
 
-    /// The first case to catch a bug is mostly one of bounds; each other trial must be able to catch on its own.
+    /// Usually a case of bounds catches a bug first. Each of the other trials must be able to catch
+    /// one alone.
     #[test]
     fn each_trial_catches_a_bug_of_its_kind() {
         let plain = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 70, 129);

@@ -1,16 +1,16 @@
-//! The test kit: what tests of a backend, of its measurements and of programs that use it need beside the suite.
+//! The test kit, for tests of a backend, of its measurements and of programs that use it.
 //!
-//! | of these there is one | for |
+//! | item | purpose |
 //! |---|---|
-//! | [`values`] | data without structure, the same everywhere |
-//! | [`Guarded`] | a tensor amid memory that must stay as it was; a [`Call`] is made of them |
-//! | [`available`], [`skip_or_fail`] | a device that a machine lacks: skipped, or a failure where `RMSNORM_REQUIRE` names it |
-//! | [`swept`] | a part of thousands of calls, or all where `RMSNORM_SWEEP` says so |
-//! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | what a call must give: reference, derived bounds, and the judge of its outputs |
-//! | [`Passes`] | both of a function with gradients |
+//! | [`values`] | data without structure, the same on every machine |
+//! | [`Guarded`] | a tensor inside memory that must not change; a [`Call`] consists of them |
+//! | [`available`], [`skip_or_fail`] | skip a missing device, or fail if `RMSNORM_REQUIRE` names it |
+//! | [`swept`] | some of thousands of calls, or all if `RMSNORM_SWEEP` says so |
+//! | [`ForwardTruth`], [`QuantizedTruth`], [`BackwardTruth`] | expected results: reference, bounds, judge |
+//! | [`Passes`] | the forward and backward pass of a function with gradients |
 //!
 //! # Example
-//! A call in guarded memory, judged:
+//! A call in guarded memory, and the judgement of its result:
 //! ```
 //! use rmsnorm_conformance::bounds::{Mode, Model};
 //! use rmsnorm_conformance::simulate::SimulatedBackend;
@@ -39,7 +39,7 @@
 //! let truth = ForwardTruth::new(&spec, inputs, DType::F32, None, model);
 //! assert!(truth.judge_bits(Tensor::Y, call.outputs().get(Tensor::Y).unwrap()).is_pass());
 //!
-//! // One element behind the last row.
+//! // A write to one element after the last row is detected.
 //! let y = call.get_mut(Tensor::Y).unwrap();
 //! y.after[y.view.end] ^= 1;
 //! assert!(call.breach().is_some());

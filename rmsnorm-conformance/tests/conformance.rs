@@ -1,4 +1,5 @@
-//! The suite's own named tests, on the simulated backend without a bug: the macro works, and a correct kernel passes.
+//! The suite's named tests on the simulated backend without a bug: the macro works, and a correct
+//! kernel passes.
 
 use rmsnorm_conformance::simulate::SimulatedBackend;
 

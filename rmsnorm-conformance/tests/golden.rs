@@ -1,6 +1,7 @@
-//! The bounds and the judge against the Python study they were ported from: tests/golden/make_golden.py writes what is
-//! compared here. Both sides make the same inputs with the same generator; the outputs of the study's simulated
-//! kernels are stored, so that two implementations of the judge see the same bits.
+//! Compares the bounds and the judge with the Python study from which they were ported:
+//! tests/golden/make_golden.py writes golden.json. Both sides generate the same inputs with the
+//! same generator. The outputs of the study's simulated kernels are stored, so both judges see the
+//! same bits.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::collections::BTreeMap;
@@ -20,28 +21,28 @@ struct Case {
     cols: usize,
     arithmetic: String,
     mode: String,
-    /// Of the activations.
+    /// Dtype of the activations.
     dtype: String,
-    /// Of weight and bias; no weight if absent.
+    /// Dtype of weight and bias; no weight if `None`.
     weight: Option<String>,
     bias: bool,
     offset: f32,
     residual: bool,
     dresidual_out: bool,
-    /// Backward from the reference's own statistics.
+    /// Whether backward uses the reference's statistics.
     given: bool,
     shift: f64,
     scale: f64,
     eps: f32,
     bug: Option<String>,
-    /// Sum and maximum of the magnitudes of every output.
+    /// Sum and maximum of the magnitudes of each output.
     reference: BTreeMap<String, [f64; 2]>,
-    /// Sum and maximum of every bound.
+    /// Sum and maximum of each bound.
     bound: BTreeMap<String, [f64; 2]>,
     judged: BTreeMap<String, Judged>,
 }
 
-/// Every `step`-th element of an output of a simulated kernel, and what Python's judge says.
+/// Every `step`-th element of an output of a simulated kernel, and the verdict of the Python judge.
 #[derive(Deserialize)]
 struct Judged {
     step: usize,
@@ -68,7 +69,8 @@ fn dtype(name: &str) -> DType {
     DType::from_name(name).unwrap()
 }
 
-/// Multiples of 2^-23 in [-1, 1), the study's own: the kit's generator in the order of a counter.
+/// Multiples of 2^-23 in [-1, 1), as in the study: the test kit's generator with a counter as its
+/// state.
 fn uniform(count: usize, seed: u64) -> impl Iterator<Item = f64> {
     let states = (0..count as u64).map(move |counter| counter.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed));
     states.map(|state| (splitmix(state) >> 40) as f64 * 2f64.powi(-23) - 1.0)
@@ -183,7 +185,8 @@ fn assert_verdict<E: Element>(output: &Output, judged: &Judged, arithmetic: &Ari
     let verdict = judge(&got, &sample(&output.reference), &sample(&output.bound), arithmetic);
     assert_eq!(verdict.checked, got.len(), "{what}");
     assert_eq!(verdict.failures, judged.failures, "{what}: {:?}", verdict.worst);
-    // The absolute term is for budgets of zero, where f64 and extended precision differ by their own roundings.
+    // The absolute term is for budgets of zero, where f64 and extended precision differ by rounding
+    // errors.
     let tolerance = 0.01 * judged.budget + 1e-6;
     let (ours, golden) = (verdict.budget, judged.budget);
     assert!((ours - golden).abs() <= tolerance, "{what}: budget {ours}, Python {golden}");

@@ -1,5 +1,6 @@
-//! Prints which check of the suite catches which planted bug, and fails if one survives. Not one of the named tests:
-//! their output is hidden when they pass, and this table is to be seen.
+//! Prints which check of the suite catches which planted bug, and fails if a bug survives. It is a
+//! separate program, because the output of passing named tests is hidden, and this table should be
+//! visible.
 
 use std::process::ExitCode;
 

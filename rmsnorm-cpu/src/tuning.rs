@@ -116,6 +116,6 @@ mod tests {
         }
         let mut table = Tuning::ZEN5.to_table();
         table.numbers.insert("colour".into(), 1);
-        assert_eq!(Tuning::from_table(&table), Err("nothing is called \"colour\"".into()));
+        assert_eq!(Tuning::from_table(&table), Err("unknown ladder or number \"colour\"".into()));
     }
 }

@@ -1,4 +1,4 @@
-//! Which table a backend uses.
+//! Selects the table that a backend uses.
 
 use std::env;
 use std::ffi::OsString;
@@ -8,29 +8,31 @@ use std::path::{Path, PathBuf};
 use crate::file::{Identity, Read, Unfit};
 use crate::{Table, folder};
 
-/// `off`: the built-in table. A path: the table of that file, which must fit. Not set: that of the folder of caches, if it fits.
+/// Environment variable that selects the table. `off`: the built-in table. A path: the table of
+/// that file, which must match the device. Not set or empty: the table in the cache folder if it
+/// matches, otherwise the built-in one.
 pub const VARIABLE: &str = "RMSNORM_TUNING";
 
-/// Where the table in use comes from.
+/// The origin of the table in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It is the built-in one, and no other was there or asked for.
+    /// The built-in table; no other was found or requested.
     BuiltIn,
-    /// It is the built-in one, since this file does not fit.
+    /// The built-in table, because the file in the cache folder cannot be used.
     Ignored {
         /// The file.
         path: PathBuf,
-        /// Why it does not fit.
+        /// Why it cannot be used.
         reason: String,
     },
-    /// It is the table of this file.
+    /// The table of this file.
     File {
         /// The file.
         path: PathBuf,
-        /// When it was made.
+        /// When the table was measured.
         made: String,
     },
-    /// It was given by the program, which tries tables.
+    /// A table that the program passed, to measure it.
     Tried,
 }
 
@@ -49,22 +51,25 @@ impl fmt::Display for Source {
 /// A backend's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen<T> {
-    /// `None`: the built-in one.
+    /// `None`: the built-in table.
     pub table: Option<T>,
     /// Where it comes from.
     pub source: Source,
 }
 
-/// The table for that device, as the environment says. `check` makes a backend's own of a table, if every rung of it is legal.
+/// Selects the table for a device, following [`VARIABLE`]. `check` converts a table to the
+/// backend's form and refuses illegal rungs.
 ///
 /// # Errors
-/// In words, if `RMSNORM_TUNING` names a file that does not fit. A file of the folder of caches is never an error.
+/// A message, if `RMSNORM_TUNING` names a file that cannot be used. A file in the cache folder
+/// never causes an error.
 pub fn choose<T>(identity: &Identity, check: impl Fn(&Table) -> Result<T, String>) -> Result<Chosen<T>, String> {
     let cached = path_of(identity);
     choose_by(identity, env::var_os(VARIABLE), cached.as_deref(), check)
 }
 
-/// Where `rmsnorm tune` writes the table of that device. `None` where the user has no folder of caches.
+/// The path at which `rmsnorm tune` writes a device's table. `None` if the user has no cache
+/// folder.
 pub fn path_of(identity: &Identity) -> Option<PathBuf> {
     Some(folder::of_user(identity.backend)?.join(identity.file_name()))
 }
@@ -94,8 +99,8 @@ fn choose_by<T>(
             Ok(Chosen { table: Some(table), source: Source::File { path: path.to_owned(), made } })
         }
         (Err(Unfit::Absent), false) => built_in(Source::BuiltIn),
-        (Err(Unfit::Absent), true) => Err(format!("{VARIABLE} names {}, which is not there", path.display())),
-        // One variable for all backends: the table of another is not this one's concern.
+        (Err(Unfit::Absent), true) => Err(format!("{VARIABLE} names {}, which does not exist", path.display())),
+        // The variable applies to all backends, so a table of another backend is skipped.
         (Err(Unfit::OtherBackend(_)), true) => built_in(Source::BuiltIn),
         (Err(Unfit::OtherBackend(other)), false) => {
             let reason = format!("it is for the backend {other:?}");
@@ -131,7 +136,7 @@ mod tests {
         Ok((chosen.table, chosen.source.to_string()))
     }
 
-    /// Off before all else, then the file that is named, then the cache's, then what is built in.
+    /// Precedence: `off`, the named file, the file in the cache folder, the built-in table.
     #[test]
     fn the_environment_comes_before_the_cache() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -155,14 +160,16 @@ mod tests {
         assert_eq!(chosen(Some(Path::new("")), Some(&cached)), Ok((Some(2), of(&cached))));
         assert_eq!(chosen(None, None), built_in());
         assert_eq!(chosen(None, Some(&at("absent"))), built_in());
-        let (of_kernels, of_bytes) =
-            ("it is for the kernels \"0\", here is \"3\"", "bytes is 11, which is not from 0 to 10");
+        let (of_kernels, of_bytes) = (
+            "it is for the kernels \"0\", here is \"3\": run `rmsnorm tune` again",
+            "bytes is 11, which is not from 0 to 10",
+        );
         assert_eq!(chosen(None, Some(&stale)), ignored(&stale, of_kernels));
         assert_eq!(chosen(None, Some(&illegal)), ignored(&illegal, of_bytes));
         assert_eq!(chosen(None, Some(&others)), ignored(&others, "it is for the backend \"cuda\""));
         assert_eq!(chosen(Some(&stale), Some(&cached)), refused(&stale, &format!(": {of_kernels}")));
         assert_eq!(chosen(Some(&illegal), Some(&cached)), refused(&illegal, &format!(": {of_bytes}")));
-        assert_eq!(chosen(Some(&at("absent")), Some(&cached)), refused(&at("absent"), ", which is not there"));
+        assert_eq!(chosen(Some(&at("absent")), Some(&cached)), refused(&at("absent"), ", which does not exist"));
         assert_eq!(chosen(Some(&others), Some(&cached)), built_in());
     }
 }

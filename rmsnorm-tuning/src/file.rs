@@ -1,4 +1,4 @@
-//! The file of a table. It is TOML, for readers as much as for programs, and appears whole or not at all.
+//! The file of a table. It is TOML, readable by people too, and is written atomically.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -8,28 +8,28 @@ use serde::Deserialize;
 
 use crate::Table;
 
-/// The layout of files. Others are not read.
+/// Version of the file layout. Files of another version are refused.
 const FORMAT: u32 = 1;
 
-/// No table is nearly so long.
+/// Longest file that is read, far above the size of any table.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What a table is for: it fits where all of this is the same.
+/// The setup that a table is made for. A table is used only if all fields match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The backend's name.
     pub backend: &'static str,
-    /// The device, and what of it decides which tile is best.
+    /// The device, with the properties that decide which tile is best.
     pub device: String,
     /// The version of its driver.
     pub driver: String,
-    /// What compiles for it, with its version.
+    /// The compiler of the kernels, with its version.
     pub library: String,
-    /// Of the kernels and of the built-in table, by [`revision`].
+    /// Hash of the kernels and of the built-in table, by [`revision`].
     pub kernels: String,
 }
 
-/// What stands before the rungs.
+/// The whole file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -47,35 +47,36 @@ struct Content {
     ladders: std::collections::BTreeMap<String, Vec<crate::Rung>>,
 }
 
-/// The format alone: other formats may have other names.
+/// The layout version alone: other layouts may have other fields.
 #[derive(Deserialize)]
 struct Format {
     format: u32,
 }
 
-/// A table that was read, and when it was made.
+/// A table read from a file, and its date.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// The table, of which no rung was checked.
+    /// The table; its rungs are not checked yet.
     pub table: Table,
-    /// The day and the time of day, in UTC.
+    /// Date and time at which it was measured, in UTC.
     pub made: String,
 }
 
 /// Why a file is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// There is none.
+    /// The file does not exist.
     Absent,
-    /// It is for this other backend.
+    /// The file is for this other backend.
     OtherBackend(String),
-    /// What is wrong with it, or else where than here.
+    /// The file is damaged, or was made for another setup. The text says how.
     Because(String),
 }
 
 impl Identity {
-    /// The name of the file in a folder of caches: readable, and another one for what differs in anything but the kernels, whose
-    /// newer table takes the place of the older.
+    /// The file's name in a cache folder. It is readable, and differs for each backend, device,
+    /// driver and library. It does not depend on the kernels: the table of newer kernels replaces
+    /// the old one.
     pub fn file_name(&self) -> String {
         let Identity { backend, device, driver, library, kernels: _ } = self;
         let readable: String = format!("{device} {driver} {library}")
@@ -106,22 +107,23 @@ impl Identity {
         ];
         let header: String = lines.map(|(name, value)| format!("{name} = {}\n", toml::Value::from(value))).concat();
         format!(
-            "# What `rmsnorm tune` measured to be best on this device. RMSNORM_TUNING=off goes without; RMSNORM_TUNING=FILE pins it.\n\
-             # Bits of results depend on it. Limits are lengths of rows, as the backend counts them.\n\
+            "# The fastest settings that `rmsnorm tune` measured on this device. They can change the last bits of\n\
+             # results. RMSNORM_TUNING=off ignores this file, RMSNORM_TUNING=FILE pins it. `up_to` limits the\n\
+             # length of a row, in the backend's units.\n\
              format = {FORMAT}\n{header}\n{table}"
         )
     }
 
-    /// Reads a file, and whether it is for this.
+    /// Reads a file and checks that it is for this setup.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why the file cannot be used.
     pub fn read(&self, path: &Path) -> Result<Read, Unfit> {
         let because = |reason: String| Unfit::Because(reason);
         let mut text = String::new();
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(because("it is no file".into()));
+            return Err(because("it is not a file".into()));
         }
         match fs::File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unfit::Absent),
@@ -137,10 +139,10 @@ impl Identity {
         self.parse(&text)
     }
 
-    /// The table of a text, if it is for this.
+    /// Parses the text of a file and checks that it is for this setup.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why the text cannot be used.
     pub fn parse(&self, text: &str) -> Result<Read, Unfit> {
         let wrong = |error: toml::de::Error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
@@ -148,7 +150,9 @@ impl Identity {
         };
         let Format { format } = toml::from_str(text).map_err(wrong)?;
         if format != FORMAT {
-            return Err(Unfit::Because(format!("it has format {format}, this version reads {FORMAT}")));
+            return Err(Unfit::Because(format!(
+                "it has format {format}, this version reads {FORMAT}: run `rmsnorm tune` again"
+            )));
         }
         let content: Content = toml::from_str(text).map_err(wrong)?;
         if content.backend != self.backend {
@@ -161,16 +165,18 @@ impl Identity {
             ("kernels", &content.kernels, &self.kernels),
         ];
         if let Some((what, other, own)) = compared.into_iter().find(|(_, other, own)| other != own) {
-            return Err(Unfit::Because(format!("it is for the {what} {other:?}, here is {own:?}")));
+            return Err(Unfit::Because(format!(
+                "it is for the {what} {other:?}, here is {own:?}: run `rmsnorm tune` again"
+            )));
         }
         Ok(Read { table: Table { numbers: content.numbers, ladders: content.ladders }, made: content.made })
     }
 }
 
-/// Writes a file: whole, or not at all.
+/// Writes a file atomically: first a temporary file, which is then renamed.
 ///
 /// # Errors
-/// Those of the file system; what was there before then still is.
+/// Errors of the file system; an existing file then keeps its content.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -179,15 +185,15 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
     file.persist(path).map(|_| ()).map_err(|error| error.error)
 }
 
-/// Tells versions of these texts apart, in 16 digits. No secret hangs on it.
+/// A hash of texts, as 16 hexadecimal digits. It is not cryptographic.
 pub fn revision<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("{:016x}", texts.into_iter().fold(NO_TEXT, hash))
 }
 
-/// The [`hash`] of no text.
+/// The [`hash`] of no texts.
 pub const NO_TEXT: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// The hash of Fowler, Noll and Vo of one text more, behind those of which `before` is the hash.
+/// Continues the hash `before` with one more text (FNV-1a, of Fowler, Noll and Vo).
 pub const fn hash(before: u64, text: &str) -> u64 {
     const PRIME: u64 = 0x0100_0000_01b3;
     let (mut hash, bytes, mut at) = (before, text.as_bytes(), 0);
@@ -195,7 +201,7 @@ pub const fn hash(before: u64, text: &str) -> u64 {
         hash = (hash ^ bytes[at] as u64).wrapping_mul(PRIME);
         at += 1;
     }
-    // Where a text ends counts: no text has this byte.
+    // A separator: no UTF-8 text has this byte.
     (hash ^ 0xff).wrapping_mul(PRIME)
 }
 
@@ -275,7 +281,7 @@ mod tests {
         assert_eq!(identity().parse(&other), Err(Unfit::OtherBackend("cuda".into())));
     }
 
-    /// Whatever a file holds: every byte gone or other, every length, deep nesting, no text at all.
+    /// Truncates the file at every length, changes every byte, nests deeply, and reads binary data.
     #[test]
     fn a_damaged_file_never_panics() {
         let good = identity().text(&table(), "today");
@@ -295,7 +301,7 @@ mod tests {
             let read = identity().read(&path);
             assert!(matches!(&read, Err(Unfit::Because(reason)) if reason.contains(words)), "{read:?}");
         }
-        assert_eq!(identity().read(folder.path()), Err(Unfit::Because("it is no file".into())));
+        assert_eq!(identity().read(folder.path()), Err(Unfit::Because("it is not a file".into())));
     }
 
     #[test]

@@ -1,18 +1,18 @@
-//! Where a user's caches are.
+//! Paths of the user's cache folders.
 
 use std::env;
 use std::path::PathBuf;
 
-/// The folder of the entries of all backends; empty: no cache.
+/// Environment variable with the cache folder of all backends. Empty: no cache.
 pub const FOLDER_VARIABLE: &str = "RMSNORM_CACHE_DIR";
 
-/// That of this process's user, for a backend of that name: `RMSNORM_CACHE_DIR`, or `rmsnorm/NAME` in the user's folder of caches.
-/// None where the user has no such folder, or the variable is empty.
+/// The user's cache folder of a backend: `RMSNORM_CACHE_DIR`, or `rmsnorm/BACKEND` in the system's
+/// cache folder of the user. `None` if there is no such folder, or the variable is empty.
 pub fn of_user(backend: &str) -> Option<PathBuf> {
     folder(backend, System::HOST, |name| env::var_os(name).map(PathBuf::from))
 }
 
-/// Systems by where they keep a user's caches.
+/// Operating systems, by the location of a user's caches.
 #[derive(Clone, Copy)]
 enum System {
     Windows,
@@ -30,12 +30,12 @@ impl System {
     };
 }
 
-/// The folder of a backend's entries, given the system and the environment.
+/// The cache folder of a backend, from the system and the environment.
 fn folder(backend: &str, system: System, variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     if let Some(folder) = variable(FOLDER_VARIABLE) {
         return Some(folder).filter(|folder| !folder.as_os_str().is_empty());
     }
-    // A relative path means nothing here; the XDG specification says to ignore it.
+    // The XDG specification says to ignore relative paths.
     let absolute = |name| variable(name).filter(|path| path.is_absolute());
     let caches = match system {
         System::Windows => absolute("LOCALAPPDATA"),

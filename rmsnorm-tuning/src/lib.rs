@@ -1,12 +1,13 @@
-//! What the backends of rmsnorm share of tuning. What stands on a rung, and what of it is legal, is a backend's own.
+//! Tuning tables, shared by all backends of rmsnorm. Each backend defines the numbers of a rung and
+//! checks that they are legal.
 //!
 //! | here | role |
 //! |---|---|
-//! | [`table`] | a table as data: ladders of rungs, whose entries are named numbers |
-//! | [`file`](mod@file) | the file of a table: for which device and kernels it is, when it was made, its rungs |
-//! | [`choice`] | which table a backend uses: `RMSNORM_TUNING`, the folder of caches, or the built-in one |
-//! | [`folder`] | where a user's caches are |
-//! | [`tunable`] | what `rmsnorm tune` asks of a backend |
+//! | [`table`] | a table as data: ladders of rungs, and rungs of named numbers |
+//! | [`file`](mod@file) | the file of a table: its device, its kernels, its date and its rungs |
+//! | [`choice`] | selects the table: `RMSNORM_TUNING`, the cache folder, or the built-in one |
+//! | [`folder`] | path of the user's cache folder |
+//! | [`tunable`] | the trait of backends that `rmsnorm tune` can measure |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
@@ -23,18 +24,18 @@ pub use tunable::{Calls, Kind, Slot, Tunable, VALUE};
 
 use std::sync::{Mutex, PoisonError};
 
-/// Tables that plans refer to for as long as the process lives: one of each that differs. A process opens a handful of backends, and
-/// plans copy their capabilities freely, so that a table is leaked rather than counted.
+/// Tables that live as long as the process, each distinct table once. They are leaked, not counted:
+/// a process opens a few backends only, and plans copy references to tables freely.
 #[derive(Debug)]
 pub struct Kept<T: 'static>(Mutex<Vec<&'static T>>);
 
 impl<T: PartialEq> Kept<T> {
-    /// None yet.
+    /// An empty set.
     pub const fn new() -> Self {
         Kept(Mutex::new(Vec::new()))
     }
 
-    /// The table that equals this one, which is kept from now on.
+    /// The kept table that equals `table`; keeps `table` if there is none.
     pub fn keep(&self, table: T) -> &'static T {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = kept.iter().find(|known| ***known == table) {

@@ -1,37 +1,38 @@
-//! A table as data.
+//! A table as data. A ladder is a list of rungs; a rung has the settings for a range of row
+//! lengths.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use serde::Deserialize;
 
-/// Everything that a backend's plans look up, by names that are the backend's.
+/// All numbers that the plans of a backend look up. The backend chooses the names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Numbers that are not by length.
+    /// Numbers that do not depend on the row length.
     #[serde(default)]
     pub numbers: BTreeMap<String, u64>,
-    /// Rungs in the order of their limits.
+    /// The rungs of each ladder, in ascending order of `up_to`.
     #[serde(default)]
     pub ladders: BTreeMap<String, Vec<Rung>>,
 }
 
-/// What is done with lengths from the limit of the rung before up to this one's.
+/// The settings for lengths above the previous rung's `up_to`, and at most this `up_to`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Rung {
-    /// The longest.
+    /// The longest length of this rung, in the backend's units.
     pub up_to: u32,
-    /// Empty where another ladder, or another way, has these lengths.
+    /// Empty where another ladder or another kernel handles these lengths.
     #[serde(flatten)]
     pub best: Entry,
 }
 
-/// What stands on a rung, as named numbers. What has its usual value is left out.
+/// The settings of a rung, as named numbers. Numbers with their default value are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct Entry(BTreeMap<String, Value>);
 
-/// One number, or several.
+/// One number or a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(untagged)]
 enum Value {
@@ -40,18 +41,18 @@ enum Value {
 }
 
 impl Table {
-    /// The rungs of that ladder.
+    /// The rungs of the ladder `name`.
     ///
     /// # Errors
-    /// If there is no such ladder, in words.
+    /// A message, if there is no such ladder.
     pub fn ladder(&self, name: &str) -> Result<&[Rung], String> {
         self.ladders.get(name).map(Vec::as_slice).ok_or_else(|| format!("it has no ladder {name:?}"))
     }
 
-    /// That number.
+    /// The number `name`.
     ///
     /// # Errors
-    /// If there is no such number, or it is not within these limits, in words.
+    /// A message, if there is no such number, or it is outside `least..=most`.
     pub fn number(&self, name: &str, least: u64, most: u64) -> Result<u64, String> {
         let number = *self.numbers.get(name).ok_or_else(|| format!("it has no number {name:?}"))?;
         if (least..=most).contains(&number) {
@@ -60,54 +61,54 @@ impl Table {
         Err(format!("{name} is {number}, which is not from {least} to {most}"))
     }
 
-    /// Whether it has no other ladders and numbers than the expected.
+    /// Checks that every ladder and every number of this table has a name that `expected` has.
     ///
     /// # Errors
-    /// The first that is not expected, in words.
+    /// A message with the first unknown name.
     pub fn has_no_more_than(&self, expected: &Table) -> Result<(), String> {
         let unknown = self.ladders.keys().find(|name| !expected.ladders.contains_key(*name));
         match unknown.or_else(|| self.numbers.keys().find(|name| !expected.numbers.contains_key(*name))) {
-            Some(name) => Err(format!("nothing is called {name:?}")),
+            Some(name) => Err(format!("unknown ladder or number {name:?}")),
             None => Ok(()),
         }
     }
 }
 
 impl Entry {
-    /// Without numbers: nothing stands on the rung.
+    /// An entry without numbers: the rung has no settings.
     pub fn none() -> Entry {
         Entry::default()
     }
 
-    /// With one number more.
+    /// Adds one number.
     #[must_use]
     pub fn with(mut self, name: &str, number: u32) -> Entry {
         self.0.insert(name.to_owned(), Value::Number(number));
         self
     }
 
-    /// With one number more, unless it is the usual one.
+    /// Adds one number, unless it is `usual`, the default value.
     #[must_use]
     pub fn with_unless(self, usual: u32, name: &str, number: u32) -> Entry {
         if number == usual { self } else { self.with(name, number) }
     }
 
-    /// With several numbers under one name.
+    /// Adds a list.
     #[must_use]
     pub fn with_list(mut self, name: &str, numbers: &[u32]) -> Entry {
         self.0.insert(name.to_owned(), Value::List(numbers.to_vec()));
         self
     }
 
-    /// Whether nothing stands on the rung.
+    /// Whether the entry has no numbers.
     pub fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The number of that name.
+    /// The number `name`.
     ///
     /// # Errors
-    /// If there is none, or there are several, in words.
+    /// A message, if it is missing or a list.
     pub fn number(&self, name: &str) -> Result<u32, String> {
         match self.0.get(name) {
             Some(Value::Number(number)) => Ok(*number),
@@ -116,18 +117,18 @@ impl Entry {
         }
     }
 
-    /// The number of that name, or the usual one.
+    /// The number `name`, or `usual` if it is missing.
     ///
     /// # Errors
-    /// If there are several, in words.
+    /// A message, if it is a list.
     pub fn number_or(&self, usual: u32, name: &str) -> Result<u32, String> {
         if self.0.contains_key(name) { self.number(name) } else { Ok(usual) }
     }
 
-    /// The numbers of that name.
+    /// The list `name`.
     ///
     /// # Errors
-    /// If there is no list of that name, in words.
+    /// A message, if it is missing or a number.
     pub fn list(&self, name: &str) -> Result<&[u32], String> {
         match self.0.get(name) {
             Some(Value::List(numbers)) => Ok(numbers),
@@ -136,19 +137,19 @@ impl Entry {
         }
     }
 
-    /// Whether it has no other names than these.
+    /// Checks that every name of this entry is in `names`.
     ///
     /// # Errors
-    /// The first other name, in words.
+    /// A message with the first unknown name.
     pub fn has_only(&self, names: &[&str]) -> Result<(), String> {
         match self.0.keys().find(|name| !names.contains(&name.as_str())) {
-            Some(name) => Err(format!("nothing is called {name:?}")),
+            Some(name) => Err(format!("unknown name {name:?}, expected one of {names:?}")),
             None => Ok(()),
         }
     }
 }
 
-/// As TOML has it between braces: `threads = 256, blocks = 8`.
+/// As TOML, without the braces: `threads = 256, blocks = 8`.
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.0.iter().enumerate() {
@@ -162,7 +163,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// As TOML: numbers, then ladders with a line for each rung.
+/// As TOML: numbers, then ladders with one line per rung.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = String::from("[numbers]\n");
@@ -211,11 +212,11 @@ mod tests {
         assert_eq!(table.ladder("none"), Err("it has no ladder \"none\"".into()));
         assert_eq!(table.number("split_bytes", 0, 1), Err("split_bytes is 10485760, which is not from 0 to 1".into()));
         assert_eq!(table.has_no_more_than(&table), Ok(()));
-        assert_eq!(table.has_no_more_than(&Table::default()), Err("nothing is called \"16.forward\"".into()));
+        assert_eq!(table.has_no_more_than(&Table::default()), Err("unknown ladder or number \"16.forward\"".into()));
         let entry = Entry::none().with("threads", 32).with_list("packs", &[1]);
         assert_eq!((entry.number("threads"), entry.number_or(7, "groups")), (Ok(32), Ok(7)));
         assert_eq!(entry.number("packs"), Err("packs is a list, not a number".into()));
         assert_eq!(entry.list("threads"), Err("threads is a number, not a list".into()));
-        assert_eq!(entry.has_only(&["threads"]), Err("nothing is called \"packs\"".into()));
+        assert_eq!(entry.has_only(&["threads"]), Err("unknown name \"packs\", expected one of [\"threads\"]".into()));
     }
 }

@@ -1,89 +1,94 @@
-//! What `rmsnorm tune` asks of a backend.
+//! The interface between `rmsnorm tune` and a backend.
 
 use rmsnorm_spec::{DType, Norm, Problem};
 
 use crate::{Entry, Identity, Table};
 
-/// The name of a number in an entry of its own.
+/// The number's name in an entry that stands for a single number.
 pub const VALUE: &str = "value";
 
-/// A backend whose table can be measured: it shows the table as data, opens itself with another one, and says what may stand on a rung.
+/// A backend whose table can be measured. It shows its table as data, opens itself with another
+/// table, and proposes candidates for each rung.
 pub trait Tunable: Sized + Send + Sync {
-    /// What a table of this device is for.
+    /// The setup that a table of this device is made for.
     fn identity(&self) -> Identity;
 
     /// The built-in table.
     fn built_in(&self) -> Table;
 
-    /// The same device, with that table; kernels that were compiled are shared.
+    /// The same device with another table. Compiled kernels are shared.
     ///
     /// # Errors
-    /// Which rung is not legal, in words.
+    /// A message that names the rung that is not legal.
     fn with_table(&self, table: &Table) -> Result<Self, String>;
 
-    /// What runs for this call, and nothing else: two tables that say the same of it need not both be measured.
+    /// A description of the kernels that run for this call. Two tables with the same description
+    /// need only one measurement.
     fn planned(&self, problem: &Problem) -> String;
 
     /// The ladders and numbers that are measured.
     fn slots(&self) -> Vec<Slot>;
 
-    /// What may stand where `best` does (a number stands alone, as [`VALUE`]), for lengths above `above` up to `up_to`: what a model
-    /// thinks best comes first. Some may not be legal beside the rest of a table, as [`with_table`](Self::with_table) says.
+    /// Entries to try instead of `best`, for lengths above `above` up to `up_to`, most promising
+    /// first by the backend's model. For a number, an entry has one number, [`VALUE`]. Some entries
+    /// may be refused by [`with_table`](Self::with_table), because they conflict with the rest of
+    /// the table.
     fn candidates(&self, slot: &Slot, above: u32, up_to: u32, best: &Entry) -> Vec<Entry>;
 
-    /// Forms of this backend that run other programs of the same table, which are proven too.
+    /// Variants of this backend that run other programs from the same table. They are tested too.
     fn other_forms(&self) -> Vec<Self> {
         Vec::new()
     }
 }
 
-/// A ladder, or a number, and the calls that look it up.
+/// A ladder or a number, and the calls that look it up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Its name in the table.
     pub name: String,
-    /// Columns of one unit of a rung's length; 0 for a number, which no length has a part in.
+    /// Columns per unit of `up_to`; 0 for a number, which does not depend on the row length.
     pub columns: usize,
-    /// What is measured of it.
+    /// The calls that are measured.
     pub calls: Vec<Calls>,
-    /// Of a number, the shapes that it decides about, as rows and columns. A ladder's follow from its rungs.
+    /// For a number: the shapes whose plan it decides, as (rows, columns). For a ladder: empty; its
+    /// shapes follow from its rungs.
     pub shapes: Vec<(usize, usize)>,
 }
 
 /// Calls of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls {
-    /// What is computed.
+    /// The operation.
     pub kind: Kind,
-    /// The norm; layer norm has a bias, and in backward its gradient.
+    /// The norm. Layer norm has a bias, and its gradient in backward.
     pub norm: Norm,
     /// The dtype of all tensors.
     pub dtype: DType,
 }
 
-/// What is computed.
+/// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// y of x and a weight.
+    /// y from x and the weight.
     Forward,
-    /// The same with a residual added first.
+    /// As `Forward`, with a residual added to x first.
     AddForward,
-    /// dx and the gradient of the weight.
+    /// dx and the weight's gradient.
     Backward,
-    /// Codes by a given scale.
+    /// FP8 or int8 values, with a scale given by the caller.
     ToCodes,
-    /// Codes by a scale of each row.
+    /// FP8 or int8 values, with one scale per row.
     ToCodesByRow,
-    /// Codes by a scale of each 128 columns.
+    /// FP8 or int8 values, with one scale per 128 columns of a row.
     ToCodesByBlock,
 }
 
 impl Kind {
-    /// Every one, in the order of how often it is run.
+    /// All kinds, the most frequent first.
     pub const ALL: [Kind; 6] =
         [Kind::Forward, Kind::Backward, Kind::AddForward, Kind::ToCodes, Kind::ToCodesByRow, Kind::ToCodesByBlock];
 
-    /// The name on the command line.
+    /// The kind's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

@@ -41,7 +41,7 @@ fn tunes_and_is_used(folder: &Folder, backend: &str, args: &[&str]) {
     let text = std::fs::read_to_string(folder.path(&file)).unwrap();
     for (from, to, reason) in [
         ("kernels = \"", "kernels = \"0", "it is for the kernels \"0"),
-        ("[numbers]", "[numbers]\ncolour = 1", "nothing is called \"colour\""),
+        ("[numbers]", "[numbers]\ncolour = 1", "unknown ladder or number \"colour\""),
         ("format = 1", "format = 1\nformat = 1", "line "),
     ] {
         folder.write(&file, text.replace(from, to).as_bytes());
@@ -89,7 +89,7 @@ fn what_is_not_wanted_is_not_written() {
 fn a_table_that_is_asked_for_must_fit() {
     let folder = Folder::new();
     folder.write("wrong.toml", b"format = 1\n");
-    for (file, reason) in [("absent.toml", "which is not there"), ("wrong.toml", "line 1: missing field `backend`")] {
+    for (file, reason) in [("absent.toml", "which does not exist"), ("wrong.toml", "line 1: missing field `backend`")] {
         let outcome = run(&folder, &[("RMSNORM_TUNING", file)], &["conformance", "--list"]);
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
         assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);

@@ -1,4 +1,4 @@
-//! Cases of a residual that is added after the norm, with and without the next norm of the sum.
+//! Cases with a residual that is added after the norm, with and without the next norm of the sum.
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
@@ -11,13 +11,13 @@ use crate::testing::splitmix;
 /// The two forms of the call, and both norms with their gradients.
 const KINDS: [Kind; 3] = [Kind::ForwardAfter, Kind::ForwardAfterInPlace, Kind::AfterEndToEnd];
 
-/// All that a call may have which has no next norm.
+/// All optional tensors of a call without a next norm.
 const ALONE: TensorSet = ALL_PRESENT;
 
-/// All that a call may have.
+/// All optional tensors of a call with a next norm.
 const PAIRED: TensorSet = OPTIONAL.union(NEXT).with(Tensor::Y);
 
-/// The tensors that Gemma's layers have, in training.
+/// The tensors of Gemma's layers in training.
 const USUAL: TensorSet = TensorSet::of(&[
     Tensor::Weight,
     Tensor::Rstd,
@@ -29,7 +29,7 @@ const USUAL: TensorSet = TensorSet::of(&[
     Tensor::Dweight,
 ]);
 
-/// The forms that are one call, with all that it may have.
+/// The kinds that are a single call, with all optional tensors.
 pub(crate) fn calls() -> impl Iterator<Item = (Kind, Norm, TensorSet)> {
     kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).map(|(kind, norm)| (kind, norm, PAIRED))
 }
@@ -38,18 +38,19 @@ fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
     KINDS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
 }
 
-/// Whether a case can prove something: as elsewhere, and the sum has a variance, too.
+/// Whether a case can prove something: [`is_meaningful`], and the sum has a variance.
 fn is_good(case: &Case) -> bool {
     let is_tiny = case.eps < 1e-6;
     let of_exact = case.family == Family::Exact;
-    // With few columns a sum may have next to no variance; a layer norm's row has no mean, and alone no residual that gives it one.
+    // With few columns a sum may have almost no variance. The result of layer norm has mean zero,
+    // and so has the sum without a bias and with a zero residual (`Family::Subnormal`).
     let is_flat = is_tiny && case.cols < 64 || case.cols < 3 && case.norm == Norm::Layer;
     let has_no_mean = case.norm == Norm::Layer && case.family == Family::Subnormal && !case.present.has(Tensor::Bias);
     let may_cancel = case.present.has(Tensor::Y) && (is_flat || has_no_mean);
     is_meaningful(case) && !may_cancel && !(of_exact && is_tiny)
 }
 
-/// Every form, norm and family, with the other axes drawn, and every form, norm and dtype.
+/// Every kind, norm and family with the other axes drawn, and every kind, norm and dtype.
 pub(crate) fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 21 };
     let mut cases = Vec::new();
@@ -66,7 +67,7 @@ pub(crate) fn smoke() -> Vec<Case> {
     cases
 }
 
-/// What the core profile has of these forms.
+/// The cases of the core profile.
 pub(crate) fn core() -> Vec<Case> {
     let mut dice = Dice { state: 22 };
     let mut cases = presences();
@@ -91,7 +92,7 @@ pub(crate) fn core() -> Vec<Case> {
             let plain = Case::plain(kind, norm, dtypes.activation, rows, cols);
             cases.push(Case { present, dtypes, layout, weight_offset: 1.0, ..plain });
         }
-        // Beyond the caches, and rows that no chip holds.
+        // A matrix larger than the caches, and rows longer than a chip can hold.
         let dtype = DType::ALL[(i + 1) % 3];
         cases.push(Case { present: USUAL, ..Case::plain(kind, norm, dtype, 1025, 4099) });
         cases.push(Case {
@@ -122,12 +123,12 @@ pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
     cases
 }
 
-/// A drawn case, as it is changed, that can prove something.
+/// A drawn case, after `change`, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case, turn: usize) -> Option<Case> {
     (0..64).find_map(|_| with_tensors(dice, turn, |dice| change(dice.case(most))))
 }
 
-/// A case with the tensors of a next norm drawn beside its own, three times in four.
+/// A case that has tensors of a next norm three times in four.
 fn with_tensors(dice: &mut Dice, turn: usize, case: impl Fn(&mut Dice) -> Case) -> Option<Case> {
     let case = case(dice);
     let next: TensorSet = NEXT.iter().filter(|_| !dice.one_in(3)).collect();
@@ -145,7 +146,8 @@ fn sizes() -> impl Iterator<Item = (usize, usize)> {
     of_cols.chain(rows.into_iter().map(|rows| (rows, if rows > 20_000 { 3 } else { 40 })))
 }
 
-/// Every set of tensors of a sum alone; of those of a sum and its norm, every fifth.
+/// Every set of tensors of a sum without a next norm, and every fifth set of a sum with a next
+/// norm.
 fn presences() -> Vec<Case> {
     const COUNTED: [Tensor; 8] = [
         Tensor::Weight,
@@ -183,7 +185,8 @@ fn presences() -> Vec<Case> {
     cases.into_iter().enumerate().map(varied).collect()
 }
 
-/// Every mix of dtypes, in rows that end within a register, and an offset that 16 bits do not hold.
+/// Every mix of dtypes, in rows that end within a register, with an offset that 16 bits cannot
+/// represent.
 fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
@@ -212,8 +215,8 @@ fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Cases at the row lengths and numbers of rows at which a backend's plan changes, and at matrices of such shapes: in every dtype, of either
-/// norm in turn. Form, layout, widths and tensors are drawn.
+/// Cases at the row lengths, row counts and shapes at which a backend's plan changes, in every
+/// dtype, for both norms alternately. Form, layout, dtypes and tensors are drawn.
 pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Case> {
     let presents = [USUAL, ALONE, PAIRED, USUAL.without(Tensor::Y)];
     let mut cases = Vec::new();
@@ -241,7 +244,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// The lists have both forms of every kind, norm and dtype, and every tensor there and not there.
+    /// The list has both forms of every kind, norm and dtype, and each tensor both present and
+    /// missing.
     #[test]
     fn core_has_every_form_with_and_without_each_tensor() {
         let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();

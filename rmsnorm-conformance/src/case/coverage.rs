@@ -1,8 +1,10 @@
-//! What a backend must be able to do to be called conformant: no gap that it declares may reach this far.
+//! The features that a backend must have to be called conformant. A declared gap must not include
+//! any of them.
 //!
-//! `Unsupported` is an honest answer to a rare mix of dtypes or a way of summing gradients. It is none to "backward" or
-//! "bias": if no case with such a feature passed, the core profile is not passed either, whatever the other cases say. A
-//! backend may not refuse an everyday call if it executes others of the same kind, norm and dtype; its dtype is that of all tensors.
+//! `Unsupported` is an acceptable answer for a rare mix of dtypes or a way of summing gradients,
+//! but not for "backward" or "bias". If no case with such a feature passed, the core profile fails.
+//! A backend must not refuse a common call if it executes other calls of the same kind, norm and
+//! dtype. A common call has one dtype for all tensors.
 
 use std::collections::HashSet;
 
@@ -13,10 +15,10 @@ use crate::case::presence::{ALL_PRESENT, OPTIONAL};
 use crate::case::{Case, Kind, Layout};
 use crate::report::{Check, Finding, Status};
 
-/// A feature, and whether a case exercises it.
+/// A feature, and a test whether a case has it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
-/// Beside every optional tensor.
+/// Mandatory features, in addition to every optional tensor.
 const MANDATORY: [Feature; 21] = [
     ("forward", |case| case.kind == Kind::Forward),
     ("forward in place", |case| case.kind == Kind::ForwardInPlace),
@@ -43,11 +45,12 @@ const MANDATORY: [Feature; 21] = [
     ("more than 65536 columns", |case| case.cols > 65_536),
 ];
 
-/// Elements of a matrix that every device has room for.
+/// Largest matrix of a common call, in elements. Every device has memory for it.
 const FEW_ELEMENTS: usize = 1 << 22;
 
-/// A call that needs neither much room nor what some backends lack: other sums, other dtypes, a workspace that nobody gave, rows in
-/// groups or far apart, more tensors than every device has bindings, and codes of two rows in one word or scales in another order.
+/// Whether a case is a common call: one that needs little memory and no feature that some backends
+/// lack: other gradient reductions, mixed dtypes, a workspace that the backend must allocate, rows
+/// in groups or far apart, many tensors, quantized rows that share a word, other orders of scales.
 fn is_everyday(case: &Case) -> bool {
     let elements = case.rows.saturating_mul(case.cols);
     let has_room = case.present.has(Tensor::Workspace) || case.present.sums_over_rows() == 0;
@@ -63,10 +66,11 @@ fn is_everyday(case: &Case) -> bool {
         })
 }
 
-/// Tensors beside x that every device has bindings for.
+/// Tensors besides x for which every device has bindings.
 const FEW_TENSORS: usize = 7;
 
-/// Those that most cases draw from; around a sum after the norm, any few.
+/// Whether a case has only the tensors that most cases draw from; for a sum after the norm, any few
+/// tensors.
 fn has_few_tensors(case: &Case) -> bool {
     match case.kind.is_after() {
         true => case.present.iter().count() <= FEW_TENSORS && !case.kind.has_backward(),
@@ -74,15 +78,16 @@ fn has_few_tensors(case: &Case) -> bool {
     }
 }
 
-/// Calls that a backend has all of, or none: of a kind, norm and dtype; and of a format of codes and a kind of scale.
+/// A set of calls that a backend supports or refuses as a whole: kind, norm and dtype; for
+/// quantized calls also the format and the kind of scale.
 type Group = (Kind, Norm, DType, Option<(CodeType, ScaleKind)>);
 
-/// What a backend has or has not: a refusal of all of these is a gap.
+/// The group of a case. Refusing a whole group is a declared gap.
 fn group(case: &Case) -> Group {
     (case.kind, case.norm, case.dtypes.activation, case.quant.map(|quant| (quant.codes, quant.scale)))
 }
 
-/// Which mandatory features a passed case had, and which everyday calls were refused.
+/// The mandatory features of passed cases, and the common calls that were refused.
 #[derive(Default)]
 pub(crate) struct Coverage {
     executed: HashSet<Group>,
@@ -92,7 +97,7 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// Counts a case in.
+    /// Records a case.
     pub fn add(&mut self, case: &Case, status: &Status) {
         match status {
             Status::Pass => {}
@@ -108,15 +113,17 @@ impl Coverage {
         }
     }
 
-    /// The everyday calls that were refused though others of their kind, norm and dtype passed, and what is wrong.
+    /// The common calls that were refused although others of their group passed, each with its rule
+    /// and finding.
     pub fn refusals(&self) -> impl Iterator<Item = (Case, &str, Finding)> {
         self.refused.iter().filter(|(case, _)| self.executed.contains(&group(case))).map(|(case, rule)| {
-            let detail = format!("others of its kind, norm and dtype pass, this one is refused as unsupported: {rule}");
+            let detail =
+                format!("refused as unsupported, although other cases of this kind, norm and dtype pass: {rule}");
             (*case, rule.as_str(), Finding { check: Check::Error, output: case.kind.name(), detail })
         })
     }
 
-    /// The features that no passed case had.
+    /// The features that no passed case has.
     pub fn missing(&self) -> Vec<&'static str> {
         let features = self.passed.iter().zip(MANDATORY).filter(|(passed, _)| !**passed).map(|(_, (name, _))| name);
         features.chain(OPTIONAL.difference(self.tensors).iter().map(Tensor::name)).collect()
@@ -147,7 +154,7 @@ mod tests {
         assert_eq!(coverage.missing(), ["dresidual"]);
     }
 
-    /// A feature that a backend refuses, fails or cannot run is none that it has.
+    /// A feature that a backend refuses, fails or cannot run is missing.
     #[test]
     fn only_cases_that_passed_cover_a_feature() {
         let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
@@ -165,7 +172,8 @@ mod tests {
         assert_eq!(coverage.missing().len(), MANDATORY.len() + OPTIONAL.iter().count());
     }
 
-    /// A backend may refuse what some lack. It may not refuse a few of the calls that it otherwise makes.
+    /// A backend may refuse features that some backends lack, but not single calls of a group that
+    /// it supports.
     #[test]
     fn everyday_calls_are_refused_with_all_of_their_norm_and_dtype_or_not_at_all() {
         let refused = |is_refused: fn(&Case) -> bool| {
@@ -184,10 +192,10 @@ mod tests {
         assert_eq!(refused(|case| case.norm == Norm::Layer), []);
         assert_eq!(refused(|case| case.kind == Kind::ForwardInPlace), []);
         assert_eq!(refused(|case| case.rows * case.cols > FEW_ELEMENTS), []);
-        // Without memory in the order of a stream a workspace must be given.
+        // Without stream-ordered memory, a workspace must be given.
         let has_none = |case: &Case| case.present.sums_over_rows() > 0 && !case.present.has(Tensor::Workspace);
         assert_eq!(refused(has_none), []);
-        // Uniform dtypes are not had by who has the mixed ones.
+        // A backend with mixed dtypes may lack uniform ones.
         assert_eq!(refused(|case| case.dtypes == DTypes::uniform(DType::F16) && case.rows > 0), []);
         assert!(!refused(|case| matches!(case.layout, Layout::Mixed(_))).is_empty());
         assert!(!refused(|case| case.weight_offset != 0.0).is_empty());

@@ -1,7 +1,8 @@
-//! The inputs of a case: a distribution per family, from a counter-based generator.
+//! The inputs of a case: one distribution per family, from a counter-based generator.
 //!
-//! An element depends on (seed, tensor, index) only, so a single one can be computed again anywhere. Values are rounded
-//! to their storage dtype here; the reference, the bounds and the backend all see the rounded value.
+//! An element depends only on (seed, tensor, index), so any element can be recomputed alone. Values
+//! are rounded to their storage dtype here. The reference, the bounds and the backend all use the
+//! rounded value.
 
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
 use rmsnorm_spec::{DType, Norm, Tensor};
@@ -23,51 +24,53 @@ fn uniform(bits: u64) -> f64 {
 }
 
 named! {
-    /// A distribution of inputs. Each makes some kind of bug visible; the comment says which.
+    /// A distribution of inputs, with the kind of bug that it exposes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     enum Family {
         /// Standard normal: most bugs.
         Randn = "randn",
-        /// Rows of variance eps: everything about eps.
+        /// Rows of variance eps: bugs in the use of eps.
         NearEps = "near_eps",
-        /// Large values, far from overflow in f32: squares in 16 bit, eps in the wrong place.
+        /// Large values, far from overflow in f32: squares in 16 bits, eps in the wrong place.
         Large = "large",
-        /// A mean of many deviations: variance by E[x^2] - mean^2.
+        /// Mean much larger than the deviation: variance computed as E[x^2] - mean^2.
         Shifted = "shifted",
-        /// A mean of so many deviations that the mean's own rounding matters.
+        /// Mean so large that its rounding error matters.
         ShiftedHi = "shifted_hi",
-        /// dy nearly parallel to x_hat, so that dx is what a cancellation leaves.
+        /// dy nearly parallel to x_hat: cancellation in dx.
         CorrDy = "corr_dy",
-        /// Positive x and dy: sums that grow and drown their addends.
+        /// Positive x and dy: growing sums that absorb small addends.
         PosDy = "posdy",
         /// Magnitudes over sixteen binades.
         Loguni = "loguni",
-        /// One large column and one large row: what is lost at an edge.
+        /// One large column and one large row, the last: elements lost at an edge.
         Outlier = "outlier",
         /// Few significant bits: every sum is exact in any order.
         Exact = "exact",
-        /// One value everywhere: a variance of zero; a huge one where only x - mean counts.
+        /// One value everywhere: zero variance; for some calls a huge value, where only x - mean
+        /// matters.
         Const = "const",
         /// Zeros.
         Zeros = "zeros",
-        /// Zero, constant, tiny and huge rows side by side: what leaks from row to row.
+        /// Zero, constant, tiny and huge rows next to each other: leaks between rows.
         Mixed = "mixed",
         /// Subnormal elements of the storage dtype.
         Subnormal = "subnormal",
-        /// NaN, infinities and overflowing squares in some rows: isolation of the others.
+        /// NaN, infinities and overflowing squares in some rows: isolation of the other rows.
         Nonfinite = "nonfinite",
-        /// One magnitude, and a weight on the steps of a format of codes, on ties and beside them: codes and scales without a rounding
-        /// before them. For results that are codes.
+        /// For quantized results. All x have one magnitude, and the weight is on quantization
+        /// steps, on ties and next to them, so that y is exact before it is quantized.
         Codes = "codes",
     }
 }
 
 impl Family {
-    /// Those of calls whose results are floats: all but the last.
+    /// The families for calls with float results: all except the last.
     pub const OF_FLOATS: &[Family] = Family::ALL.split_at(Family::ALL.len() - 1).0;
 
-    /// The bound that is valid for it. Independent roundings are a fair model for continuous, roughly centred data
-    /// only; on a lattice or far from zero the same rounding repeats and the worst case is due.
+    /// The mode whose bounds are valid for the family. Independent rounding errors are a fair model
+    /// only for continuous, roughly centred data. On a lattice or far from zero, rounding errors
+    /// repeat, and the worst case applies.
     pub const fn mode(self) -> Mode {
         match self {
             Family::Randn | Family::NearEps | Family::Large | Family::CorrDy => Mode::Statistical,
@@ -78,12 +81,13 @@ impl Family {
     }
 }
 
-/// The inputs of a case, dense, as exact values of their storage dtypes.
+/// The inputs of a case as dense tensors. Values are exact in their storage dtype.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs {
-    /// (rows, cols); in a backward case the tensor that was normalized. Of several parts, one after the other.
+    /// (rows, cols); in a backward case the tensor that was normalized. Several parts follow one
+    /// after the other.
     pub x: Vec<f64>,
-    /// (rows, cols); of several parts and the residual, rounded
+    /// (rows, cols); the rounded sum of several parts and the residual
     pub sum: Option<Vec<f64>>,
     /// (rows, cols)
     pub residual: Option<Vec<f64>>,
@@ -91,20 +95,20 @@ pub(crate) struct Inputs {
     pub weight: Option<Vec<f64>>,
     /// (cols)
     pub bias: Option<Vec<f64>>,
-    /// (cols); of the norm of the sum
+    /// (cols); weight of the next norm
     pub next_weight: Option<Vec<f64>>,
-    /// (cols)
+    /// (cols); bias of the next norm
     pub next_bias: Option<Vec<f64>>,
-    /// (rows, cols); empty where the case has no backward call
+    /// (rows, cols); empty without a backward call
     pub dy: Vec<f64>,
     /// (rows, cols)
     pub dresidual_out: Option<Vec<f64>>,
-    /// Of a call whose result is codes.
+    /// The given scales of a quantized call.
     pub given: Option<Given>,
 }
 
 impl Inputs {
-    /// The same vectors with some of the rows, in the order given.
+    /// The same inputs with only `rows`, in this order.
     pub fn with_rows(&self, rows: &[usize], case: &Case) -> Inputs {
         let cols = case.cols;
         let of_parts: Vec<usize> =
@@ -121,7 +125,7 @@ impl Inputs {
     }
 }
 
-/// Rows of a dense matrix, in the order given.
+/// Some rows of a dense matrix, in the order given.
 pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> Vec<T> {
     rows.iter().flat_map(|row| matrix[row * cols..(row + 1) * cols].iter().copied()).collect()
 }
@@ -148,7 +152,7 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
     let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
     let dy = if case.kind.has_backward() {
-        // What is normalized last, and by what.
+        // The input and the weight of the last norm.
         let (h, weight) = match (case.kind.is_after(), present.has(Tensor::Y)) {
             (false, _) => {
                 let residual = |i: usize| residual.as_ref().map_or(0.0, |residual| residual[i]);
@@ -175,10 +179,10 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }
 
-/// Computes single elements.
+/// Computes single elements of the inputs.
 struct Painter<'a> {
     case: &'a Case,
-    /// Of x.
+    /// The part of x.
     part: usize,
 }
 
@@ -191,7 +195,7 @@ impl Painter<'_> {
         (self.part * self.case.rows + row) * self.case.cols + col
     }
 
-    /// Standard normal, by Box and Muller.
+    /// Standard normal, by the Box-Muller transform.
     fn normal(&self, tensor: Tensor, index: usize) -> f64 {
         let radius = (-2.0 * uniform(self.bits(tensor, 2 * index)).ln()).sqrt();
         radius * (std::f64::consts::TAU * uniform(self.bits(tensor, 2 * index + 1))).cos()
@@ -234,9 +238,10 @@ impl Painter<'_> {
         }
     }
 
-    /// A layer norm's gradient starts from x - mean, which is zero here however large x is. So x may be so large that
-    /// mean * rstd overflows: an element beyond the row that counts as zero has an infinite x_hat, and zero times that
-    /// must not get into a sum. f16 has no such values.
+    /// The gradient of layer norm starts from x - mean, which is zero here for any x. So x may be
+    /// so large that mean * rstd overflows: an element after the end of the row, taken as zero, has
+    /// an infinite x_hat, and zero times infinity must not get into a sum. f16 has no values so
+    /// large.
     fn constant(&self) -> f64 {
         let case = self.case;
         let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
@@ -244,8 +249,8 @@ impl Painter<'_> {
         if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
     }
 
-    /// In f16 all elements are subnormal. In the wide dtypes a third is: rows of nothing else would have results below
-    /// the flush terms of the bounds, and prove nothing.
+    /// In f16 all elements are subnormal. In f32 and bf16 one in three is: the results of a fully
+    /// subnormal row would be below the flush terms of the bounds and prove nothing.
     fn subnormal(&self, dtype: DType, z: f64, col: usize) -> f64 {
         match dtype {
             DType::F16 => z * (-17f64).exp2(),
@@ -254,8 +259,9 @@ impl Painter<'_> {
         }
     }
 
-    /// Of every five rows, the first and the last stay clean; the others get one NaN, one infinity, or squares that
-    /// overflow f32 (f16 has none so large, and gets the other infinity).
+    /// In every five rows, the first and the last stay finite. The others get one NaN, one
+    /// infinity, or squares that overflow f32 (in f16, which has no such values, the negative
+    /// infinity).
     fn nonfinite(&self, dtype: DType, z: f64, row: usize, col: usize) -> f64 {
         let hit = col == (row * 7 + 3) % self.case.cols;
         match row % 5 {
@@ -271,9 +277,9 @@ impl Painter<'_> {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
             Family::NearEps => z * f64::from(self.case.eps).sqrt(),
-            // Of a sum after the norm that is no h; and of zeros there would be nothing but zeros.
+            // After the norm, the sum does not enter h; with zeros all values would be zero.
             Family::Const | Family::Zeros if self.case.kind.is_after() => z,
-            // These families are about the exact values of h.
+            // These families need exact values of h.
             Family::Exact | Family::Const | Family::Zeros | Family::Subnormal | Family::Codes => 0.0,
             Family::Randn | Family::Large | Family::Shifted | Family::ShiftedHi | Family::CorrDy => z,
             Family::PosDy | Family::Loguni | Family::Outlier | Family::Mixed | Family::Nonfinite => z,
@@ -312,7 +318,8 @@ impl Painter<'_> {
             }
             Family::Exact => self.pick(Tensor::Dy, i, [-1.0, 1.0, 2.0, -2.0]),
             Family::Const => 1.0,
-            // Rows unlike those before them, by a step and by a cluster or two: whose sums are a row's, shows.
+            // Rows differ from the rows one and two blocks or clusters before them, so using the
+            // sums of a wrong row is detected.
             Family::Mixed => z + (row % 7) as f64,
             Family::Nonfinite if row % 5 == 4 && row % 2 == 1 && col == 0 => f64::NAN,
             Family::Randn | Family::NearEps | Family::Large | Family::Shifted | Family::ShiftedHi => z,

@@ -1,4 +1,4 @@
-//! Cases of an `x` that is the sum of several parts.
+//! Cases in which `x` is the sum of several parts.
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
@@ -8,14 +8,15 @@ use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::testing::splitmix;
 
-/// Two, as few ranks as a group has; four and eight, as a node has; others, which a tree would not halve; and a token's experts.
+/// Numbers of parts: 2, the smallest group of ranks; 4 and 8, a node; 3 and 5, not powers of two;
+/// 17, a token's experts.
 const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
 
-/// What a layer between two all-reduces has.
+/// The tensors of a layer between two all-reduces.
 const USUAL: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd, Tensor::Mean]);
 
-/// A dense case with what such a layer has.
+/// A dense case with the tensors of such a layer.
 pub(crate) fn usual(norm: Norm, dtype: DType, size: (usize, usize)) -> Case {
     plain(norm, 2, dtype, size)
 }
@@ -24,13 +25,14 @@ fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -
     Case { parts, present: USUAL, ..Case::plain(Kind::ForwardParts, norm, dtype, rows, cols) }
 }
 
-/// Whether a case can prove something: as elsewhere; and parts of a few values, whose sums are often zero, are no rows for a tiny eps.
+/// Whether a case can prove something: [`is_meaningful`], and no tiny eps for families with few
+/// values, whose sums are often zero.
 fn is_good(case: &Case) -> bool {
     let cancels = matches!(case.family, Family::Exact | Family::Mixed | Family::Codes) && case.eps < 1e-6;
     is_meaningful(case) && !cancels
 }
 
-/// Every norm, family and count, with the other axes drawn, and every dtype.
+/// Every norm, family and count with the other axes drawn, and every dtype.
 pub(crate) fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 31 };
     let mut cases = Vec::new();
@@ -42,7 +44,7 @@ pub(crate) fn smoke() -> Vec<Case> {
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let parts = COUNTS[j];
             cases.push(plain(norm, parts, dtype, (3, 129)));
-            // More rows than a small call has, and a residual of f32, whose sums are not exact.
+            // More rows than a small call has, and an f32 residual, for which sums are not exact.
             cases.push(plain(norm, parts, dtype, (70, 64)));
             cases.push(Case { dtypes: DTypes::uniform(dtype).widened(true, true), ..plain(norm, 8, dtype, (5, 45)) });
             cases.push(Case { layout: Layout::Uniform { pad: 3, offset: 1 }, ..plain(norm, 3, dtype, (5, 40)) });
@@ -55,7 +57,7 @@ pub(crate) fn smoke() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// What the core profile has of sums of parts.
+/// The cases of the core profile.
 pub(crate) fn core() -> Vec<Case> {
     let mut dice = Dice { state: 32 };
     let mut cases = Vec::new();
@@ -82,7 +84,7 @@ pub(crate) fn core() -> Vec<Case> {
         {
             cases.extend(DType::ALL.map(|dtype| plain(norm, COUNTS[(i + j) % 5], dtype, size)));
         }
-        // Beyond the caches.
+        // A matrix larger than the caches.
         cases.push(plain(norm, 3, DType::ALL[i], (1025, 4099)));
     }
     cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
@@ -101,7 +103,7 @@ pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
     cases
 }
 
-/// A drawn case, as it is changed, that can prove something.
+/// A drawn case, after `change`, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
     dice.one(most, |case| change(Case { kind: Kind::ForwardParts, ..case }), is_good)
 }

@@ -1,6 +1,7 @@
-//! The optional tensors: their letters in an id, and the orders in which they are drawn and counted through.
+//! The optional tensors: their letters in an id, and the orders in which they are drawn and
+//! counted.
 //!
-//! The orders are part of the lists of cases: a new tensor comes last.
+//! These orders determine the lists of cases, so a new tensor must come last.
 
 use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
 
@@ -27,7 +28,7 @@ const LETTERS: [(char, Tensor); 19] = [
     ('S', Tensor::NextRstd),
 ];
 
-/// The optional tensors, in the order in which sets of them are counted through.
+/// The optional tensors, in the order in which sets of them are enumerated.
 pub(crate) const COUNTED: [Tensor; 11] = [
     Tensor::Weight,
     Tensor::Bias,
@@ -42,10 +43,11 @@ pub(crate) const COUNTED: [Tensor; 11] = [
     Tensor::Dresidual,
 ];
 
-/// Those that only a call has whose result is codes, but for the copy along columns, which came later and has cases of its own.
+/// Tensors that only a quantized call has. The columnwise copy is left out, because it has separate
+/// cases.
 pub(crate) const OF_CODES: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::CodesT, Tensor::Amax]);
 
-/// Those of a next norm beside its `y`, which came later still: only a call has them that adds the residual after the norm.
+/// Tensors of a next norm besides `y`. Only a call that adds the residual after the norm has them.
 pub(crate) const NEXT: TensorSet =
     TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
 
@@ -53,19 +55,20 @@ pub(crate) const NEXT: TensorSet =
 pub(crate) const OF_WEIGHT_DTYPE: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias]);
 
-/// These, with what every call has that adds the residual after the norm.
+/// `given` and the tensors of every call that adds the residual after the norm.
 pub(crate) const fn with_sum(given: TensorSet) -> TensorSet {
     given.with(Tensor::Residual).with(Tensor::ResidualOut)
 }
 
-/// Every optional tensor of a call whose results are floats.
+/// All optional tensors of a call with float results.
 pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
 
-/// Those that most cases draw from: all but `dresidual`, for which a device with few buffers may have no room left. What a kind of
-/// call has no use for goes when its case is normalized.
+/// The tensors that most cases draw from. `dresidual` is left out, because devices with few buffer
+/// bindings may not support it. Tensors that a kind of call cannot have are removed when its case
+/// is normalized.
 pub(crate) const ALL_PRESENT: TensorSet = OPTIONAL.without(Tensor::Dresidual);
 
-/// The same in the order in which they are drawn.
+/// The tensors of [`ALL_PRESENT`] in the order in which they are drawn.
 pub(crate) fn drawn() -> impl Iterator<Item = Tensor> {
     LETTERS.into_iter().map(|(_, tensor)| tensor).filter(|tensor| ALL_PRESENT.has(*tensor))
 }
@@ -86,7 +89,7 @@ pub(crate) fn letters(present: TensorSet) -> String {
     if letters.is_empty() { "-".into() } else { letters }
 }
 
-/// The set that an id has letters for, unless one is unknown.
+/// The set of an id's letters. `None` if a letter is unknown.
 pub(crate) fn parse(letters: &str) -> Option<TensorSet> {
     let tensor = |letter| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, tensor)| *tensor);
     letters.chars().filter(|&letter| letter != '-').map(tensor).collect()
@@ -96,7 +99,7 @@ pub(crate) fn parse(letters: &str) -> Option<TensorSet> {
 mod tests {
     use super::*;
 
-    /// A tensor of the spec that the suite does not know would be in no case.
+    /// A tensor of the spec that is missing here would be in no case.
     #[test]
     fn every_tensor_is_required_or_has_a_letter() {
         use Tensor::{Codes, CodesColumnwise, Dx, Dy, Scale, Scales, ScalesColumnwise, X};

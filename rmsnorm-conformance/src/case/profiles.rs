@@ -1,5 +1,5 @@
-//! Which cases a profile runs. A list depends on the profile and the seed only, so that its hash names it; the cases
-//! at a backend's own breakpoints come on top.
+//! The list of cases of each profile. A list depends only on the profile and the seed, so its hash
+//! identifies it. The cases at a backend's breakpoints are added to it.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -12,16 +12,16 @@ use crate::names::named;
 use crate::testing::splitmix;
 
 named! {
-    /// How much is run.
+    /// The size of a run.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Profile {
         /// Seconds: every family, kind, norm and dtype once, on small shapes.
         Smoke = "smoke",
-        /// Minutes: a fixed list over all axes. What "conformant" means.
+        /// Minutes: a fixed list over all axes. It defines "conformant".
         Core = "core",
         /// Twenty thousand cases, drawn from the seed.
         Full = "full",
-        /// Few and large: long rows, many rows, many repeats.
+        /// Few large cases: long rows, many rows, many repeats.
         Stress = "stress",
     }
 }
@@ -31,7 +31,7 @@ impl Profile {
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {
             Profile::Smoke => {
-                // Each is a program of its own on a GPU: some of them will do.
+                // On a GPU each of these compiles another program, so only some are run.
                 let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
                 [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke(), sums::smoke()].concat()
             }
@@ -39,7 +39,7 @@ impl Profile {
                 let columnwise = quantized::columnwise(15, 4, 1 << 15);
                 [core(), quantized::core(), columnwise, after::core(), parts::core(), sums::core()].concat()
             }
-            // Long rows are what a GPU has paths of its own for.
+            // Long rows are included because GPUs have separate kernels for them.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
                 [
@@ -59,46 +59,47 @@ impl Profile {
     }
 }
 
-/// Row lengths: around every power of two that a vector, a warp, a block or a shared memory can end at, primes, lengths
-/// that end in half a vector or a quarter of one, and the hidden sizes of models.
+/// Row lengths: around powers of two (vector, warp, block and shared memory sizes), primes, lengths
+/// that end in a half or a quarter of a vector, and hidden sizes of models.
 const COLS: [usize; 57] = [
     1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 31, 32, 33, 63, 64, 65, 127, 128, 129, 252, 255, 256, 257, 511, 512,
     513, 516, 1000, 1004, 1023, 1024, 1025, 1284, 1538, 2880, 4095, 4096, 4097, 4099, 4100, 5120, 8191, 8192, 16_384,
     16_385, 16_388, 17_389, 32_771, 65_536, 65_537, 100_003, 131_072, 262_144,
 ];
 
-/// Row counts: none, one, few, around powers of two, primes, beyond 16 bits, and so many that the blocks of about their
-/// square root are more than 256.
+/// Row counts: none, one, few, around powers of two, primes, more than 16 bits, and so many that
+/// their square root (about the number of blocks) exceeds 256.
 const ROWS: [usize; 15] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537, 70_001];
 
-/// What is added to the weight: nothing, Gemma's 1, and values that no code can have a way of its own for.
+/// Offsets added to the weight: none, Gemma's 1, and values that a kernel has no special case for.
 const WEIGHT_OFFSETS: [f32; 4] = [0.0, 1.0, -0.5, 0.3];
 
-/// Elements of most of the drawn cases: few, since each is judged against a reference in f64.
+/// Largest number of elements of most drawn cases. It is small because each element is compared
+/// with an f64 reference.
 const MOST_DRAWN: usize = 1 << 13;
 
 const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
 
-/// What many backends lack.
+/// Ways to sum gradients that many backends do not support.
 const OTHER_REDUCTIONS: [GradReduction; 3] =
     [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
 
-/// A residual whose sum is not kept, and a bias.
+/// A residual and a bias, without `residual_out`.
 const SUM_NOT_KEPT: TensorSet =
     TensorSet::of(&[Tensor::Residual, Tensor::Bias, Tensor::Weight, Tensor::Rstd, Tensor::Mean]);
 
-/// The smallest call whose gradients of weight and bias can be judged.
+/// The smallest call that tests the gradients of weight and bias.
 const GRADIENTS: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias]);
 
-/// A case of one dtype, and which of its tensors are to be f32 all the same.
+/// A case of one dtype, and which of its tensors are f32 nevertheless.
 struct Drawn {
     case: Case,
     wide_weight: bool,
     wide_residual: bool,
 }
 
-/// A sequence of choices.
+/// A pseudorandom sequence of choices.
 pub(crate) struct Dice {
     pub(crate) state: u64,
 }
@@ -127,7 +128,8 @@ impl Dice {
         Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
     }
 
-    /// A case of at most so many elements, as it is changed, that is good: the first of a few that are drawn.
+    /// A drawn case of at most `most_elements`, after `change`, for which `is_good` is true. Tries
+    /// 64 times.
     pub(crate) fn one(
         &mut self,
         most_elements: usize,
@@ -183,14 +185,16 @@ impl Dice {
         }
     }
 
-    /// Mostly partials: a backend that has nothing else must not lose half of its backward cases.
+    /// Mostly partials, so that a backend that supports nothing else keeps most of its backward
+    /// cases.
     fn grad_reduction(&mut self) -> GradReduction {
         if self.one_in(16) { self.pick(&OTHER_REDUCTIONS) } else { GradReduction::Partials }
     }
 }
 
-/// Whether a case can prove something. With eps = 0 a variance of zero, or one that underflows, has no rstd; with few
-/// columns layer norm has hardly a variance whatever the data; rounding errors alone, divided by a tiny eps, are noise.
+/// Whether a case can prove something. With eps = 0, a variance that is zero or underflows has no
+/// rstd. With few columns, the variance of layer norm may be tiny for any data. With a tiny eps,
+/// rstd of such a row amplifies rounding errors.
 pub(crate) fn is_meaningful(case: &Case) -> bool {
     let tiny_eps = case.eps < 1e-6;
     let zero_eps = case.eps == 0.0;
@@ -199,18 +203,18 @@ pub(crate) fn is_meaningful(case: &Case) -> bool {
         Family::NearEps => zero_eps || (tiny_eps && case.dtypes.activation == DType::F16),
         Family::Randn | Family::Large | Family::Shifted | Family::ShiftedHi | Family::CorrDy => false,
         Family::PosDy | Family::Loguni | Family::Outlier | Family::Exact | Family::Nonfinite => false,
-        // All rows have one magnitude, far above what is lost.
+        // All rows have the same magnitude, far above flushed values.
         Family::Codes => false,
     };
     let few_cols = case.cols < 32 && case.norm == Norm::Layer;
     let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
-    // The statistics of non-finite rows of a forward pass are no fair input of a backward pass.
+    // Backward cannot be tested with the statistics that forward computed from non-finite rows.
     let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
-    // Constant x and dy are parallel, and nothing of dx is left but rounding errors, if no weight comes between.
+    // Constant x and dy are parallel; without a weight, dx consists of rounding errors.
     let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.has(Tensor::Weight);
-    // Two large 16-bit values are often equal, and their mean's error is all that is left of them.
+    // Two large 16-bit values are often equal; then only the error of their mean remains.
     let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
-    // A single column's dx is eps / (x^2 + eps) of its terms.
+    // With one column, dx is only the fraction eps / (x^2 + eps) of its terms.
     let square_cancels = case.cols == 1 && case.kind.has_backward() && (case.eps < 1e-5 || far);
     let flat_by_chance = case.norm == Norm::Layer && case.cols == 2 && far;
     !(tainted
@@ -235,7 +239,8 @@ fn smoke() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
         for (j, family) in Family::OF_FLOATS.iter().copied().enumerate() {
-            // This kind has no case of that family; another shape of the most common family takes its place.
+            // This kind has no case of that family, so another case of the most common family is
+            // used.
             let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
             let family = if replaced { Family::Randn } else { family };
             let drawn = std::iter::repeat_with(|| {
@@ -264,7 +269,7 @@ fn smoke() -> Vec<Case> {
     cases
 }
 
-/// Every value of every axis on its own, then random combinations of all.
+/// Every value of every axis alone, then random combinations of all.
 fn core() -> Vec<Case> {
     let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
     cases.retain(is_meaningful);
@@ -296,12 +301,12 @@ fn core() -> Vec<Case> {
     cases
 }
 
-/// What the named tests run besides smoke: lists of many small cases, which a device that compiles for each of them should
-/// not make a newcomer wait for.
+/// Small cases that the named tests run in addition to the smoke profile. There are few of them,
+/// because some devices compile a program for each.
 pub(crate) fn combinations_in_small() -> Vec<Case> {
     let mut cases = every_presence(DType::F32);
     cases.extend(every_mix(&[(5, 45)]));
-    // Behind the end of a row 0 - mean times rstd is infinite here, and 0 times that is no number.
+    // Here `0 - mean` times rstd is infinite after the end of a row, and 0 times infinity is NaN.
     cases.extend(DType::ALL.map(|dtype| {
         let plain = Case::plain(Kind::Backward, Norm::Layer, dtype, 3, 45);
         Case { present: ALL_PRESENT, family: Family::Const, ..plain }
@@ -309,8 +314,8 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// Every set of optional tensors that a call may have. The offset, the order of roundings and the layout change from
-/// case to case, and the dtype from this one on.
+/// Every set of optional tensors that a call may have. Offset, cast order and layout vary from case
+/// to case; so do the dtypes, starting with `first`.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
@@ -339,7 +344,8 @@ fn every_presence(first: DType) -> Vec<Case> {
     cases.into_iter().enumerate().map(varied).collect()
 }
 
-/// Every mix of dtypes with every tensor, in rows that end within a register, and an offset that 16 bits do not hold.
+/// Every mix of dtypes with every tensor, in rows that end within a register, with an offset that
+/// 16 bits cannot represent.
 fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, norm) in kinds_and_norms() {
@@ -361,9 +367,10 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Rows in groups, as (rows, rows of a group, cols): the last group is whole or begun, and groups end inside and at the ends
-/// of what a thread, a block or a task has. Some with every tensor and a mix of dtypes, some with the gradients alone, summed in
-/// every way, and some called again with fewer rows, of which less than a group is no group.
+/// Cases with grouped rows, for shapes (rows, rows of a group, cols). The last group is complete or
+/// not, and groups end inside and at the ends of the rows of a thread, block or task. Some cases
+/// have every tensor and mixed dtypes. Others have the gradients only, with every way to sum them.
+/// Others repeat the call with fewer rows, also with fewer than a group.
 fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &(rows, group, cols) in shapes {
@@ -390,9 +397,9 @@ fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Rows that are long, or many, enough to occupy a large device more than once: whoever works on a row then comes to a
-/// second one, with a pipeline under way, sums begun and a short end of the row to step over. And rows of fewer bytes than
-/// a cache line in a matrix that outgrows the cache.
+/// Rows so long or so many that a large device is occupied more than once. Each thread or block
+/// then starts a second row while its pipeline and sums are in use, and skips the short end of the
+/// first. Also rows shorter than a cache line, in a matrix larger than the cache.
 fn second_steps() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
@@ -401,8 +408,8 @@ fn second_steps() -> Vec<Case> {
             let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
             cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
         }
-        // A thread with two rows at once has the second only where there are more rows than workgroups; the fewer sums over
-        // rows it has, the more lengths it does so at.
+        // A thread with two rows at once gets its second row only if there are more rows than
+        // workgroups. A kernel with fewer sums over rows does so at more row lengths.
         let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
         let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
         let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
@@ -419,8 +426,9 @@ fn second_steps() -> Vec<Case> {
     cases
 }
 
-/// Rows that a device has ways of its own for, with data that those ways can be wrong about: far from zero, so large that
-/// only x - mean counts, rows unlike their neighbours, a weight's offset, a stride of dresidual_out's own.
+/// Long rows, for which devices have separate kernels, with data that such kernels may get wrong:
+/// far from zero, so large that only x - mean matters, rows unlike their neighbours, a weight
+/// offset, another stride for dresidual_out.
 fn long_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in DType::ALL {
@@ -448,8 +456,8 @@ fn long_rows() -> Vec<Case> {
     cases
 }
 
-/// Few rows so long, and rows so many, that a second stage that adds up partial rows has work for several threads, or
-/// more partial rows than an index of 8 bits.
+/// Few very long rows, and very many rows: the second stage, which adds partial rows, then has work
+/// for several threads, or more partial rows than an 8-bit index can count.
 fn many_partial_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
@@ -465,8 +473,8 @@ fn many_partial_rows() -> Vec<Case> {
     cases
 }
 
-/// Adds cases up to `count`: every size for every kind and norm, then drawn sizes. Each case is the one of a few drawn
-/// ones that brings most combinations of three values not seen before.
+/// Adds cases up to `count`: first every size for every kind and norm, then drawn sizes. From
+/// several drawn cases it takes the one that has the most new combinations of three values.
 fn cover(cases: &mut Vec<Case>, count: usize) {
     let mut dice = Dice { state: 2 };
     let mut sizes: Vec<(usize, usize)> = Vec::new();
@@ -488,8 +496,8 @@ fn cover(cases: &mut Vec<Case>, count: usize) {
     }
 }
 
-/// The values of a case on the axes that are not sizes, as small numbers. The ways of summing gradients are no axis:
-/// they have a list of their own.
+/// The values of a case on all axes except sizes, as small numbers. `grad_reduction` is not an
+/// axis, because [`reductions`] covers it.
 fn axes(case: &Case) -> [u8; 11] {
     let (present, dtypes) = (case.present, case.dtypes);
     let flags = |flags: &[bool]| flags.iter().fold(0, |bits, &flag| 2 * bits + u8::from(flag));
@@ -530,7 +538,8 @@ fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
     Kind::BEFORE.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
 }
 
-/// One axis at a time away from a middling case with every optional tensor; the sizes follow in [`cover`].
+/// Cases that differ from a medium case with all optional tensors on one axis; [`cover`] adds the
+/// sizes.
 fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
     let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
@@ -561,7 +570,7 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     cases
 }
 
-/// Every other way of summing gradients, with the other axes drawn.
+/// Every other way to sum gradients, with the other axes drawn.
 fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut dice = Dice { state: 3 };
     let mut cases = Vec::new();
@@ -582,11 +591,12 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Matrices of more than 8 MiB in every dtype: from about there kernels write past the caches. Half of the calls have
-/// little besides the gradients, half have every tensor and an f32 residual stream.
+/// Matrices of more than 8 MiB in every dtype: from about this size, kernels use streaming stores.
+/// Half of the cases have only the gradients; the other half have every tensor and an f32 residual.
 fn beyond_caches() -> Vec<Case> {
     let case = |(i, (kind, norm)): (usize, (Kind, Norm))| {
-        // Changes places from kind to kind, so that each norm and each layout has both halves.
+        // The order alternates from kind to kind, so that each norm and each layout gets both
+        // halves.
         let has_all = (i + i / 2) % 2 == 1;
         let dtypes = DTypes::uniform(DType::ALL[i / 2 % 3]).widened(false, has_all);
         Case {
@@ -599,7 +609,7 @@ fn beyond_caches() -> Vec<Case> {
     kinds_and_norms().enumerate().map(case).collect()
 }
 
-/// These shapes straddle common block sizes. An end-to-end case repeats both stages.
+/// Shapes around common block sizes. An end-to-end case repeats both calls.
 fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for &(rows, cols) in shapes {
@@ -629,7 +639,8 @@ fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
     cases
 }
 
-/// Sizes beyond 16 bits in either direction, and many repeats of calls whose rows share words or partial sums.
+/// Sizes beyond 16 bits in rows or columns, and many repeats of calls whose rows share words or
+/// partial sums.
 fn stress() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
@@ -654,8 +665,9 @@ fn stress() -> Vec<Case> {
     cases
 }
 
-/// Few rows, so far apart that an element's index needs more than 32 bits: by the stride, or only by its product with the
-/// row. In all mixes of narrow and wide tensors, as a byte offset may wrap where an element's does not.
+/// Few rows, so far apart that the index of an element exceeds 32 bits, either by the stride or
+/// only by row times stride. All mixes of 16-bit and f32 tensors, because a byte offset may
+/// overflow where an element index does not.
 pub(crate) fn far_apart() -> Vec<Case> {
     let mut cases = Vec::new();
     let before = kinds_and_norms().map(|(kind, norm)| (kind, norm, ALL_PRESENT));
@@ -670,7 +682,7 @@ pub(crate) fn far_apart() -> Vec<Case> {
     cases
 }
 
-/// Cases at the shapes at which a backend's plan changes, and with one row less.
+/// Cases at the shapes at which a backend's plan changes, and at the same shapes with one row less.
 pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -> Vec<Case> {
     let mut cases = Vec::new();
     let around = |(rows, cols): (usize, usize)| [(rows.saturating_sub(1), cols), (rows, cols)];
@@ -689,7 +701,8 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// Cases around the sizes at which a backend's plan changes, in every dtype, dense or misaligned and strided in turn.
+/// Cases around the sizes at which a backend's plan changes, in every dtype, alternately dense and
+/// misaligned with strides.
 pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     let around = |sizes: &[usize]| -> Vec<usize> {
@@ -698,7 +711,7 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
         sizes.dedup();
         sizes
     };
-    // And a length that ends in half a vector of 16 bits.
+    // Also a length that ends in half a vector of 16-bit elements.
     let halves = cols.iter().map(|&cols| cols + 4);
     let of_cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
     let of_rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
@@ -707,7 +720,8 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
         for (i, &(rows, cols)) in sizes.iter().enumerate() {
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
                 let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-                // Every other offset is none, and each of the others meets every layout and dtype.
+                // Every second case has no offset; each other offset is combined with every layout
+                // and dtype.
                 let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
                 let plain = Case::plain(kind, norm, dtype, rows, cols);
                 cases.push(Case { present: GRADIENTS, layout, weight_offset, ..plain });
@@ -735,7 +749,7 @@ mod tests {
 
     #[test]
     fn core_covers_combinations_of_values_on_different_axes() {
-        // What can occur is taken from a long list of drawn cases.
+        // The possible combinations are taken from a long list of drawn cases.
         let possible = drawn(7, 20_000, |_| MOST_DRAWN).into_iter().map(Case::normalized).collect::<Vec<_>>();
         let core = Profile::Core.cases(0);
         let keys = |cases: &[Case], of: fn(&Case) -> Vec<u64>| cases.iter().flat_map(of).collect::<HashSet<u64>>();

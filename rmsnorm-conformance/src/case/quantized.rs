@@ -1,6 +1,7 @@
-//! How a case is quantized: its part of an id, the cases that a profile adds, and the scale that a caller gives.
+//! Quantized cases: their part of an id, the cases that each profile adds, and the scales given by
+//! the caller.
 //!
-//! These cases come after all others, so that the lists before them stay as they are.
+//! These cases come last in a list, so that the ids before them do not change.
 
 use std::fmt;
 
@@ -12,10 +13,10 @@ use super::data::{Family, Inputs, draw};
 use super::profiles::{Dice, is_meaningful};
 use super::{Case, Kind, Layout, Trial, presence};
 
-/// What every case starts from that says nothing else.
+/// The default quantization of a case.
 pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
 
-/// Every kind of scale.
+/// All kinds of scales.
 pub(crate) const SCALES: [ScaleKind; 9] = [
     ScaleKind::Given,
     ScaleKind::Current,
@@ -41,8 +42,8 @@ const fn scale_name(scale: ScaleKind) -> &'static str {
         ScaleKind::Mx { rounding: ScaleRounding::Floor } => "mx_floor",
     }
 }
-
-/// A spec as the last part of an id: `e4m3,row,f32,row_major,floor0,ceilinginf`, then `,columnwise_` and that layout if it is no
+/// A `QuantSpec` as the last part of an id: `e4m3,row,f32,row_major,floor0e0,ceilinginf`, then
+/// `,columnwise_` and the columnwise layout unless it is row-major, and `,fold` if amax is folded.
 /// row-major one, and `,fold`.
 pub(crate) struct Id(pub QuantSpec);
 
@@ -85,7 +86,7 @@ fn parse_layout(field: &str) -> Option<ScaleLayout> {
     })
 }
 
-/// The spec that part of an id says, if one does.
+/// Parses the quantization part of an id.
 pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
     let mut fields = field.split(',');
     let codes = CodeType::from_name(fields.next()?)?;
@@ -109,7 +110,7 @@ pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
     quant.check().is_ok().then_some(quant)
 }
 
-/// The spec without what its kind of scale cannot have, for so many rows and columns.
+/// The spec without the settings that its kind of scale cannot have, for a (rows, cols) matrix.
 pub(crate) fn normalized(quant: QuantSpec, (rows, cols): (usize, usize), present: TensorSet) -> QuantSpec {
     let with_room = |layout, rows: usize| match layout {
         ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => layout,
@@ -126,7 +127,7 @@ pub(crate) fn normalized(quant: QuantSpec, (rows, cols): (usize, usize), present
     or_plain(laid_out.columnwise_layout(with_room(quant.columnwise_layout, cols)), laid_out)
 }
 
-/// The optional tensors of such a call.
+/// The optional tensors of a call with this quantization.
 pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
     let is_one = matches!(quant.scale, ScaleKind::Given | ScaleKind::Current);
     given
@@ -136,18 +137,18 @@ pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
         .set(Tensor::Amax, given.has(Tensor::Amax) && quant.scale == ScaleKind::Given)
 }
 
-/// What a caller brings: the scale, and what `amax` holds before if the call folds into it.
+/// The caller's scale, and the initial `amax` if the call folds into it.
 #[derive(Clone, Copy, Debug)]
 pub struct Given {
-    /// The scale, where it is given.
+    /// The scale, for `ScaleKind::Given`.
     pub scale: f64,
-    /// What `amax` holds before.
+    /// The value of `amax` before the call.
     pub amax: f64,
 }
 
 impl Given {
-    /// Of the largest result: a scale that just holds it, lets much of it saturate, or leaves hardly a bit of it; an amax that
-    /// stays or does not.
+    /// Chosen relative to the largest result: a scale that just fits, saturates many elements, or
+    /// leaves almost no bits; an amax that is larger than the result's or is not.
     pub(crate) fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
         let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
         let given =
@@ -157,23 +158,23 @@ impl Given {
         let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
         let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
         let scale = (largest / f64::from(quant.codes.largest()) * factor) as f32;
-        // Values on ties and steps of the format are to stay there.
+        // Values on ties and steps of the format must stay on them.
         let is_exact = case.family == Family::Codes;
         let scale = if is_exact || !scale.is_normal() { 0.5 } else { scale };
         Given { scale: f64::from(scale), amax: f64::from((largest * [0.5, 2.0][(choice >> 8) as usize % 2]) as f32) }
     }
 }
 
-/// Values of a weight that are codes' values, ties and their neighbours, the ends of the range, and maxima of blocks on
-/// powers of two, on 448 2^k and beside them.
+/// Difficult weights: values of a format, ties and their neighbours, ends of the range; block
+/// maxima on powers of two, on 448 2^k and next to them.
 pub(crate) fn hard_weight(bits: u64, dtype: DType) -> f64 {
     let exponent = ((bits >> 8) % 19) as i32 - 11;
     let significand = 16 + (bits >> 16 & 15);
-    // Four bits after the leading one: every code of E4M3, and every tie.
+    // Four bits after the leading one: every E4M3 value and every tie.
     let value = significand as f64 * 2f64.powi(exponent);
     let special = [0.0, 448.0, 464.0, 465.0, 2f64.powi(-10), 2f64.powi(-6), 57344.0, 61440.0, 1.0, 127.5, 0.875, 1e-30];
     let value = if bits & 7 == 0 { special[(bits >> 32) as usize % special.len()] } else { value };
-    // In f32 also what lies a hair beside; 16 bits hold few of these, and round to one or the other.
+    // In f32 also the direct neighbours. 16 bits represent few of them and round the others.
     let beside = match (dtype, bits >> 40 & 3) {
         (DType::F32, 0) => f64::from((value as f32).next_up()),
         (DType::F32, 1) => f64::from((value as f32).next_down()),
@@ -186,7 +187,7 @@ const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255,
 const ROWS: [usize; 9] = [0, 1, 2, 3, 5, 31, 64, 129, 257];
 
 impl Dice {
-    /// Of scales of so many rows.
+    /// A layout for the scales of `rows` rows.
     fn scale_layout(&mut self, rows: usize) -> ScaleLayout {
         let ld = rows.next_multiple_of(4) + self.pick(&[0, 0, 4, 1]);
         self.pick(&[
@@ -227,7 +228,8 @@ impl Dice {
     }
 }
 
-/// x of one magnitude, over a power of two columns and without eps: where the rstd that is stored is 1, y is the weight, unrounded.
+/// In the family `Codes`: a power of two columns, no eps, no offset and no bias. x has one
+/// magnitude, so if the stored rstd is 1, y is exactly the weight.
 fn exact_where_asked(case: Case) -> Case {
     if case.family != Family::Codes {
         return case;
@@ -250,7 +252,7 @@ fn formats_and_scales() -> impl Iterator<Item = (CodeType, ScaleKind)> {
     CodeType::ALL.into_iter().flat_map(of_codes).filter(|(codes, scale)| QuantSpec::new(*codes, *scale).check().is_ok())
 }
 
-/// So many cases of every format and kind of scale, with each norm, the other axes drawn.
+/// `count` cases for every format, kind of scale and norm, with the other axes drawn.
 fn every_scale(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
     let mut dice = Dice { state: seed };
     let mut cases = Vec::new();
@@ -263,14 +265,15 @@ fn every_scale(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
     cases
 }
 
-/// One case of every format and kind of scale, and the values that lie on its steps.
+/// One case for every format and kind of scale, and the values on the steps of each format.
 pub(crate) fn smoke() -> Vec<Case> {
     let mut cases = every_scale(11, 1, 1 << 11);
     cases.extend(every_step(3));
     cases
 }
 
-/// What is on a step of a format, and the mixes of dtypes, with every kind of scale.
+/// Many cases for every format and kind of scale, values on the steps of each format, and all mixes
+/// of dtypes.
 pub(crate) fn core() -> Vec<Case> {
     let mut cases = every_scale(12, 10, 1 << 15);
     cases.extend(every_step(31));
@@ -288,13 +291,13 @@ pub(crate) fn core() -> Vec<Case> {
             let case = Case { quant, present: all, family, ..plain(Norm::ALL[j % 2], DType::ALL[(i + j) % 3], 7, 161) };
             cases.push(exact_where_asked(case));
         }
-        // Long rows, many rows, and a matrix beyond a cache.
+        // Long rows, many rows, and a matrix larger than a cache.
         for (rows, cols) in [(2, 17_389), (3, 65_537), (2050, 33), (1025, 4099)] {
             let case = plain(Norm::ALL[i % 2], DType::ALL[i % 3], rows, cols);
             cases.push(Case { quant, present: all.without(Tensor::Y), ..case });
         }
-        // With a weight alone, as the inputs of matrix products are made: a backend may have a shorter way for these, with ends of its
-        // own.
+        // With only a weight, as for the inputs of matrix products. A backend may have a shorter
+        // kernel for these, with different row ends.
         let weight = TensorSet::of(&[Tensor::Weight, Tensor::Amax]);
         let with_codes = |j: usize| {
             let quant = QuantSpec::new(CodeType::ALL[(i + j) % 3], scale);
@@ -319,8 +322,9 @@ pub(crate) fn core() -> Vec<Case> {
     cases
 }
 
-/// So many cases with a copy along columns for each format, kind of scale and norm that has one: the other axes drawn, then blocks of
-/// rows that are whole, short by a row and one too long.
+/// `count` cases with a columnwise copy for each format, kind of scale and norm that supports it,
+/// with the other axes drawn. Then blocks of rows that are complete, one row short, and one row too
+/// long.
 pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
     let mut dice = Dice { state: seed };
     let mut cases = Vec::new();
@@ -345,7 +349,8 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
             }
             let quant = Some(QuantSpec::new(codes, scale));
             let present = copied.with(Tensor::Weight);
-            // 191 rows as 192: columns that are apart by whole accesses, and end within one.
+            // 191 rows with a stride of 192: columns are whole vectors apart, and end within a
+            // vector.
             let layout = Layout::Uniform { pad: usize::from(rows == 191), offset: 0 };
             let case = Case::plain(Kind::QuantizedForward, Norm::ALL[(i + j) % 2], DType::ALL[j % 3], rows, cols);
             cases.push(with_copy(&mut dice, Case { quant, present, layout, ..case }));
@@ -355,7 +360,7 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
     cases
 }
 
-/// Every format and kind of scale on values of [`hard_weight`].
+/// Every format and kind of scale on the values of [`hard_weight`].
 fn every_step(rows: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (codes, scale)) in formats_and_scales().enumerate() {
@@ -370,7 +375,7 @@ fn every_step(rows: usize) -> Vec<Case> {
     cases
 }
 
-/// So many drawn cases.
+/// About `count` drawn cases.
 pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
     every_scale(seed ^ 0x9a_47, count.div_ceil(2 * formats_and_scales().count()), 1 << 13)
 }
@@ -405,7 +410,7 @@ mod tests {
         }
     }
 
-    /// Every value of every axis, and layouts with padding.
+    /// Every value of every axis occurs, and so do layouts with padding.
     #[test]
     fn core_has_every_way_to_quantize() {
         let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();

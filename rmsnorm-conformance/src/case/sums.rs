@@ -1,4 +1,4 @@
-//! Cases of gradients of weight and bias as f32 sums.
+//! Cases with gradients of weight and bias as f32 sums.
 
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
 
@@ -8,14 +8,14 @@ use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout};
 use crate::testing::splitmix;
 
-/// What a trainer asks for.
+/// The usual tensors in training.
 const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
 
 fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
     Case { present: USUAL, ..Case::plain(Kind::BackwardSums, norm, dtype, rows, cols) }
 }
 
-/// Every norm and family, with the other axes drawn, and every dtype.
+/// Every norm and family with the other axes drawn, and every dtype.
 pub(crate) fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 61 };
     let mut cases = Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn smoke() -> Vec<Case> {
         }
         for dtype in DType::ALL {
             cases.push(plain(norm, dtype, (3, 129)));
-            // More rows than one block of partial sums has, and none.
+            // More rows than one block of partial sums has, and no rows.
             cases.push(plain(norm, dtype, (300, 33)));
             cases.push(plain(norm, dtype, (0, 33)));
             let dtypes = DTypes::uniform(dtype).widened(true, true);
@@ -38,7 +38,7 @@ pub(crate) fn smoke() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// What the core profile has of them.
+/// The cases of the core profile.
 pub(crate) fn core() -> Vec<Case> {
     let mut dice = Dice { state: 62 };
     let mut cases = Vec::new();
@@ -72,7 +72,7 @@ pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
     cases
 }
 
-/// A drawn case, as it is changed, that can prove something.
+/// A drawn case, after `change`, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
     dice.one(most, |case| change(Case { kind: Kind::BackwardSums, ..case }), is_meaningful)
 }

@@ -1,4 +1,5 @@
-//! What a backend claims about its arithmetic. The bounds follow from the claim; policy caps the summation depth.
+//! The arithmetic that a backend declares. Error bounds follow from it; a policy limits the depth
+//! of sums.
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 
@@ -7,42 +8,46 @@ use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 pub enum StoreRounding {
     /// To nearest, ties to even.
     NearestEven,
-    /// To either neighbour (WGSL's own conversions promise no more).
+    /// To either neighbour, as WGSL's conversions may.
     EitherNeighbour,
 }
 
-/// What a backend does with NaN and infinity.
+/// The treatment of NaN and infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NonFinite {
     /// Propagates them as IEEE 754 says.
     Ieee,
-    /// Promises nothing for the row they are in (WGSL).
+    /// Unspecified for the row they are in (WGSL).
     Unspecified,
 }
 
-/// The claims of a backend, from which its error bounds are derived ([math](rmsnorm_spec::math), section 5).
+/// The arithmetic of a backend, from which its error bounds are derived
+/// ([math](rmsnorm_spec::math), section 5).
 #[derive(Clone, Copy, Debug)]
 pub struct Arithmetic {
     /// Unit roundoff of one f32 operation: `|fl(a op b) - (a op b)| <= u |a op b|`.
     pub unit_roundoff: f64,
     /// Relative error of the computed `1 / sqrt(v)`.
     pub rstd_error: f64,
-    /// Roundings spent on "divide by cols", when cols is no power of two (else none): 2 for a multiplication with a
-    /// rounded reciprocal, 1 for a true division.
+    /// Number of roundings of the division by cols: 2 for a multiplication with a rounded
+    /// reciprocal, 1 for a true division. Not used if cols is a power of two, because the division
+    /// is exact then.
     pub mean_roundings: f64,
-    /// Relative error of a quotient, as of a result by its scale: 1 rounding for a division, 2 for a product with a rounded
-    /// reciprocal.
+    /// Relative error of a quotient, such as a result divided by its scale: 1 rounding for a
+    /// division, 2 for a product with a rounded reciprocal.
     pub quotient_error: f64,
     /// The rounding of 16-bit stores.
     pub store: StoreRounding,
     /// Whether subnormal inputs and results may be flushed to zero.
     pub flushes_subnormals: bool,
-    /// NaN and infinity.
+    /// The treatment of NaN and infinity.
     pub non_finite: NonFinite,
-    /// Longest chain of f32 additions in a sum over a row of that many columns; at most [`policy_depth_cols`].
+    /// Longest chain of f32 additions in a sum over a row of `cols` columns; at most
+    /// [`policy_depth_cols`].
     pub depth_cols: fn(usize) -> usize,
-    /// Longest chain of f32 additions in a sum over that many rows (dweight, dbias), for
-    /// [`GradReduction::Partials`](rmsnorm_spec::GradReduction::Partials); at most [`policy_depth_rows`].
+    /// Longest chain of f32 additions in a sum over `rows` rows (dweight, dbias), for
+    /// [`GradReduction::Partials`](rmsnorm_spec::GradReduction::Partials); at most
+    /// [`policy_depth_rows`].
     pub depth_rows: fn(usize) -> usize,
 }
 
@@ -60,13 +65,15 @@ impl Arithmetic {
         depth_rows: policy_depth_rows,
     };
 
-    /// What `factor` times an f32 operand may lose if the operand is flushed to zero; nothing where subnormals are kept.
+    /// The error of `factor` times an f32 operand if the operand may be flushed to zero; 0 if
+    /// subnormals are kept.
     pub(crate) fn flush_loss(&self, factor: f64) -> f64 {
-        // Not a product with 0, which is NaN for an infinite factor.
+        // A product with 0 would be NaN for an infinite factor.
         if self.flushes_subnormals { f64::from(f32::MIN_POSITIVE) * factor.abs() } else { 0.0 }
     }
 
-    /// Whether f32 additions round to nearest even: then the sum with the residual is one exact value.
+    /// Whether f32 additions round to nearest even. If so, the sum with the residual has one exact
+    /// value.
     pub fn adds_to_nearest(&self) -> bool {
         self.unit_roundoff <= Arithmetic::IEEE.unit_roundoff && !self.flushes_subnormals
     }

@@ -1,10 +1,11 @@
-//! A-priori error bounds, derived in [math](rmsnorm_spec::math) section 5: formulas in the unit roundoff, never a tuned tolerance.
+//! A-priori error bounds, derived in [math](rmsnorm_spec::math) section 5: formulas in the unit
+//! roundoff, never a tuned tolerance.
 //!
-//! A bound is the largest absolute error that the f32 arithmetic a backend declares can leave in an output before the
-//! final rounding to a 16-bit dtype; for an f32 output it covers the final rounding too. An infinite bound says that
-//! the arithmetic promises nothing there: a sum overflows f32, or eps is lost in the rounding errors of the variance.
-//! A NaN bound belongs to an input that is not finite. What follows from a bound is the matter of
-//! [`judge`](crate::judge).
+//! A bound is the largest absolute error that the declared f32 arithmetic can leave in an output
+//! before the final rounding to a 16-bit dtype. For an f32 output, it includes the final rounding.
+//! A bound is infinite where the arithmetic guarantees nothing: a sum overflows f32, or eps is lost
+//! in the rounding errors of the variance. A bound is NaN where an input is not finite.
+//! [`judge`](crate::judge) applies the bounds.
 
 use rmsnorm_spec::reference::{BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs, round_to};
 use rmsnorm_spec::{DType, Norm, NormSpec};
@@ -12,46 +13,48 @@ use rmsnorm_spec::{DType, Norm, NormSpec};
 use super::{round_down, round_up};
 use crate::{Arithmetic, NonFinite};
 
-/// Covers the products of two errors that the formulas leave out.
+/// Factor for the products of two errors, which the formulas leave out.
 pub(crate) const SECOND_ORDER: f64 = 1.0 + 1.0 / 1024.0;
-/// The smallest normal f32: what an operation loses at most by gradual underflow or a flush to zero.
+/// The smallest normal f32: the largest loss of an operation by gradual underflow or a flush to
+/// zero.
 pub(crate) const TINY: f64 = f32::MIN_POSITIVE as f64;
-/// Sums up to here cannot overflow f32, whatever their rounding errors.
+/// Sums up to here cannot overflow f32, for any rounding errors.
 const NO_OVERFLOW: f64 = f32::MAX as f64 / 2.0;
 /// Standard deviations that [`Mode::Statistical`] allows.
 const DEVIATIONS: f64 = 6.0;
 
-/// How the rounding errors of a long sum are taken to add up.
+/// Assumption about how the rounding errors of a long sum add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Rigorous: every rounding error at its largest and of the same sign.
+    /// Rigorous: all rounding errors are maximal and have the same sign.
     Worst,
-    /// Rounding errors as independent random variables of mean zero, six standard deviations. Tighter; valid only for
-    /// continuous, roughly centred data. Where few distinct values repeat, so do their rounding errors.
+    /// Rounding errors are independent random variables of mean zero; the bound is six standard
+    /// deviations. Tighter, but valid only for continuous, roughly centred data. If few distinct
+    /// values repeat, so do their rounding errors.
     Statistical,
 }
 
-/// What the bounds are derived from.
+/// The assumptions of the bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Model<'a> {
-    /// What the backend declares.
+    /// The declared arithmetic.
     pub arithmetic: &'a Arithmetic,
-    /// How the errors of sums add up.
+    /// Assumption about the errors of sums.
     pub mode: Mode,
 }
 
 /// Absolute error bounds of a forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBounds {
-    /// Zeros for RMS norm. (rows)
+    /// (rows); zeros for RMS norm.
     pub mean: Vec<f64>,
     /// (rows)
     pub rstd: Vec<f64>,
     /// (rows, cols)
     pub y: Vec<f64>,
-    /// In f32, before any rounding to the dtype of `y`. (rows, cols)
+    /// (rows, cols); in f32, before any rounding to the dtype of `y`.
     pub x_hat: Vec<f64>,
-    /// What the backward pass inherits. (rows)
+    /// (rows); the errors that the backward pass inherits.
     statistics: Vec<StatisticsError>,
 }
 
@@ -66,19 +69,20 @@ pub struct BackwardBounds {
     pub dbias: Vec<f64>,
 }
 
-/// Where the backward pass under test had its mean and rstd from.
+/// The origin of the mean and rstd that the backward pass under test used.
 #[derive(Clone, Copy, Debug)]
 pub enum Statistics<'a> {
-    /// It received exactly the mean and rstd that the reference received.
+    /// Exactly the mean and rstd that the reference received.
     Given,
-    /// From its own forward pass, whose errors these are.
+    /// The backend's own forward pass, with these error bounds.
     Computed(&'a ForwardBounds),
 }
 
 /// The bounds of equations (2) to (6): [math](rmsnorm_spec::math), section 5.2.
 ///
-/// `h_dtype` is the dtype in which `h` is stored: the residual stream's if there is one, else that of `x`. `outputs`
-/// are the reference's for `inputs`; the bounds say how far a computed value may be from them.
+/// `h_dtype` is the dtype of the stored `h`: that of the residual if there is one, otherwise that
+/// of `x`. `outputs` are the reference's results for `inputs`; a computed value may differ from
+/// them by at most the bound.
 pub fn forward(
     spec: &NormSpec,
     inputs: &ForwardInputs<'_>,
@@ -119,7 +123,8 @@ pub fn forward(
 
 /// The bounds of equations (7) to (12): [math](rmsnorm_spec::math), section 5.3.
 ///
-/// `outputs` are the reference's for `inputs`, whose `mean` and `rstd` are the ones `statistics` speaks of.
+/// `outputs` are the reference's results for `inputs`. `statistics` is the origin of the `mean` and
+/// `rstd` in `inputs`.
 pub fn backward(
     spec: &NormSpec,
     inputs: &BackwardInputs<'_>,
@@ -144,7 +149,7 @@ pub fn backward(
         }
     }
     let depth = (model.arithmetic.depth_rows)(spec.rows);
-    // In each row dy may be flushed, and so may the running sum; the product of dweight underflows.
+    // In each row, dy and the running sum may be flushed; the product of dweight may underflow.
     let row_loss = TINY + model.arithmetic.flush_loss(2.0);
     let finish = |error: f64| error * SECOND_ORDER + row_loss * spec.rows as f64;
     BackwardBounds {
@@ -154,7 +159,7 @@ pub fn backward(
     }
 }
 
-/// What the bound of a sum needs to know of its terms.
+/// Properties of a sum's terms that its error bound needs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     value: f64,
@@ -175,7 +180,7 @@ impl Sum {
         self.of_squares += term * term;
     }
 
-    /// Bound of the error of adding exact terms, where no term passes through more than `depth` additions.
+    /// Error bound of adding exact terms, if each term passes through at most `depth` additions.
     fn error(&self, depth: usize, model: Model<'_>) -> f64 {
         let u = model.arithmetic.unit_roundoff;
         if !self.of_abs.is_finite() {
@@ -203,7 +208,7 @@ struct Row<'a> {
     rstd: f64,
 }
 
-/// The errors of a row's statistics: absolute of the mean, relative of rstd.
+/// The errors of a row's statistics: absolute for the mean, relative for rstd.
 #[derive(Clone, Copy, Debug)]
 struct StatisticsError {
     mean: f64,
@@ -211,7 +216,7 @@ struct StatisticsError {
 }
 
 impl StatisticsError {
-    /// The bound of something that depends on these statistics. Without it, `inf * 0` would hide that there is none.
+    /// `bound`, or infinity if rstd has no bound. Otherwise `inf * 0` would give NaN and hide this.
     fn bound(self, bound: f64) -> f64 {
         if self.rstd == f64::INFINITY { f64::INFINITY } else { bound }
     }
@@ -229,18 +234,19 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     };
     let shifted = row.var + eps;
     if !shifted.is_finite() || shifted == 0.0 {
-        // 1/sqrt(inf) = 0, 1/sqrt(0) = inf and NaN are exact under IEEE, unless the zero is what a mean with an error
-        // would have to hit.
+        // Under IEEE, 1/sqrt(inf) = 0, 1/sqrt(0) = inf and NaN are exact, except for a zero
+        // variance if the mean has an error: a computed variance need not be 0 then.
         let exact = arithmetic.non_finite == NonFinite::Ieee && (mean.first == 0.0 || !shifted.is_finite());
         return StatisticsError { mean: mean.corrected, rstd: if exact { 0.0 } else { f64::INFINITY } };
     }
 
     let squares = Sum::of(row.h.iter().map(|h| (h - row.mean) * (h - row.mean)));
     let square_roundings = match (spec.norm, h_dtype) {
-        // The square of 11 or 8 significant bits fits the 24 of an f32.
+        // The square of 11 or 8 significant bits fits the 24 bits of an f32.
         (Norm::Rms, DType::F16 | DType::Bf16) => 0.0,
         (Norm::Rms, DType::F32) => 1.0,
-        // The rounded difference counts twice, the square once, and what the first mean missed is taken away.
+        // The rounding of the difference counts twice, the square's once, the correction by the
+        // first mean's error once.
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 4.0,
     };
     let underflow = TINY + arithmetic.flush_loss(3.0);
@@ -252,7 +258,7 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     if !var.is_finite() {
         return StatisticsError { mean, rstd: f64::INFINITY };
     }
-    // A sum of squares is never negative, so no computed variance is below 0.
+    // A computed sum of squares is never negative, so the computed variance is not below 0.
     let least = if arithmetic.flushes_subnormals && eps < TINY { 0.0 } else { eps };
     let low = (shifted - var).max(least) * (1.0 - u);
     let high = (shifted + var) * (1.0 + u);
@@ -261,11 +267,12 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     StatisticsError { mean, rstd: (rstd_high / row.rstd - 1.0).max(1.0 - rstd_low / row.rstd) }
 }
 
-/// The errors of layer norm's mean: of the first, which is a sum, and of what the deviations from it make of it.
+/// The errors of layer norm's mean. The first mean is a plain sum; the average of the deviations
+/// from it corrects it.
 #[derive(Clone, Copy, Default)]
 struct MeanError {
     first: f64,
-    /// Of the average of the deviations from the first mean.
+    /// Error of the average of the deviations from the first mean.
     deviations: f64,
     corrected: f64,
 }
@@ -273,11 +280,12 @@ struct MeanError {
 impl MeanError {
     fn new(row: &Row<'_>, depth: usize, division: f64, model: Model<'_>) -> MeanError {
         let (u, cols) = (model.arithmetic.unit_roundoff, row.h.len() as f64);
-        // h, the running sum, the mean.
+        // h, the running sum and the mean may be flushed.
         let loss = model.arithmetic.flush_loss(3.0);
         let first = Sum::of(row.h.iter().copied()).error(depth, model) / cols + division * u * row.mean.abs() + loss;
-        // A deviation is rounded before it is added, and then sums of them are: alike in many 16-bit elements, so not as a random walk.
-        // What the first mean misses is in each of them.
+        // A deviation is rounded before it is added, and so are the partial sums. These roundings
+        // repeat in many 16-bit elements, so they are not a random walk. Each deviation also
+        // contains the error of the first mean.
         let sum = Sum::of(row.h.iter().map(|h| h - row.mean));
         let worst = sum.error(depth, Model { mode: Mode::Worst, ..model }) / cols;
         let added = match model.mode {
@@ -292,7 +300,8 @@ impl MeanError {
         MeanError { first, deviations, corrected }
     }
 
-    /// What the variance has of them: squares are summed about the first mean, and what it missed is taken away.
+    /// The error that the variance gets from the mean: squares are summed about the first mean, and
+    /// then corrected by its error.
     fn of_squares(self, depth: usize, division: f64, u: f64) -> f64 {
         let MeanError { first, deviations, .. } = self;
         (depth as f64 + 8.0 + 2.0 * division) * u * (first + deviations).powi(2)
@@ -300,7 +309,7 @@ impl MeanError {
     }
 }
 
-/// How far from a value the f32 sum may be that is within `error` of it before its rounding.
+/// How far from `value` the f32 sum may be, if it is within `error` of `value` before its rounding.
 fn rounded_apart(value: f64, error: f64, arithmetic: &Arithmetic) -> f64 {
     let (low, high) = (value - error, value + error);
     let (low, high) = if arithmetic.adds_to_nearest() {
@@ -311,17 +320,19 @@ fn rounded_apart(value: f64, error: f64, arithmetic: &Arithmetic) -> f64 {
     if error.is_finite() { (value - low).max(high - value) } else { error }
 }
 
-/// Roundings spent on "divide by cols": none for a power of two.
+/// Number of roundings of the division by `cols`: none for a power of two.
 fn division_roundings(cols: usize, arithmetic: &Arithmetic) -> f64 {
     if cols.is_power_of_two() { 0.0 } else { arithmetic.mean_roundings }
 }
 
-/// Whether an intermediate may overflow f32 on the way to a finite result. Not for infinite inputs: those propagate.
+/// Whether an intermediate may overflow f32 although the result is finite. False for infinite
+/// inputs: these propagate.
 fn overflows(magnitude: f64) -> bool {
     magnitude.is_finite() && magnitude > NO_OVERFLOW
 }
 
-/// What underflow can cost in an output: one loss in `h - mean`, scaled by rstd and the weight, and one an operation.
+/// The loss of an output by underflow: one loss in `h - mean`, scaled by rstd and the weight, and
+/// one per operation.
 fn underflow(rstd: f64, weight: f64) -> f64 {
     TINY * (1.0 + (1.0 + rstd) * (1.0 + weight.abs()))
 }
@@ -330,9 +341,10 @@ fn underflow(rstd: f64, weight: f64) -> f64 {
 #[derive(Clone, Copy)]
 struct Weight {
     value: f64,
-    /// Of a product with it: the multiplication, and the addition of an offset.
+    /// Number of roundings of a product with it: the multiplication, and the addition of an offset.
     roundings: f64,
-    /// How many values may be flushed to zero on the way to it: the weight, the offset, their sum.
+    /// Number of values that may be flushed to zero in computing it: the weight, the offset, their
+    /// sum.
     flushes: f64,
 }
 
@@ -352,13 +364,13 @@ impl Weight {
 #[derive(Clone, Copy)]
 struct XHat {
     value: f64,
-    /// From the error of the mean: the same for the whole row.
+    /// From the error of the mean; the same for the whole row.
     common: f64,
-    /// From the roundings of this element alone.
+    /// From the roundings of this element.
     local: f64,
-    /// Common, local, and the share of rstd.
+    /// Sum of `common`, `local` and the error from rstd.
     rounded: f64,
-    /// From `h`, the mean and `x_hat` being flushed to zero. Kept apart, since it does not average out.
+    /// From flushing `h`, the mean and `x_hat` to zero. Separate, because it does not average out.
     flushed: f64,
 }
 
@@ -367,7 +379,7 @@ impl XHat {
         let u = arithmetic.unit_roundoff;
         let value = deviation * rstd;
         let rstd_high = rstd * (1.0 + statistics.rstd);
-        // The operands of the difference, or h.
+        // The operands of the difference (layer norm), or h (RMS norm).
         let (subtraction, operands) = match norm {
             Norm::Rms => (0.0, 1.0),
             Norm::Layer => (rstd_high * u * deviation.abs(), 2.0),
@@ -378,13 +390,13 @@ impl XHat {
         XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + operands * rstd_high) }
     }
 
-    /// All of it.
+    /// The total error.
     fn error(&self) -> f64 {
         self.rounded + self.flushed
     }
 }
 
-/// The arguments of [`backward`], for its parts.
+/// The arguments of [`backward`].
 #[derive(Clone, Copy)]
 struct Pass<'a> {
     spec: &'a NormSpec,
@@ -397,11 +409,11 @@ struct Pass<'a> {
 struct BackwardElement {
     dy: f64,
     wdy: f64,
-    /// What dy and the weight being flushed to zero may cost in wdy.
+    /// Loss of wdy if dy and the weight are flushed to zero.
     wdy_loss: f64,
     weight: Weight,
     x_hat: XHat,
-    /// The reference's.
+    /// The reference's dx.
     dx: f64,
 }
 
@@ -445,8 +457,9 @@ impl<'a> BackwardRow<'a> {
         }
     }
 
-    /// An error of rstd scales `mean_wdy_xhat` as a whole, and an error of the mean shifts every `x_hat` alike: neither goes
-    /// through the sum term by term, which would be wider by the square root of `cols`.
+    /// An error of rstd scales `mean_wdy_xhat` as a whole, and an error of the mean shifts all
+    /// `x_hat` equally. Both are bounded outside of the sum: bounded per term, they would be wider
+    /// by a factor of sqrt(cols).
     fn means_error(&self) -> MeansError {
         let Pass { spec, model, .. } = self.pass;
         let u = model.arithmetic.unit_roundoff;
@@ -457,7 +470,7 @@ impl<'a> BackwardRow<'a> {
         let sum_error = |term: &dyn Fn(&BackwardElement) -> f64| {
             Sum::of(self.elements.iter().map(term)).error(depth, model) / spec.cols as f64
         };
-        // The term, the running sum, the average.
+        // The term, the running sum and the average may be flushed.
         let sum_loss = model.arithmetic.flush_loss(3.0);
         let mean_wdy = match spec.norm {
             Norm::Rms => 0.0,
@@ -482,7 +495,7 @@ impl<'a> BackwardRow<'a> {
         MeansError { mean_wdy, mean_wdy_xhat }
     }
 
-    /// Equation (10).
+    /// The error of dx, equation (10).
     fn dx_error(&self, element: &BackwardElement, means: MeansError) -> f64 {
         let u = self.pass.model.arithmetic.unit_roundoff;
         let BackwardElement { wdy, wdy_loss, weight, x_hat, dx, .. } = element;
@@ -506,7 +519,7 @@ impl<'a> BackwardRow<'a> {
             + means.mean_wdy
             + x_hat.value.abs() * means.mean_wdy_xhat
             + self.mean_wdy_xhat.abs() * x_hat.error()
-            // Second order, but all there is in a row whose variance is nothing but rounding errors.
+            // Second order, but the main error of a row whose variance consists of rounding errors.
             + x_hat.error() * means.mean_wdy_xhat
             + u * projection.abs()
             + first_subtraction
@@ -516,16 +529,16 @@ impl<'a> BackwardRow<'a> {
     }
 }
 
-/// The sums over the rows of one column.
+/// The sums over the rows for one column.
 #[derive(Clone, Copy, Default)]
 struct Column {
     dweight: Sum,
     dbias: Sum,
-    /// Of the errors that `x_hat` brings into the terms of `dweight`.
+    /// Sum of the errors that `x_hat` brings into the terms of `dweight`.
     x_hat: Sum,
-    /// What is lost in them when values are flushed to zero.
+    /// Loss in these terms if values are flushed to zero.
     flushed: f64,
-    /// A row whose rstd has no bound takes part.
+    /// Whether rstd has no bound in some row.
     unbounded: bool,
 }
 
@@ -546,7 +559,7 @@ impl Column {
         let worst = self.x_hat.of_abs + u * self.dweight.of_abs;
         let terms = match model.mode {
             Mode::Worst => worst,
-            // Rows are independent of each other; only a bias of rstd that all rows share adds up coherently.
+            // Rows are independent. Only a bias of rstd that all rows share adds up coherently.
             Mode::Statistical => worst.min(
                 rstd_error * self.dweight.value.abs()
                     + DEVIATIONS * self.x_hat.of_squares.sqrt()
@@ -670,7 +683,8 @@ mod tests {
 
     #[test]
     fn flushed_operands_cost_what_they_are_multiplied_with() {
-        // Found on an H200 through Vulkan: rstd multiplies what is lost of x by 1e3, and dy that by 8.
+        // Found on an H200 through Vulkan: rstd multiplies the loss in x by 1e3, and dy multiplies
+        // it by 8.
         let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
         let spec = NormSpec::rms(1, 1, 1e-6);
         let (x, dy) = ([f64::from(f32::MIN_POSITIVE) / 2.0], [8.0]);
@@ -690,7 +704,7 @@ mod tests {
     fn flushed_mean_costs_as_much_as_a_flushed_element() {
         let flushing = Arithmetic { flushes_subnormals: true, ..Arithmetic::IEEE };
         let spec = NormSpec::layer(1, 4, 1e-6);
-        // x and its mean of opposite signs, both flushed: x_hat is 0.
+        // x and its mean have opposite signs and are both flushed: x_hat is 0.
         let (x, dy) = ([0.9, -0.9, -0.9, -0.9].map(|x| x * TINY), [8.0, 0.0, 0.0, 0.0]);
         let (mean, rstd) = (&[-0.45 * TINY][..], &[1000.0][..]);
         let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };

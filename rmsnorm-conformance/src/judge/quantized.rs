@@ -1,6 +1,7 @@
-//! What a call must give whose result is codes ([math](rmsnorm_spec::math), section 10.1): scales by the interval that the largest
-//! result lies in, then codes by the scales that came back. There is no tolerance in the second step: against the scale that was
-//! returned, a result has one code, or two where its own interval holds a tie.
+//! The expected result of a quantized call ([math](rmsnorm_spec::math), section 10.1). First the
+//! scales are judged, by the interval that contains the largest result. Then the quantized values
+//! are judged with the returned scales. The second step has no tolerance: for a given scale, a
+//! result has one quantized value, or two if its interval contains a tie.
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::Arithmetic;
 use crate::case::quantized::Given;
 use crate::run::memory::Bits;
 
-/// What a quantized call must give beside what every forward call does: scales, then codes by the scales that came back.
+/// The expected scales, amax and quantized values of a call, in addition to its [`ForwardTruth`].
 #[derive(Debug)]
 pub struct QuantizedTruth<'a> {
     quant: QuantSpec,
@@ -23,25 +24,26 @@ pub struct QuantizedTruth<'a> {
     cols: usize,
     given: Given,
     arithmetic: &'a Arithmetic,
-    /// What is quantized. (rows, cols)
+    /// (rows, cols); the values to quantize.
     v: Vec<Value>,
 }
 
 /// The largest magnitude of elements that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Amax {
-    /// An element of them is outside the domain of the arithmetic.
+    /// Some element is outside the domain of the arithmetic.
     Open,
-    /// An element of them has no bound, or may round to infinity: nothing is proven.
+    /// Some element has no bound, or may round to infinity: nothing can be proven.
     Unbounded,
-    /// An element is NaN.
+    /// Some element is NaN.
     Nan,
-    /// From here to there.
+    /// Smallest and largest possible value.
     Between(f64, f64),
 }
 
 impl<'a> QuantizedTruth<'a> {
-    /// Of a call of activations of that dtype, which has stored this rstd.
+    /// The expected result of a call with activations of type `dtype`. `rstd` is the stored rstd,
+    /// if any.
     pub fn new(
         spec: &NormSpec,
         quant: QuantSpec,
@@ -61,14 +63,15 @@ impl<'a> QuantizedTruth<'a> {
         QuantizedTruth { quant, rows: spec.rows, cols: spec.cols, given, arithmetic, v }
     }
 
-    /// The same of the copy along columns: what the transposed matrix must become.
+    /// The expected columnwise copy: the same for the transposed matrix.
     pub fn columnwise(&self) -> Self {
         let (rows, cols) = (self.rows, self.cols);
         let v = (0..cols).flat_map(|col| (0..rows).map(move |row| self.v[row * cols + col])).collect();
         QuantizedTruth { quant: self.quant.columnwise(), rows: cols, cols: rows, v, ..*self }
     }
 
-    /// The elements that share each scale, and where the scale is. One scale of a tensor is there without elements, too.
+    /// The elements that share each scale, and the index of the scale. A per-tensor scale exists
+    /// even without elements.
     fn sets(&self) -> Vec<(Range<usize>, usize)> {
         let (rows, cols) = (self.rows, self.cols);
         let Some((width, groups)) = self.quant.scale.set_cols(cols).zip(self.quant.scale.groups(cols)) else {
@@ -99,7 +102,7 @@ impl<'a> QuantizedTruth<'a> {
         }
     }
 
-    /// What the largest magnitude of all is at the least; 0 if nothing can be said.
+    /// Lower bound of the largest magnitude of all elements; 0 if nothing is known.
     pub fn least_amax(&self) -> f64 {
         match self.amax(0..self.v.len()) {
             Amax::Between(low, _) => low,
@@ -107,7 +110,7 @@ impl<'a> QuantizedTruth<'a> {
         }
     }
 
-    /// What may be in the place of a scale. Both ends are values that it may have.
+    /// Smallest and largest possible scale for an amax in `low..=high`.
     fn scales_of(&self, low: f64, high: f64) -> (f64, f64) {
         let quant = &self.quant;
         let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
@@ -118,12 +121,12 @@ impl<'a> QuantizedTruth<'a> {
             let (low, high) = (clamped(low), clamped(high));
             return match (low == 0.0, high == 0.0) {
                 (true, true) => (1.0, 1.0),
-                // Of results that may be zero or not: 1, or however little they are.
+                // If the results may all be zero, the scale is 1, or as small as the results.
                 (true, false) => (TINY, quotient(high, w).max(1.0)),
                 (false, _) => (quotient(low, -w), quotient(high, w)),
             };
         }
-        // An f32 of the interval: the largest result is one.
+        // The scale follows from an f32 in the interval, because the computed amax is an f32.
         let (least, most) = (round_up(low, DType::F32), round_down(high, DType::F32));
         let (least, most) =
             if least <= most { (least, most) } else { (round_to(low, DType::F32), round_to(high, DType::F32)) };
@@ -136,7 +139,7 @@ impl<'a> QuantizedTruth<'a> {
         matches!(self.quant.scale, ScaleKind::Block { is_power_of_two: true, .. } | ScaleKind::Mx { .. })
     }
 
-    /// Judges scales, and what is written as zeros between them.
+    /// Judges scales, and the zeros between them.
     pub fn judge_scales(&self, got: &Bits) -> Verdict {
         let len = self.quant.scales_len(self.rows, self.cols).unwrap_or(0);
         let mut judged = Judged::new(got, len);
@@ -160,7 +163,8 @@ impl<'a> QuantizedTruth<'a> {
         judged.verdict
     }
 
-    /// Judges the largest magnitude of all, larger than or what was there before if the call folds.
+    /// Judges amax: the largest magnitude, or the old value if that is larger and the call folds
+    /// into it.
     pub fn judge_amax(&self, got: &Bits) -> Verdict {
         let mut judged = Judged::new(got, 1);
         match self.amax(0..self.v.len()) {
@@ -176,12 +180,12 @@ impl<'a> QuantizedTruth<'a> {
         judged.verdict
     }
 
-    /// Judges codes by the scales that the call returned, or was given.
+    /// Judges quantized values with the scales that the call returned or was given.
     pub fn judge_codes(&self, got: &Bits, scales: Option<&Bits>) -> Verdict {
         let mut judged = Judged::new(got, self.v.len());
         for (elements, place) in self.sets() {
             let (scale, amax) = match scales {
-                // Each result by itself.
+                // With a given scale, each result is judged alone.
                 None => (self.given.scale, Amax::Between(0.0, 0.0)),
                 Some(scales) if place < scales.bits.len() => (scales.value(place), self.amax(elements.clone())),
                 Some(_) => (f64::NAN, Amax::Between(0.0, 0.0)),
@@ -203,12 +207,14 @@ impl<'a> QuantizedTruth<'a> {
         judged.verdict
     }
 
-    /// The least and the largest value of a code that a result between these has. NaN for a scale that is none.
+    /// The smallest and the largest quantized value of a result in `low..=high`. NaN if the scale
+    /// is not a positive finite number.
     fn codes_of(&self, (low, high): (f64, f64), scale: f64) -> (f64, f64) {
         if !(scale > 0.0 && scale.is_finite()) {
             return (f64::NAN, f64::NAN);
         }
-        // The quotient by a power of two is exact: by rule where scales are such, else where divisions are no worse than products.
+        // Division by a power of two is exact if scales are powers of two by definition, or if the
+        // quotient error is at most that of IEEE.
         let is_near = self.arithmetic.quotient_error <= Arithmetic::IEEE.quotient_error;
         let is_exact = self.is_power_of_two() || is_near && (scale as f32).to_bits() & 0x007f_ffff == 0;
         let w = if is_exact { 0.0 } else { self.arithmetic.quotient_error };
@@ -219,7 +225,7 @@ impl<'a> QuantizedTruth<'a> {
         (round_to_code(least, self.quant.codes), round_to_code(most, self.quant.codes))
     }
 
-    /// Holds transposed codes to the codes, byte for byte.
+    /// Checks that the transposed values equal the quantized values, byte for byte.
     pub fn judge_transposed(&self, got: &Bits, codes: &Bits) -> Verdict {
         let mut judged = Judged::new(got, self.v.len());
         for row in 0..self.rows {
@@ -231,12 +237,12 @@ impl<'a> QuantizedTruth<'a> {
     }
 }
 
-/// Whether the scale in that place is a power of two: bytes are nothing else.
+/// Whether the scale at an index is a power of two. An E8M0 byte always is.
 fn is_power_of_two(got: &Bits, place: usize) -> bool {
     got.storage == Storage::E8m0 || got.bits.get(place).is_none_or(|bits| bits & 0x007f_ffff == 0)
 }
 
-/// A verdict in the making.
+/// A verdict under construction.
 struct Judged<'g> {
     got: &'g Bits,
     verdict: Verdict,
@@ -247,13 +253,13 @@ impl<'g> Judged<'g> {
         Judged { got, verdict: Verdict { failures: got.bits.len().abs_diff(len), ..Verdict::default() } }
     }
 
-    /// An element of which anything would be accepted.
+    /// Counts an element that would be accepted with any value.
     fn proves_nothing(&mut self) {
         self.verdict.open += 1;
         self.verdict.vacuous = true;
     }
 
-    /// The element, if there is one, counted as checked.
+    /// The element at an index, if there is one, counted as checked.
     fn checked(&mut self, index: usize) -> Option<(u32, f64)> {
         let bits = *self.got.bits.get(index)?;
         self.verdict.checked += 1;
@@ -271,13 +277,14 @@ impl<'g> Judged<'g> {
         let Some((bits, got)) = self.checked(index) else { return };
         if bits != expected {
             let value = Bits { storage: self.got.storage, bits: vec![expected] }.value(0);
-            // Of the same bits' name, not of a bound: a byte that is NaN still has a finite reference here.
+            // The reference of exact bits must be finite, because a NaN reference means that NaN is
+            // required.
             let reference = if value.is_nan() { 0.0 } else { value };
             self.fail(Failure { index, got, got_bits: bits, reference, low: reference, high: reference });
         }
     }
 
-    /// Between the two ends, and of the right form.
+    /// Checks that the element is between both ends and has the right form.
     fn is_between(&mut self, index: usize, (reference, low, high): (f64, f64, f64), has_form: bool) {
         let Some((bits, got)) = self.checked(index) else { return };
         if !(has_form && low <= got && got <= high) {

@@ -1,8 +1,9 @@
-//! The trial of bounds: makes a case's calls, and judges every output by the [truth](crate::judge::truth) of its call.
+//! The trial of bounds: makes a case's calls, and judges every output by the
+//! [truth](crate::judge::truth) of its call.
 //!
-//! A backward reference starts from the very statistics that the backend was given, so that only the backward pass's own
-//! errors remain; an end-to-end case is judged a second time against the gradient of the exact function, with the errors
-//! of the forward pass in the bound.
+//! A backward reference starts from the statistics that the backend was given, so only the errors
+//! of the backward pass itself remain. An end-to-end case is judged a second time, by the gradient
+//! of the exact function, with bounds that include the errors of the forward pass.
 
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
 use rmsnorm_spec::quant::QuantSpec;
@@ -21,8 +22,8 @@ use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
 use crate::run::calls::{Context, Saved, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 
-/// Runs a case and judges it. The digest of its outputs and the reports of judged ones are added to `report`, whatever
-/// the status.
+/// Runs a case and judges it. Adds the digest of its outputs and the reports of the judged outputs
+/// to `report`, for any status.
 pub(crate) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) -> Status {
     if let Some(finding) = excessive_claim(context.arithmetic, case) {
         return Status::Fail(finding);
@@ -34,14 +35,15 @@ pub(crate) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) ->
     }
 }
 
-/// Bounds follow from the claims, so a claim that could excuse anything is no better than a wrong result.
+/// Bounds follow from the declared arithmetic, so a declaration that would excuse anything is as
+/// bad as a wrong result.
 fn excessive_claim(arithmetic: &Arithmetic, case: &Case) -> Option<Finding> {
     let sums = [
         ("a sum over cols", (arithmetic.depth_cols)(case.cols), policy_depth_cols(case.cols)),
         ("a sum over rows", (arithmetic.depth_rows)(case.rows), policy_depth_rows(case.rows)),
     ];
     let (output, claimed, allowed) = sums.into_iter().find(|(_, claimed, allowed)| claimed > allowed)?;
-    let detail = format!("chains of {claimed} additions are claimed, policy allows {allowed}");
+    let detail = format!("the backend declares chains of {claimed} additions, at most {allowed} are allowed");
     Some(Finding { check: Check::Claim, output, detail })
 }
 
@@ -57,7 +59,7 @@ fn run_and_judge(
     let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
     let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
     if let Some(truth) = &truth {
-        // After a sum, y is the next norm's.
+        // After a sum, y belongs to the next norm.
         let outputs = ForwardTruth::OUTPUTS.into_iter().filter(|tensor| !case.kind.is_after() || *tensor != Tensor::Y);
         judged.add_all(outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
     }
@@ -83,7 +85,7 @@ fn run_and_judge(
     Ok(())
 }
 
-/// Judges what a forward call, or each rank of a group, has stored for a case of these inputs.
+/// Judges the outputs of a forward call, or of each rank of a group.
 pub(crate) fn judge_stored(
     case: &Case,
     inputs: &Inputs,
@@ -97,7 +99,7 @@ pub(crate) fn judge_stored(
     judged.status()
 }
 
-/// Judges what a backward call has stored for a case of these inputs, by the statistics that it was given.
+/// Judges the outputs of a backward call, by the statistics that it was given.
 pub(crate) fn judge_stored_back(
     case: &Case,
     inputs: &Inputs,
@@ -122,7 +124,7 @@ fn judge_back<'s>(
     judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
 }
 
-/// What a backward call of a case must give.
+/// The expected result of a case's backward call.
 fn backward_truth(
     (case, inputs, saved): (&Case, &Inputs, &Saved),
     statistics: Statistics<'_>,
@@ -139,7 +141,8 @@ fn backward_truth(
     BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, model)
 }
 
-/// What the forward call of a case must give; `observed` is the sum with the residual that it stored, where that is no one value.
+/// The expected result of a case's forward call. `observed` is the stored sum with the residual, if
+/// that has no unique value.
 fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
     let (weight, bias) = (inputs.weight.as_deref(), inputs.bias.as_deref());
     if let Some(sum) = &inputs.sum {
@@ -151,7 +154,7 @@ fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model
     ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed, model)
 }
 
-/// The verdicts of a case so far.
+/// The verdicts on a case so far.
 struct Judged<'a> {
     reports: &'a mut Vec<OutputReport>,
     finding: Option<Finding>,
@@ -167,7 +170,7 @@ impl Judged<'_> {
         }
     }
 
-    /// Judges those of the tensors that the call stored.
+    /// Judges the tensors that the call stored.
     fn add_all(
         &mut self,
         tensors: impl IntoIterator<Item = Tensor>,
@@ -177,7 +180,7 @@ impl Judged<'_> {
         self.add_each(tensors, |tensor| stored.get(tensor), judge);
     }
 
-    /// The same of what `stored` gives.
+    /// Judges the tensors for which `stored` returns data.
     fn add_each<'s>(
         &mut self,
         tensors: impl IntoIterator<Item = Tensor>,
@@ -230,8 +233,8 @@ impl<'a> BoundsTrial<'a> {
         Ok(truth_of(self.case, self.inputs, observed.as_deref(), self.model()))
     }
 
-    /// Where additions may round to either neighbour, the reference starts from the sum that the backend stored; from a
-    /// second call if this one does not store it.
+    /// If additions may round to either neighbour, the reference starts from the sum that the
+    /// backend stored. A second call stores the sum if this one does not.
     fn observed_h(&self, stored: &Outputs) -> Result<Option<Vec<f64>>, Status> {
         let case = self.case;
         if !case.present.has(Tensor::Residual) || self.context.arithmetic.adds_to_nearest() {
@@ -246,7 +249,7 @@ impl<'a> BoundsTrial<'a> {
         Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
     }
 
-    /// The norm of the sum, by the sum that was stored.
+    /// Judges the next norm, with the stored sum as its input.
     fn judge_next(&self, stored: &Outputs, judged: &mut Judged<'_>) {
         let (case, inputs) = (self.case, self.inputs);
         let Some(sum) = stored.get(Tensor::ResidualOut).map(Bits::values) else { return };
@@ -260,7 +263,7 @@ impl<'a> BoundsTrial<'a> {
         }
     }
 
-    /// The gradients of either norm, each by what its call was given.
+    /// Judges the gradients of both norms, each with the inputs of its call.
     fn judge_norms_back(&self, scenario: &Scenario, stored: &Outputs, judged: &mut Judged<'_>) {
         let mut dy = self.inputs.dy.clone();
         if let Some(step) = scenario.back_from_y(stored).filter(|_| self.case.present.has(Tensor::Y)) {
@@ -269,7 +272,7 @@ impl<'a> BoundsTrial<'a> {
             dy = stored.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
         }
         let step = scenario.back_from_sum(stored, &dy);
-        // The residual's gradient is none of this call's.
+        // This call has no gradient of the residual.
         let of_step = |tensor| stored.last(tensor).filter(|_| tensor != Tensor::Dresidual);
         judge_back((&step.case, &step.inputs, &step.saved), Statistics::Given, self.model(), judged, of_step);
     }
@@ -304,7 +307,8 @@ impl<'a> BoundsTrial<'a> {
         judge_back(call, statistics, self.model(), judged, |tensor| stored.get(tensor));
     }
 
-    /// The second of two calls whose gradients are sums: they are added to what the first stored, and the rest is as it was.
+    /// Judges the second of two calls with gradient sums: it adds to the sums of the first call,
+    /// and all other outputs are the same.
     fn judge_accumulated(&self, saved: &Saved, stored: &Outputs, judged: &mut Judged<'_>) {
         let (case, inputs) = (self.case, self.inputs);
         let truth = backward_truth((case, inputs, saved), Statistics::Given, self.model());
@@ -337,7 +341,7 @@ mod tests {
         let device = &SimulatedBackend::new(None);
         let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 1000);
         let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut CaseReport::new(String::new()));
-        let detail = "chains of 1000 additions are claimed, policy allows 48".into();
+        let detail = "the backend declares chains of 1000 additions, at most 48 are allowed".into();
         assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
         assert_eq!(
             run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut CaseReport::new(String::new())),
@@ -365,7 +369,7 @@ mod tests {
         assert!(matches!(failed, Status::Fail(_)), "a failure weighs more");
     }
 
-    /// Once by the statistics that the backend gave itself, once by the exact ones.
+    /// Once by the statistics that the backend computed, once by the exact ones.
     #[test]
     fn end_to_end_case_is_judged_twice() {
         let device = SimulatedBackend::new(None);
@@ -376,7 +380,7 @@ mod tests {
         assert_eq!(report.outputs.iter().filter(|report| report.output == "dx").count(), 2);
     }
 
-    /// The bound of dbias is its own: an error that dweight's would excuse fails the case.
+    /// dbias has a separate bound: an error within dweight's bound fails the case.
     #[test]
     fn dbias_is_held_to_its_own_bound() {
         let device = crate::selftest::faulty::Faulty::new(|_, _, call| {

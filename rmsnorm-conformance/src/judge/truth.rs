@@ -1,6 +1,8 @@
-//! What a call must give: the f64 reference, its bounds, and what is due of each row or column, put together once.
+//! The expected result of a call: the f64 reference, its bounds, and the requirement for each row
+//! or column.
 //!
-//! A forward reference starts from the exact inputs, a backward reference from the statistics that the call was given.
+//! A forward reference starts from the exact inputs, a backward reference from the statistics that
+//! the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
 use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Tensor};
@@ -11,60 +13,64 @@ use crate::judge::{BeforeWeight, Verdict};
 use crate::run::memory::Bits;
 use crate::{Arithmetic, NonFinite};
 
-/// What is due of a part of an output: a row, or a column of a weight gradient.
+/// The requirement for a row, or for a column of a weight gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     /// The acceptance interval.
     Interval,
     /// NaN where the reference is NaN.
     Nan,
-    /// Nothing: the arithmetic is outside its domain.
+    /// Nothing, because the arithmetic is outside its domain.
     Nothing,
 }
 
-/// What is known of an element before it is stored.
+/// Knowledge about an element before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// Nothing.
+    /// It may be anything.
     Open,
     /// It is NaN.
     Nan,
-    /// It lies between these.
+    /// It is in a range.
     Between {
-        /// The exact one.
+        /// The exact value.
         reference: f64,
-        /// The least.
+        /// The smallest possible value.
         low: f64,
-        /// The largest.
+        /// The largest possible value.
         high: f64,
     },
 }
 
-/// What a forward call must give.
+/// The expected result of a forward call.
 #[derive(Debug)]
 pub struct ForwardTruth<'a> {
     spec: NormSpec,
     inputs: ForwardInputs<'a>,
     x_dtype: DType,
     arithmetic: &'a Arithmetic,
-    /// The reference: not rounded to the dtypes of the outputs, but for h.
+    /// The reference. Only h is rounded to its output's dtype.
     pub outputs: ForwardOutputs,
-    /// How far the arithmetic may be from it.
+    /// Bounds of the difference between a computed result and the reference.
     pub bounds: ForwardBounds,
     due: Vec<Due>,
-    /// Whether x is a sum that the call made: it is one value, and may have been stored.
+    /// Whether the call computed x as a sum of parts. The sum has one exact value and may have been
+    /// stored.
     is_sum: bool,
 }
 
 impl<'a> ForwardTruth<'a> {
-    /// What is judged, in the order of reports: what others are computed from comes first.
+    /// The judged outputs, in the order of reports: an output comes after the outputs it depends
+    /// on.
     pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Y];
 
-    /// Of a call with these inputs, x of that dtype. Where the residual is added after the norm, the truth is of the sum and of the
-    /// statistics of x; that of the next norm is another, whose x is the sum that was stored.
+    /// The expected result for `inputs`, with x of type `x_dtype`. If the residual is added after
+    /// the norm, this covers the sum and the statistics of x. The next norm needs another
+    /// `ForwardTruth`, whose x is the stored sum.
     ///
-    /// Where additions may round to either neighbour, the sum of x and a residual is no function of the two, and y is
-    /// judged by the sum that the backend stored: `residual_out`, (rows, cols), which then must be given.
+    /// If additions may round to either neighbour, the sum of x and a residual is not determined by
+    /// them. Then `residual_out` (rows, cols), the sum that the backend stored, must be given, and
+    /// y is judged by it.
     pub fn new(
         spec: &NormSpec,
         inputs: ForwardInputs<'a>,
@@ -87,7 +93,8 @@ impl<'a> ForwardTruth<'a> {
         ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due, is_sum: false }
     }
 
-    /// Of a call whose `x` is the sum of several parts: these inputs have the sum in place of x, with its dtype, and no residual.
+    /// The expected result of a call whose `x` is the sum of several parts. `inputs` has the sum as
+    /// x, with the sum's dtype, and no residual.
     pub fn of_sum(
         spec: &NormSpec,
         inputs: ForwardInputs<'a>,
@@ -97,17 +104,18 @@ impl<'a> ForwardTruth<'a> {
         ForwardTruth { x_dtype, is_sum: true, ..ForwardTruth::new(spec, inputs, sum_dtype, None, model) }
     }
 
-    /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
+    /// Judges a whole output of the call. For a tensor that this truth does not cover, every
+    /// element fails.
     pub fn judge<E: Element>(&self, tensor: Tensor, got: &[E]) -> Verdict {
         self.judge_bits(tensor, &Bits::of(got))
     }
 
-    /// The same for an output whose dtype is data.
+    /// As [`judge`](Self::judge), for an output whose dtype is known only at run time.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let (outputs, bounds) = (&self.outputs, &self.bounds);
         let dtype = got.storage.float();
         let expected = match dtype.filter(|_| Self::OUTPUTS.contains(&tensor)) {
-            // An output of another call. Codes and a next norm have truths of their own.
+            // Not an output of this call. Quantized values and the next norm have other truths.
             None => Vec::new(),
             Some(_) if tensor == Tensor::ResidualOut => self.residual_out(),
             Some(_) if tensor == Tensor::Mean => plain(&outputs.mean, &bounds.mean),
@@ -129,7 +137,8 @@ impl<'a> ForwardTruth<'a> {
                 .zip(residual)
                 .map(|(norm, &residual)| norm.plus(residual, arithmetic))
                 .collect(),
-            // Exactly the nearest value: the sum of two 16-bit values rounds through f32 without a trace.
+            // The nearest value, exactly: rounding the sum of two 16-bit values to f32 first does
+            // not change the result.
             Some(_) if arithmetic.adds_to_nearest() => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
             Some((residual, _)) => {
                 // x and the residual may be flushed to zero.
@@ -139,7 +148,8 @@ impl<'a> ForwardTruth<'a> {
         }
     }
 
-    /// What may be known of each y before it is stored, of activations of that dtype; `rstd` is what the call stored, if it did.
+    /// Knowledge about each y before it is stored, for activations of type `dtype`. `rstd` is the
+    /// stored rstd, if any.
     pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Value> {
         let value = |(i, expected): (usize, Expected)| {
             let (row, col) = (i / self.spec.cols, i % self.spec.cols);
@@ -152,7 +162,7 @@ impl<'a> ForwardTruth<'a> {
                     NonFinite::Ieee => Value::Nan,
                     NonFinite::Unspecified => Value::Open,
                 },
-                // Beyond f32, or perhaps: what is infinite has no code.
+                // It may exceed f32, and an infinity has no quantized value.
                 Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => {
                     Value::Open
                 }
@@ -171,27 +181,27 @@ impl<'a> ForwardTruth<'a> {
         self.y(dtype).into_iter().enumerate().map(value).collect()
     }
 
-    /// Whether a factor of a product is zero: nothing is lost then. The bounds have a term for underflow everywhere, which, under the
-    /// least of all scales, would excuse any code.
+    /// Whether a factor of the product is zero, so that the product is exact. The bounds always
+    /// include an underflow term, which would admit any quantized value if the scale is tiny.
     fn is_exactly_the_bias(&self, index: usize, col: usize) -> bool {
         let is_bounded = self.bounds.x_hat[index].is_finite();
         let weight = reference::effective_weight(&self.spec, self.inputs.weight, col);
         is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0)
     }
 
-    /// Whether y is the weight or its negative, without a rounding: x_hat is one of 1 and -1 where an h of those meets an rstd of 1,
-    /// which is looked up, as a device need not hit it.
+    /// Whether y is exactly the weight or its negative: then x_hat is 1 or -1, because h is 1 or -1
+    /// and the stored `rstd` is 1. `rstd` is checked, because a device need not compute exactly 1.
     fn is_exactly_the_weight(&self, index: usize, rstd: f64) -> bool {
         let is_one = rstd == 1.0 && self.outputs.h[index].abs() == 1.0;
         is_one && self.spec.norm == Norm::Rms && self.spec.weight_offset == 0.0 && self.inputs.bias.is_none()
     }
 
-    /// The ends of an interval as a store of that dtype rounds them.
+    /// The ends of an interval, rounded by a store of type `dtype`.
     pub(crate) fn stored_as(&self, (reference, low, high): (f64, f64, f64), dtype: DType) -> (f64, f64) {
         Expected { reference, low, high }.interval_with_flush(dtype, self.arithmetic)
     }
 
-    /// y, whose x_hat is rounded to this dtype if it is rounded before the weight.
+    /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.
     fn y(&self, dtype: DType) -> Vec<Expected> {
         match self.spec.cast_order {
             CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
@@ -221,12 +231,12 @@ fn forward_due(spec: &NormSpec, outputs: &ForwardOutputs, row: usize, arithmetic
     if h.iter().any(|h| !h.is_finite()) {
         return tainted(arithmetic);
     }
-    // The sums of this row do not fit f32, with a factor of two for the rounding of partial sums.
+    // The sums of this row overflow f32, with a factor of two for the rounding of partial sums.
     let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * spec.cols as f64;
     if squares > f64::from(f32::MAX) / 2.0 { Due::Nothing } else { Due::Interval }
 }
 
-/// What is due of a row with an input that is not finite.
+/// The requirement for a row with a non-finite input.
 fn tainted(arithmetic: &Arithmetic) -> Due {
     match arithmetic.non_finite {
         NonFinite::Ieee => Due::Nan,
@@ -234,28 +244,28 @@ fn tainted(arithmetic: &Arithmetic) -> Due {
     }
 }
 
-/// What a backward call must give.
+/// The expected result of a backward call.
 #[derive(Debug)]
 pub struct BackwardTruth {
     cols: usize,
     arithmetic: Arithmetic,
-    /// The reference: not rounded to the dtypes of the outputs.
+    /// The reference, not rounded to the dtypes of the outputs.
     pub outputs: BackwardOutputs,
-    /// How far the arithmetic may be from it.
+    /// Bounds of the difference between a computed result and the reference.
     pub bounds: BackwardBounds,
     rows_due: Vec<Due>,
-    /// Of dweight, and of dbias.
+    /// The requirements for dweight and for dbias.
     columns_due: (Vec<Due>, Vec<Due>),
 }
 
 impl BackwardTruth {
-    /// What is judged, in the order of reports.
+    /// The judged outputs, in the order of reports.
     pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias];
 
-    /// Of a call with these inputs, which sums its gradients in this way.
+    /// The expected result for `inputs`, with gradients summed as `reduction` says.
     ///
-    /// A column of dweight or dbias depends on no other column once the statistics are given: where these alone are
-    /// judged, `spec` and `inputs` may be of a few columns. dx is then that of another row.
+    /// With given statistics, a column of dweight or dbias does not depend on other columns. To
+    /// judge only these, `spec` and `inputs` may have some of the columns; dx is then meaningless.
     pub fn new(
         spec: &NormSpec,
         inputs: &BackwardInputs<'_>,
@@ -272,7 +282,8 @@ impl BackwardTruth {
         BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due, columns_due }
     }
 
-    /// The same of a call whose gradients of weight and bias are added, as f32 sums, to these values: one addition more.
+    /// The expected result of a call that adds its weight and bias gradients, as f32 sums, to
+    /// `dweight` and `dbias`: one more addition.
     #[must_use]
     pub fn added_to(mut self, dweight: &[f64], dbias: &[f64]) -> Self {
         let BackwardTruth { outputs, bounds, arithmetic, .. } = &mut self;
@@ -281,7 +292,8 @@ impl BackwardTruth {
         {
             for ((held, gradient), error) in held.iter().zip(gradients).zip(errors) {
                 *gradient += held;
-                // The sum as computed is rounded, which is off by the error it had.
+                // The addition rounds the computed sum, which may differ from the exact sum by its
+                // error.
                 let largest = gradient.abs() + *error;
                 *error += arithmetic.unit_roundoff * largest + 2.0 * arithmetic.flush_loss(1.0);
             }
@@ -290,17 +302,18 @@ impl BackwardTruth {
         self
     }
 
-    /// Judges an output of the call, all of it; a tensor that is none is a failure in every element.
+    /// Judges a whole output of the call. For a tensor that is not an output of backward, every
+    /// element fails.
     pub fn judge<E: Element>(&self, tensor: Tensor, got: &[E]) -> Verdict {
         self.judge_bits(tensor, &Bits::of(got))
     }
 
-    /// The same for an output whose dtype is data.
+    /// As [`judge`](Self::judge), for an output whose dtype is known only at run time.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
         let BackwardTruth { outputs, bounds, columns_due, .. } = self;
         let dx = (&outputs.dx, &bounds.dx, &self.rows_due, self.cols);
         let judged = [
-            // One value, rounded to the dtype of each.
+            // Both have one value, rounded to the dtype of each.
             (Tensor::Dx, dx),
             (Tensor::Dresidual, dx),
             (Tensor::Dweight, (&outputs.dweight, &bounds.dweight, &columns_due.0, 1)),
@@ -323,8 +336,9 @@ fn backward_due(spec: &NormSpec, given: &BackwardInputs<'_>, row: usize, arithme
     tainted(arithmetic)
 }
 
-/// What is due of each column of dweight and of dbias. A tainted row reaches a column with the values it has there;
-/// where the arithmetic leaves those open, it leaves the columns open too.
+/// The requirements for the columns of dweight and of dbias. A row with non-finite inputs
+/// contributes its values to a column. If the arithmetic leaves these values open, the column is
+/// open too.
 fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic) -> (Vec<Due>, Vec<Due>) {
     let open = arithmetic.non_finite == NonFinite::Unspecified && rows.iter().any(|&due| due != Due::Interval);
     let column = |&value: &f64| match (open, value.is_finite()) {
@@ -335,7 +349,7 @@ fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic)
     (outputs.dweight.iter().map(column).collect(), outputs.dbias.iter().map(column).collect())
 }
 
-/// Locks and atomics add in whatever order rows finish, so the only certain depth is the longest possible.
+/// Locks and atomics add rows in any order, so only the largest possible depth is certain.
 fn summed_as(reduction: GradReduction, arithmetic: &Arithmetic) -> Arithmetic {
     match reduction {
         GradReduction::Partials => *arithmetic,
@@ -349,11 +363,11 @@ fn plain(reference: &[f64], error: &[f64]) -> Vec<Expected> {
     reference.iter().zip(error).map(|(&reference, &error)| Expected::new(reference, error)).collect()
 }
 
-/// Judges what is due of an output of which each part has `width` elements.
+/// Judges an output as far as `due` requires it. Each entry of `due` covers `width` elements.
 fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, arithmetic: &Arithmetic) -> Verdict {
     let expected = expected.into_iter().enumerate().map(|(i, expected)| match due[i / width] {
         Due::Interval => Some(expected),
-        // Whatever its bound: NaN.
+        // NaN is required, for any bound.
         Due::Nan => expected.reference.is_nan().then(|| Expected::new(f64::NAN, 0.0)),
         Due::Nothing => None,
     });
@@ -369,7 +383,7 @@ mod tests {
 
     const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
 
-    /// Squares that sum to what f32 still holds are judged.
+    /// Rows are judged if the sum of their squares fits in f32.
     #[test]
     fn rows_are_judged_up_to_the_end_of_f32() {
         let due = |h: f64| {
@@ -409,13 +423,14 @@ mod tests {
             };
             Tensor::ALL.into_iter().filter(is_output).collect::<TensorSet>()
         };
-        // What is written of a next norm is judged by a truth of its own.
+        // The outputs of the next norm are judged by another truth.
         let of_next = TensorSet::of(&[Tensor::NextMean, Tensor::NextRstd]);
         assert_eq!(TensorSet::of(&ForwardTruth::OUTPUTS).union(of_next), written(Direction::Forward));
         assert_eq!(TensorSet::of(&BackwardTruth::OUTPUTS), written(Direction::Backward));
     }
 
-    /// Every output by its own reference: what is right passes, and one element that is not fails.
+    /// Every output is compared with its reference: the correct output passes, and one wrong
+    /// element fails.
     #[test]
     fn every_output_is_judged_and_nothing_else() {
         let (x, residual, weight, bias) = ([3.0, 4.0, 5.0, 0.0, -2.0, 1.0], [1.0; 6], [1.0, 2.0, 0.5], [0.5; 3]);
@@ -458,7 +473,8 @@ mod tests {
         assert_eq!(truth.judge(Tensor::Y, &[0f32; 6]).failures, 6, "no output of this call");
     }
 
-    /// A sum that may round to either neighbour: each is right, and y must follow from the one that was stored.
+    /// A sum that may round to either neighbour: both are correct, and y must follow from the
+    /// stored one.
     #[test]
     fn y_is_judged_by_the_sum_that_was_stored() {
         let either = Arithmetic { unit_roundoff: 2.0 * Arithmetic::IEEE.unit_roundoff, ..Arithmetic::IEEE };
@@ -476,7 +492,7 @@ mod tests {
         assert_eq!(nearest.judge(Tensor::ResidualOut, &[1f32.next_up(), 3.0]).failures, 1);
     }
 
-    /// NaN must arrive wherever the reference has it; the other elements of such a row are open.
+    /// NaN is required where the reference is NaN; the other elements of such a row are open.
     #[test]
     fn swallowed_nan_is_a_failure_and_open_elements_are_counted() {
         let x = [1.0, f64::INFINITY, 1.0, 2.0];

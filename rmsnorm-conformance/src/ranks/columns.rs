@@ -1,7 +1,7 @@
-//! Calls whose columns are divided among ranks: the outputs, put together, are judged as those of one device; what is the same for a
-//! whole row must be so on every rank, bit for bit.
+//! Calls whose columns are divided among ranks. The joined outputs are judged as those of one
+//! device. Outputs per row must have the same bits on every rank.
 //!
-//! Ranks that each have a mean of their own ([`ColumnsCase::apart`]) are what a merged variance goes wrong on.
+//! Ranks with different means ([`ColumnsCase::apart`]) test how variances are merged.
 
 use std::fmt;
 
@@ -21,21 +21,21 @@ use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
 use crate::run::memory::{Bits, Call, Outputs, Poison};
 use crate::testing::TestFailure;
 
-/// How columns are divided.
+/// How the columns are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// As many to each, and the first ranks one more where that does not go.
+    /// Evenly; the first ranks have one column more if needed.
     Even,
-    /// As many to each, of the last fewer.
+    /// The same number for each rank, except that the last ranks have fewer.
     LastHasFewer,
-    /// One to the first, the others evenly.
+    /// One column for the first rank, the others evenly.
     FirstHasOne,
 }
 
 impl Split {
     const ALL: [Split; 3] = [Split::Even, Split::LastHasFewer, Split::FirstHasOne];
 
-    /// The columns of each rank, if there are so many.
+    /// The columns of each rank. `None` if a rank would have none.
     fn columns(self, cols: usize, ranks: usize) -> Option<Vec<usize>> {
         let even =
             |cols: usize, ranks: usize| (0..ranks).map(move |rank| cols / ranks + usize::from(rank < cols % ranks));
@@ -54,16 +54,17 @@ impl Split {
     }
 }
 
-/// A case of a group whose ranks have some of the columns each.
+/// A case of a group in which each rank has some of the columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ColumnsCase {
-    /// Of whole rows.
+    /// The case of whole rows.
     pub case: Case,
-    /// How many.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Among them.
+    /// How the columns are divided.
     pub split: Split,
-    /// Whether each rank's columns have a mean of their own, far from zero, and lie close about it.
+    /// Whether each rank's columns have a different mean, far from zero, with small deviations from
+    /// it.
     pub apart: bool,
 }
 
@@ -86,8 +87,8 @@ impl ColumnsCase {
         inputs
     }
 
-    /// What a correct group claims: chains of additions are longer by the ranks, and layer norm's statistics are those of three,
-    /// math.md 5.5.
+    /// The arithmetic of a correct group. The ranks make chains of additions longer, and the bound
+    /// of layer norm's statistics is that of a chain three times as long (math.md 5.5).
     fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
         let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
         let depth_cols: fn(usize) -> usize = match self.ranks {
@@ -101,12 +102,14 @@ impl ColumnsCase {
     }
 }
 
-/// Longest chain of additions of layer norm's statistics on at most so many ranks, of which one has nearly all columns.
+/// Longest chain of additions in the statistics of layer norm, on at most `RANKS` ranks, if one
+/// rank has nearly all columns.
 fn merged_depth<const RANKS: usize>(cols: usize) -> usize {
     3 * (policy_depth_cols(cols) + 3 * RANKS + 4)
 }
 
-/// Of columns that lie apart: beyond it the rounding of a rank's mean shows in the distance to the row's.
+/// Mean of rank 0 if the ranks' means differ. With a larger mean, the rounding of a rank's mean
+/// would matter in its distance to the row's mean.
 const MEAN: f64 = 1500.0;
 
 impl fmt::Display for ColumnsCase {
@@ -117,7 +120,7 @@ impl fmt::Display for ColumnsCase {
     }
 }
 
-/// The cases of a group of so many ranks.
+/// The cases of a group with `ranks` ranks.
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     let mut dice = Dice { state: 51 + ranks as u64 };
     let mut cases = Vec::new();
@@ -136,7 +139,8 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
                 }
             }
             for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                // A column each, as few as there can be; what a few heads have; none; and more rows.
+                // One column per rank (the minimum); the columns of a few heads; no rows; and more
+                // rows.
                 for (rows, cols) in [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)] {
                     let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
                     cases.extend(of_columns(case, ranks, Split::ALL[j]));
@@ -154,7 +158,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     cases
 }
 
-/// That case with its columns divided, if it can be, and proves something.
+/// The case with its columns divided, if that is possible and proves something.
 fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
     let present = case.present.without(Tensor::Workspace);
     let case = Case { present, grad_reduction: GradReduction::Partials, ..case }.normalized();
@@ -162,7 +166,7 @@ fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
     (is_good && split.columns(case.cols, ranks).is_some()).then_some(ColumnsCase { case, ranks, split, apart: false })
 }
 
-/// Makes a case's calls from both poisons, and judges what the ranks have stored.
+/// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, columns_case: &ColumnsCase) -> Status {
     let (case, inputs) = (&columns_case.case, columns_case.inputs());
     let saved = (case.kind == Kind::Backward).then(|| reference_saved(case, &inputs));
@@ -178,7 +182,7 @@ pub fn run_case(group: &dyn Group, columns_case: &ColumnsCase) -> Status {
     )
 }
 
-/// What all ranks have stored, as whole rows.
+/// The outputs of all ranks, joined to whole rows.
 fn stored(
     group: &dyn Group,
     columns_case: &ColumnsCase,
@@ -210,7 +214,7 @@ fn stored(
             of_ranks().enumerate().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
             return Ok((*tensor, bits.clone()));
         }
-        // A vector is one row.
+        // A vector counts as one row.
         let rows = if tensor.is_matrix() { case.rows } else { 1 };
         let row = |row: usize| {
             let of_rank = move |(bits, &columns): (&Bits, &usize)| bits.bits[row * columns..][..columns].to_vec();
@@ -221,7 +225,7 @@ fn stored(
     Ok(Outputs { tensors: whole.collect::<Result<_, Status>>()? })
 }
 
-/// Some of the columns of a matrix.
+/// A range of columns of a matrix.
 #[derive(Clone, Copy)]
 struct Part {
     rows: usize,
@@ -252,16 +256,16 @@ impl Part {
     }
 }
 
-/// Runs the cases of a group: many, or a few. `progress` is called with the cases done and their total, before the first and after each.
+/// Runs the cases of a group: many, or a few. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let ranks = group.ranks();
     RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), |_| true, progress)
 }
 
-/// [`run`] as a test of a group that has all of them, which returns how many cases passed.
+/// [`run`] as a test of a group that must support all cases; returns the number of passed cases.
 ///
 /// # Errors
-/// All that failed; that nothing passed, or that something is not supported.
+/// All failed cases; or if no case passed, or some case is not supported.
 pub fn test_columns(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
     let summary = run(group, is_whole, &mut |_, _| {});
     match summary.unsupported {

@@ -1,5 +1,6 @@
-//! Calls whose residual stream is divided by rows among ranks: what the ranks have stored of their rows, put together, is judged as a
-//! reduced call's; the sum must have the bits of one where the group makes such calls, and nothing else may have changed.
+//! Calls whose residual stream is divided by rows among ranks. The joined rows of all ranks are
+//! judged as those of a reduced call. If the group makes reduced calls, the sum must have the same
+//! bits as there. Other memory must not change.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,31 +16,31 @@ use crate::run::calls::forward_call;
 use crate::run::memory::{Bits, Call, Guarded, Outputs, Poison};
 use crate::testing::TestFailure;
 
-/// A case of a group whose ranks own some of the rows each.
+/// A case of a group in which each rank owns some of the rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowsCase {
-    /// As a reduced call's, with all rows.
+    /// The same case as a reduced call, with all rows.
     pub reduced: RanksCase,
-    /// The rows of y.
+    /// The rows of y that a rank gets.
     pub y_rows: YRows,
 }
 
 impl RowsCase {
-    /// The rows that a rank owns: as many to each, of the last ones fewer or none.
+    /// The rows that a rank owns: the same number for all ranks, fewer or none for the last ones.
     fn own(&self, rank: usize) -> Range<usize> {
         let Case { rows, parts: ranks, .. } = self.reduced.case;
         let most = rows.div_ceil(ranks);
         (rank * most).min(rows)..((rank + 1) * most).min(rows)
     }
 
-    /// A rank's call, by its part of x.
+    /// The call of a rank, with its part of x.
     fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
         let (case, of_rank) = (&self.reduced.case, self.reduced.of_rank());
         let len = case.rows * case.cols;
         let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
         let own: Vec<usize> = self.own(rank).collect();
         let of_own = Case { rows: own.len(), ..of_rank };
-        // Rows of a residual stream may lie apart where those that are sent do not.
+        // The rows of the residual stream may be strided while the exchanged rows are dense.
         let layout = if self.y_rows == YRows::Own { Layout::DENSE } else { case.layout };
         let all = forward_call(&Case { layout, ..of_rank }, &inputs, poison);
         let mut call = forward_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
@@ -60,8 +61,8 @@ impl fmt::Display for RowsCase {
     }
 }
 
-/// The cases of a group of so many ranks: those of reduced calls, with all rows of y and the own ones in turn, and as many rows as leave
-/// ranks with fewer or none.
+/// The cases of a group with `ranks` ranks: those of reduced calls, alternately with all rows of y
+/// and with the rank's own; and row counts that leave some ranks with fewer rows or none.
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
     let in_turn = |(i, reduced): (usize, RanksCase)| {
         let y_rows = if i % 2 == 0 { YRows::All } else { YRows::Own };
@@ -82,7 +83,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
     cases
 }
 
-/// Makes a case's calls from both poisons, and judges what the ranks have stored.
+/// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, rows_case: &RowsCase) -> Status {
     let case = &rows_case.reduced.case;
     let inputs = data::inputs(case);
@@ -98,7 +99,7 @@ pub fn run_case(group: &dyn Group, rows_case: &RowsCase) -> Status {
     )
 }
 
-/// What all ranks have stored, as whole matrices and vectors.
+/// The outputs of all ranks, joined to whole matrices and vectors.
 fn stored(group: &dyn Group, rows_case: &RowsCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
     let case = &rows_case.reduced.case;
     let mut calls: Vec<Call> = (0..group.ranks()).map(|rank| rows_case.call(rank, inputs, poison)).collect();
@@ -130,7 +131,7 @@ fn elements(rows: &Range<usize>, cols: usize) -> Range<usize> {
     rows.start * cols..rows.end * cols
 }
 
-/// Where y overwrites x, it overwrites the rows that it has, and nothing else.
+/// If y overwrites x, it may overwrite only the rank's own rows.
 fn others_are_as_they_were(x: &Guarded, after: &Bits, own: &Range<usize>, rank: usize) -> Result<(), Status> {
     let before = x.given();
     let changed = |&i: &usize| !own.contains(&i) && before.bits[i] != after.bits[i];
@@ -140,7 +141,7 @@ fn others_are_as_they_were(x: &Guarded, after: &Bits, own: &Range<usize>, rank: 
     Err(Status::Fail(Finding { check: Check::Input, output: "x", detail }))
 }
 
-/// The sum has the bits that the reduced call gives it, if the group makes it: it is one value, whoever adds.
+/// Checks that the sum has the same bits as in the reduced call, if the group makes it.
 fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided: &Outputs) -> Result<(), Status> {
     let reduced = match super::stored(group, &case.reduced, inputs, Poison::Nan) {
         Err(Status::Unsupported(_)) => return Ok(()),
@@ -150,21 +151,21 @@ fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided:
     let Some((here, there)) = divided.get(sum).zip(reduced.get(sum)) else { return Ok(()) };
     let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
     let (here, there) = (here.bits[i], there.bits[i]);
-    let detail = format!("element {i} is {here:#x}, and {there:#x} where no rows are divided");
+    let detail = format!("element {i} is {here:#x}, but {there:#x} in the reduced call");
     Err(Status::Fail(Finding { check: Check::Metamorphic, output: sum.name(), detail }))
 }
 
-/// Runs the cases of a group: all, or some. `progress` is called with the cases done and their total, before the first and after each.
+/// Runs the cases of a group: all, or some. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
     let ranks = group.ranks();
     let may_be_lacking = |case: &RowsCase| is_beyond(&case.reduced.case);
     RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
 }
 
-/// [`run`] as a test, which returns how many cases passed.
+/// [`run`] as a test; returns the number of passed cases.
 ///
 /// # Errors
-/// All that failed, or that nothing passed.
+/// All failed cases; or if no case passed.
 pub fn test_rows(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure> {
     run(group, is_whole, &mut |_, _| {}).tested()
 }
@@ -173,7 +174,7 @@ pub fn test_rows(group: &dyn Group, is_whole: bool) -> Result<usize, TestFailure
 mod tests {
     use super::*;
 
-    /// In each form ranks have fewer rows than others, and none.
+    /// In each form some ranks have fewer rows than others, and some have none.
     #[test]
     fn every_form_has_rows_that_do_not_go_evenly() {
         for ranks in [2, 3, 4, 8] {

@@ -1,5 +1,6 @@
-//! Builds a case's calls from its inputs, makes them, and checks everything that needs no reference: the answer, the
-//! memory around the tensors, and independence from what the outputs held before.
+//! Builds a case's calls from its inputs, makes them, and checks everything that needs no
+//! reference: the answer, the memory around the tensors, and independence from the old content of
+//! outputs.
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
@@ -14,30 +15,31 @@ use crate::report::{Check, Finding, Status};
 use crate::run::device::Device;
 use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
 
-/// What every trial needs: the backend, and its claims, read once.
+/// The backend and its declared arithmetic, read once.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub device: &'a dyn Device,
     pub arithmetic: &'a Arithmetic,
 }
 
-/// What a forward pass leaves for the backward pass, dense.
+/// The tensors that a forward pass saves for the backward pass, dense.
 #[derive(Clone)]
 pub(crate) struct Saved {
-    /// The tensor that was normalized. (rows, cols)
+    /// (rows, cols); the tensor that was normalized
     pub x: Vec<f64>,
+    /// (rows); zeros for RMS norm
     /// Zeros for RMS norm. (rows)
     pub mean: Vec<f64>,
     /// (rows)
     pub rstd: Vec<f64>,
 }
 
-/// A case with its data: all that its calls are made from.
+/// A case with its data, from which its calls are made.
 #[derive(Clone)]
 pub(crate) struct Scenario {
     pub case: Case,
     pub inputs: Inputs,
-    /// What a lone backward call is given; the other kinds make their own.
+    /// The saved tensors of a single backward call; other kinds compute them.
     saved: Option<Saved>,
 }
 
@@ -49,7 +51,7 @@ impl Scenario {
         Scenario { case: *case, inputs, saved }
     }
 
-    /// The same with some of the rows, in the order given.
+    /// The same scenario with only `rows`, in this order.
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let cols = self.case.cols;
         Scenario {
@@ -85,7 +87,8 @@ impl Scenario {
         Ok(forward.followed_by(backward))
     }
 
-    /// The backward calls behind a sum after the norm: that of the sum's own norm, then that of the norm which was added.
+    /// The backward calls after a forward call that adds the residual after the norm: first of the
+    /// next norm (if any), then of the norm that was added.
     fn run_norms_back(&self, context: Context<'_>, forward: Outputs, poison: Poison) -> Result<Outputs, Status> {
         let make = |step: &BackwardStep| context.backward(&step.case, &step.inputs, &step.saved, None, poison);
         let (mut stored, mut dy) = (forward, self.inputs.dy.clone());
@@ -98,7 +101,8 @@ impl Scenario {
         Ok(stored.followed_by(others))
     }
 
-    /// The backward call of the next norm, of the sum that forward stored; `None` where there is no such norm.
+    /// The backward call of the next norm, which normalized the stored sum. `None` if there is no
+    /// next norm.
     pub fn back_from_y(&self, forward: &Outputs) -> Option<BackwardStep> {
         let Scenario { case, inputs, .. } = self;
         let values = |name| forward.get(name).map(Bits::values);
@@ -112,7 +116,8 @@ impl Scenario {
         Some(BackwardStep { case, inputs, saved })
     }
 
-    /// The backward call of the norm that was added, from the gradient of the sum. What was normalized is in the activations' dtype.
+    /// The backward call of the norm that was added, with `dy`, the gradient of the sum. Its x has
+    /// the activations' dtype.
     pub fn back_from_sum(&self, forward: &Outputs, dy: &[f64]) -> BackwardStep {
         let Scenario { case, inputs, .. } = self;
         let saved = Saved {
@@ -126,8 +131,9 @@ impl Scenario {
         BackwardStep { case: Case { present, dtypes, ..*case }, inputs, saved }
     }
 
-    /// Makes the calls from both poisons and returns what the first run stored, if the second stored the same. In an
-    /// end-to-end case the second run starts over too, so its backward pass gets what its own forward pass stored.
+    /// Makes the calls from both poisons, and returns the outputs of the first run if the second
+    /// run stored the same. The second run repeats all calls of the case, so its backward pass uses
+    /// its own forward pass.
     pub fn run_from_both_poisons(&self, context: Context<'_>) -> Result<Outputs, Status> {
         let (nan, huge) = (self.run(context, Poison::Nan)?, self.run(context, Poison::Huge)?);
         match poison_difference(&nan, &huge, |name| may_vary(&self.case, name)) {
@@ -136,7 +142,7 @@ impl Scenario {
         }
     }
 
-    /// What the backward pass got, where the forward pass stored this.
+    /// The inputs of the backward pass, if the forward pass stored `stored`.
     pub fn saved_by(&self, stored: &Outputs) -> Saved {
         let values = |name| stored.get(name).map(Bits::values);
         self.saved.clone().unwrap_or_else(|| Saved {
@@ -147,14 +153,14 @@ impl Scenario {
     }
 }
 
-/// One of several backward calls of a case: what it is made from.
+/// One of several backward calls of a case, with its data.
 pub(crate) struct BackwardStep {
     pub case: Case,
     pub inputs: Inputs,
     pub saved: Saved,
 }
 
-/// The statistics of the f64 reference, rounded to what a forward pass can store.
+/// The statistics of the f64 reference, rounded to f32 as a forward pass stores them.
 pub(crate) fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
     let forward =
         reference::forward(&case.spec(), &ForwardInputs { x: &inputs.x, residual: None, weight: None, bias: None });
@@ -166,7 +172,7 @@ pub(crate) fn reference_saved(case: &Case, inputs: &Inputs) -> Saved {
 struct Builder<'a> {
     case: &'a Case,
     poison: Poison,
-    /// Elements of a workspace.
+    /// Length of the workspace in elements.
     workspace: usize,
     call: Call,
 }
@@ -183,16 +189,16 @@ impl<'a> Builder<'a> {
             true => Some(Storage::Float(DType::F32)),
             false => tensor.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref()),
         };
-        // A call without codes has no tensor of theirs.
+        // Without quantization a call has no such tensor, so any storage will do.
         let storage = storage.unwrap_or(Storage::E8m0);
         let (shape, place) = (self.shape(tensor), self.place(tensor));
         self.call.tensors.push(Guarded::new((tensor, storage, access), shape, place, fill, self.case.seed));
     }
 
-    /// Rows and columns. The parts of x lie one behind the other: more rows of one matrix.
+    /// Rows and columns. The parts of x are further rows of one matrix.
     fn shape(&self, tensor: Tensor) -> (usize, usize) {
         let Case { rows, cols, parts, quant, .. } = *self.case;
-        // A list of cases has none whose scales cannot be counted.
+        // In the lists of cases, the number of scales is always known.
         let scales = |quant: Option<QuantSpec>, rows, cols| quant.and_then(|quant| quant.scales_len(rows, cols));
         match tensor.shape() {
             TensorShape::Matrix if tensor == Tensor::X => (parts * rows, cols),
@@ -207,7 +213,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What is transposed has its own rows, which lie in no groups.
+    /// The placement of a tensor. A transposed tensor is never grouped.
     fn place(&self, tensor: Tensor) -> Placement {
         let Case { rows, cols, layout, .. } = *self.case;
         if tensor.shape() == TensorShape::Transposed {
@@ -217,7 +223,7 @@ impl<'a> Builder<'a> {
         if tensor.is_matrix() { place } else { Placement { offset: place.offset, ..Placement::DENSE } }
     }
 
-    /// A tensor that holds these values, if there are any.
+    /// Adds a tensor with these values, if there are any.
     fn given(&mut self, tensor: Tensor, access: Access, values: Option<&[f64]>) {
         if let Some(values) = values {
             self.push(tensor, access, &Fill::Values(values));
@@ -235,7 +241,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The forward call of a case, in the form that its kind asks for.
+/// The forward call of a case, in the form of its kind.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
     let kind = match case.kind {
         Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardParts => case.kind,
@@ -275,7 +281,8 @@ pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call
     builder.call
 }
 
-/// The backward call of a case, for what its forward pass saved; its sums are added to those that are held already, if there are any.
+/// The backward call of a case, for the tensors that its forward pass saved. With `held`, it adds
+/// its gradient sums to these.
 pub(crate) fn backward_call(
     workspace_elements: impl FnOnce(&Problem) -> usize,
     case: &Case,
@@ -295,7 +302,7 @@ pub(crate) fn backward_call(
     builder.read(Tensor::DresidualOut, inputs.dresidual_out.as_deref());
     let is_written = |tensor: &Tensor| tensor.access(Direction::Backward) == Some(spec::Access::Write);
     let written = present.with(Tensor::Dx).without(Tensor::Workspace);
-    // Matrices first: the order is part of a case's digest.
+    // Matrices first: this order is part of a case's digest.
     let (matrices, vectors): (Vec<Tensor>, Vec<Tensor>) =
         written.iter().filter(is_written).partition(|tensor| tensor.is_matrix());
     for tensor in matrices.into_iter().chain(vectors) {
@@ -311,7 +318,7 @@ pub(crate) fn backward_call(
     builder.call
 }
 
-/// The problem of a case's backward call, whose sums are added to what is there or not.
+/// The problem of a case's backward call, which adds to existing sums if `accumulates`.
 fn backward_problem(case: &Case, accumulates: bool) -> Problem {
     let given = case.present.intersection(presence::of_backward());
     Problem {
@@ -365,7 +372,7 @@ impl Context<'_> {
     }
 }
 
-/// Whether the bits of that output may differ between two equal calls.
+/// Whether the bits of an output may differ between two equal calls.
 pub(crate) fn may_vary(case: &Case, name: Tensor) -> bool {
     case.gradients_may_vary() && matches!(name, Tensor::Dweight | Tensor::Dbias)
 }

@@ -1,4 +1,5 @@
-//! Trials that need no reference, only a second call: repetition, batch invariance and metamorphic relations.
+//! Trials that need a second call instead of a reference: repetition, batch invariance and
+//! metamorphic relations.
 
 use rmsnorm_spec::quant::{ScaleKind, ScaleLayout};
 use rmsnorm_spec::{DType, Tensor, TensorShape};
@@ -10,7 +11,8 @@ use crate::report::{Check, Finding, Status};
 use crate::run::calls::{Context, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 
-/// The same call `repeats` times, with a call of another shape between, then parts of its rows alone.
+/// Makes the same call `repeats` times, with a call of another shape in between; then calls with
+/// parts of its rows.
 pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
     let scenario = Scenario::new(case);
     let outcome = repeat(context, &scenario, repeats).and_then(|first| batches(context, &scenario, &first));
@@ -24,11 +26,11 @@ fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Out
     for repeat in 1..repeats {
         other.run(context, Poison::Huge)?;
         let again = scenario.run(context, Poison::Huge)?;
-        // In the order of the calls, of which several may have a tensor.
+        // In the order of the calls, because several calls may have the same tensor.
         for ((tensor, bits), (_, again)) in first.tensors.iter().zip(&again.tensors) {
             if bits != again && !may_vary(case, *tensor) {
                 let index = first_difference(&bits.bits, &again.bits);
-                let detail = format!("call {} gave other bits at element {index}", repeat + 1);
+                let detail = format!("call {} gave different bits at element {index}", repeat + 1);
                 return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
             }
         }
@@ -40,7 +42,7 @@ fn first_difference(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).position(|(a, b)| a != b).unwrap_or_default()
 }
 
-/// Layout and alignment stay as they are in the full batch: only the number of rows changes.
+/// Layout and alignment stay as in the full batch; only the number of rows changes.
 fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
     let rows = scenario.case.rows;
     if rows == 0 {
@@ -57,7 +59,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
             if bits.bits != in_batch {
                 let index = first_difference(&bits.bits, &in_batch);
                 let (row, count) = (part[index / width], part.len());
-                let detail = format!("row {row} has other bits among {count} rows than among {rows}");
+                let detail = format!("row {row} has different bits in a batch of {count} rows than in one of {rows}");
                 return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: tensor.name(), detail }));
             }
         }
@@ -65,11 +67,12 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
     Ok(())
 }
 
-/// Elements of an output that belong to one row; `None` for what depends on several rows, or does not lie row by row.
+/// Elements of an output that belong to one row. `None` if an element depends on several rows, or
+/// if rows are not contiguous.
 fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
     let quant = case.quant.as_ref();
     match tensor.shape() {
-        // All codes share the scale.
+        // All quantized values share the scale.
         TensorShape::Matrix if tensor == Tensor::Codes => {
             quant.filter(|quant| quant.scale != ScaleKind::Current).map(|_| case.cols)
         }
@@ -86,12 +89,13 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
     }
 }
 
-/// Relations between two calls that a deterministic kernel satisfies bit for bit. Negation is exact, and so are powers of
-/// two where nothing underflows; a row knows nothing of its place in the batch. The case is end to end.
+/// Checks relations between two calls that a deterministic kernel satisfies bit for bit. Negation
+/// is exact, and so is scaling by powers of two if nothing underflows. A row does not depend on its
+/// place in the batch. The case is an end-to-end case.
 pub(crate) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
     let trial = Metamorphic { context, scenario: Scenario::new(case) };
     let outcome = trial.permute_rows().and_then(|()| trial.negate_x());
-    // Powers of two scale exactly where nothing underflows, which f16 cannot promise.
+    // Scaling by powers of two is exact only without underflow, which f16 cannot guarantee.
     let scales = is_ieee(context.arithmetic) && case.dtypes.activation != DType::F16;
     let outcome = match scales {
         true => outcome.and_then(|()| trial.double_x()).and_then(|()| trial.double_dy()),
@@ -123,7 +127,7 @@ impl Metamorphic<'_> {
         scenario.run(self.context, Poison::Nan)
     }
 
-    /// Reversing the rows reverses what is stored per row.
+    /// If the rows are reversed, the outputs per row are reversed.
     fn permute_rows(&self) -> Result<(), Status> {
         let rows = self.scenario.case.rows;
         let reversed: Vec<usize> = (0..rows).rev().collect();
@@ -166,7 +170,8 @@ impl Metamorphic<'_> {
         self.compare(&relation, &original, &changed)
     }
 
-    /// x -> 2x, eps -> 4 eps; dx then has no place for an unscaled gradient of residual_out.
+    /// x -> 2x, eps -> 4 eps. The gradient of residual_out is left out, because it is not scaled
+    /// and would be added to dx.
     fn double_x(&self) -> Result<(), Status> {
         let mut original = self.scenario.clone();
         original.inputs.dresidual_out = None;
@@ -191,7 +196,7 @@ impl Metamorphic<'_> {
         self.compare(&relation, &original, &changed)
     }
 
-    /// dy -> 2 dy, and dresidual_out with it.
+    /// dy -> 2 dy and dresidual_out -> 2 dresidual_out.
     fn double_dy(&self) -> Result<(), Status> {
         let mut changed = self.scenario.clone();
         double(&mut changed.inputs.dy);
@@ -217,7 +222,7 @@ impl Metamorphic<'_> {
     }
 }
 
-/// Compares values, so that the two zeros are equal.
+/// Compares values, not bits, so that both zeros are equal.
 fn scaled(before: &Bits, after: &Bits, index: usize, factor: f64) -> bool {
     before.value(index) * factor == after.value(index)
 }
@@ -248,7 +253,7 @@ mod tests {
         case.normalized()
     }
 
-    /// The last bit of the first element of an output.
+    /// Flips the last bit of the first element of an output.
     fn spoil(call: &mut Call, tensor: Tensor) {
         for tensor in call.get_mut(tensor).into_iter() {
             let first = tensor.view.start;
@@ -256,11 +261,11 @@ mod tests {
         }
     }
 
-    /// A fault that comes once in many calls: the call before it and between belong to another shape.
+    /// A fault that occurs once in many calls. Each call is preceded by one of another shape.
     #[test]
     fn last_of_many_repeats_counts() {
         for repeat in [1, 2, 6] {
-            // A call, then pairs of another shape's and the same again.
+            // The first call, then pairs: a call of the other shape, and the same call again.
             let fault = move |n, _: &NormSpec, call: &mut Call| {
                 if n == 2 * repeat {
                     spoil(call, Tensor::Y)
@@ -272,7 +277,7 @@ mod tests {
         assert_eq!(run(Faulty::correct().context(), &case(Kind::Forward), 7), Status::Pass);
     }
 
-    /// A row that has other bits when it is alone, be it the first, the middle or the last of its batch.
+    /// A row with different bits when it is alone: the first, the middle or the last of its batch.
     #[test]
     fn any_row_alone_must_have_its_bits() {
         let case = case(Kind::Forward);
@@ -291,14 +296,15 @@ mod tests {
         }
     }
 
-    /// Every relation, in the dtypes that it holds in: each is broken alone, in the second of its two calls.
+    /// Every relation is checked in its dtypes: each is broken alone, in the second of its two
+    /// calls.
     #[test]
     fn every_relation_between_calls_is_asked_for() {
         for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
             let case = Case { dtypes: DTypes::uniform(dtype), ..case(Kind::EndToEnd) };
             let correct = Faulty::correct();
             assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
-            // A forward and a backward call for each of the two sides of a relation.
+            // A forward and a backward call for each side of a relation.
             assert_eq!(correct.calls(), 4 * relations, "{dtype}");
             for relation in 0..relations {
                 let fault = move |n, _: &NormSpec, call: &mut Call| {

@@ -1,5 +1,6 @@
-//! The step from the suite's calls to a backend's. Everything else in the suite sees a [`Device`], which knows neither the backend nor its
-//! buffers: only this file is compiled once a backend. Calls are made by their dtypes as values, so that it is not compiled once a mix.
+//! The adapter between the suite's calls and a backend. The rest of the suite uses a [`Device`],
+//! which hides the backend's types, so only this file is compiled once per backend. Dtypes are
+//! passed as values, so it is not compiled once per mix of dtypes.
 
 use std::ops::Range;
 
@@ -16,55 +17,57 @@ use crate::report::{Check, Finding, Status};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
 
-/// Test data could not be moved.
+/// The error of a failed copy of test data.
 #[derive(Debug)]
 pub enum TransferError {
-    /// To the device: the call was not made, and the case says nothing about the backend.
+    /// The copy to the device failed. The call was not made, and the case says nothing about the
+    /// backend.
     Upload(Error),
-    /// From the device, which had memory for it: the call broke something, as a GPU says of a kernel that wrote where nothing is.
+    /// The copy from the device failed, so the call broke something: a GPU reports an invalid write
+    /// this way.
     Download(Error),
 }
 
 impl TransferError {
-    /// How a case ends in which that happened to a call of this name.
+    /// The status of a case in which this error happened to the call `call`.
     pub(crate) fn status(self, call: &'static str) -> Status {
         match self {
             TransferError::Upload(error) => Status::Skipped(error.to_string()),
             TransferError::Download(error) => {
-                let detail = format!("what the call left cannot be read: {error}");
+                let detail = format!("the tensors cannot be read back after the call: {error}");
                 Status::Fail(Finding { check: Check::Error, output: call, detail })
             }
         }
     }
 }
 
-/// What a call answered, once its data was moved.
+/// The answer of a call; the outer error is a failed copy of test data.
 pub type Answer = Result<Result<(), Error>, TransferError>;
 
-/// f16 activations with a bf16 weight, and with a bf16 residual stream: mixes that validation refuses.
+/// f16 activations with a bf16 weight, or with a bf16 residual: mixes that validation refuses.
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
 pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
-/// What a backend says of itself: as [`Harness`] has it.
+/// The properties that a [`Harness`] states.
 pub(crate) struct About {
     pub name: &'static str,
     pub device: String,
     pub tuning: String,
     pub arithmetic: Arithmetic,
     pub is_slow: bool,
-    /// Of cols and of rows.
+    /// For cols and for rows.
     pub breakpoints: (Vec<usize>, Vec<usize>),
 }
 
 /// A backend under test, without its types.
 pub(crate) trait Device: Sync {
     fn about(&self) -> About;
-    /// Shapes at which a plan for that dtype changes in neither direction alone.
+    /// As [`Harness::shape_breakpoints`].
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)>;
     fn workspace_elements(&self, problem: &Problem) -> usize;
-    /// Whether views lie where their spans say; else the finding, in words.
+    /// Checks that views lie where their spans say. The inner error is the finding, in words.
     fn check_spans(&self) -> Result<Result<(), String>, TransferError>;
-    /// Uploads the tensors, makes the call, and downloads all of them, whatever it answered.
+    /// Uploads the tensors, makes the call, and downloads all tensors, for any answer of the call.
     fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer;
 }
 
@@ -97,11 +100,11 @@ impl<H: Harness> Device for H {
     }
 }
 
-/// A tensor on the device, of whatever type.
+/// A tensor on the device, of any type.
 trait Loaded<B: NormBackend> {
     fn view(&self) -> AnyIn<'_, B>;
     fn view_mut(&mut self) -> AnyOut<'_, B>;
-    /// The whole buffer as it is now.
+    /// Downloads the whole buffer.
     fn unload(&self, tensor: &mut Guarded) -> Result<(), TransferError>;
 }
 
@@ -165,15 +168,15 @@ fn load<'h, H: Harness>(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h
     }
 }
 
-/// The tensors of a call on the device, each to be handed over once.
+/// The tensors of a call on the device. Each is passed to the call once.
 struct Slots<'a, 'h, H: Harness> {
     tensors: [Option<(&'a mut AnyLoaded<'h, H>, Distances)>; Tensor::COUNT],
 }
 
-/// Where scales of either type go.
+/// The scales of a call, f32 or E8M0.
 type AnyScales<'a, B> = Scales<AnyOut<'a, B>, AnyOut<'a, B>>;
 
-/// Those of a matrix's rows.
+/// Row stride and groups of a matrix.
 type Distances = (Option<usize>, Option<RowGroups>);
 
 impl<'a, 'h, H: Harness> Slots<'a, 'h, H> {
@@ -204,7 +207,7 @@ impl<'a, 'h, H: Harness> Slots<'a, 'h, H> {
         self.rows_mut(tensor).map(|rows| rows.view)
     }
 
-    /// As f32, or as bytes.
+    /// The scales as f32, or as E8M0 bytes.
     fn scales(&mut self, tensor: Tensor) -> Option<AnyScales<'a, H::Backend>> {
         let view = self.view_mut(tensor)?;
         Some(if view.storage() == Storage::E8m0 { Scales::E8m0(view) } else { Scales::F32(view) })
@@ -217,31 +220,31 @@ fn at<V>(view: V, (row_stride, groups): Distances) -> Rows<V> {
     rows
 }
 
-/// A tensor that every such call has.
+/// A tensor that every call of the kind has.
 fn required<V>(tensor: Tensor, given: Option<V>) -> Result<V, TransferError> {
-    let missing = Error::Missing { arg: tensor.name(), why: "the argument struct has it always" };
+    let missing = Error::Missing { arg: tensor.name(), why: "every call of this kind needs it" };
     given.ok_or(TransferError::Upload(missing))
 }
 
-/// What makes calls on a backend's tensors: the backend, or what is built on it.
+/// Makes calls on a backend's tensors: a backend, or code on top of one.
 pub trait Normalize<B: NormBackend> {
     /// As [`NormBackend::forward`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`NormBackend::forward`].
     fn forward(&self, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error>;
 
     /// As [`NormBackend::backward`].
     ///
     /// # Errors
-    /// As there; `Unsupported` where it is not overridden.
+    /// As [`NormBackend::backward`]; `Unsupported` if the method is not overridden.
     fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, B>) -> Result<(), Error> {
         let _ = (spec, args);
-        Err(Error::Unsupported { rule: "there is no backward call of this kind".into() })
+        Err(Error::Unsupported { rule: "this `Normalize` has no backward call".into() })
     }
 }
 
-/// A backend by itself.
+/// The backend alone.
 struct Alone<'b, B>(&'b B);
 
 impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
@@ -255,10 +258,11 @@ impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
 }
 
 impl Call {
-    /// Makes the call in these dtypes, whether a norm has them or not, and downloads all of its tensors.
+    /// Makes the call in these dtypes, valid or not, and downloads all of its tensors.
     ///
     /// # Errors
-    /// If data cannot be moved, or a tensor is missing that every such call has. Inside is what the backend says.
+    /// The outer error: data cannot be copied, or a tensor is missing that every such call has. The
+    /// inner error is the backend's.
     pub fn make<H: Harness>(
         &mut self,
         harness: &H,
@@ -273,10 +277,11 @@ impl Call {
         })
     }
 
-    /// Makes a forward or backward call by `norm` in place of the backend, and downloads all of its tensors.
+    /// Makes a forward or backward call through `norm` instead of the backend, and downloads all of
+    /// its tensors.
     ///
     /// # Errors
-    /// If data cannot be moved. Inside is what `norm` says.
+    /// The outer error: data cannot be copied. The inner error comes from `norm`.
     pub fn make_by<H: Harness>(
         &mut self,
         harness: &H,
@@ -290,7 +295,7 @@ impl Call {
         })
     }
 
-    /// Uploads the tensors, makes the call, and downloads all of them.
+    /// Uploads the tensors, makes the call, and downloads all tensors.
     fn on_device<H: Harness>(&mut self, harness: &H, make: impl FnOnce(&Call, Slots<'_, '_, H>) -> Answer) -> Answer {
         let loaded: Result<Vec<_>, _> = self.tensors.iter().map(|tensor| load(harness, tensor)).collect();
         let mut loaded = loaded?;
@@ -344,7 +349,7 @@ impl Call {
         spec: &NormSpec,
         dtypes: DTypes,
     ) -> Answer {
-        let missing = Error::Missing { arg: "quant", why: "codes are made by it" };
+        let missing = Error::Missing { arg: "quant", why: "a quantized call needs it" };
         let quant = self.quant.ok_or(TransferError::Upload(missing))?;
         let x = required(Tensor::X, slots.rows(Tensor::X))?;
         let codes = required(Tensor::Codes, slots.rows_mut(Tensor::Codes))?;

@@ -1,4 +1,5 @@
-//! What the suite needs from a backend beyond [`NormBackend`]: a way to move test data, and the backend's claims.
+//! The interface to a backend under test, in addition to [`NormBackend`]: it copies test data and
+//! states the backend's arithmetic.
 
 use std::ops::Range;
 
@@ -6,69 +7,73 @@ use rmsnorm_spec::{DType, Error, NormBackend, Problem, Stored};
 
 use crate::Arithmetic;
 
-/// A backend under test. Implement it in a few lines, then call the `conformance!` macro (named tests) or
+/// A backend under test. Implement it, then call the `conformance!` macro (named tests) or
 /// [`run`](crate::run) (a whole profile with a report). Several threads use it at once.
 pub trait Harness: Sync {
     /// The backend.
     type Backend: NormBackend;
-    /// A tensor the harness owns: `Vec<T>`, `CudaSlice<T>`, a `wgpu::Buffer`.
+    /// A tensor that the harness owns: `Vec<T>`, `CudaSlice<T>`, a `wgpu::Buffer`.
     type Buffer<T: Stored>;
 
     /// The backend under test.
     fn backend(&self) -> &Self::Backend;
 
-    /// What the backend claims about its arithmetic. Read once, before the first case.
+    /// The properties of the backend's arithmetic. Read once, before the first case.
     fn arithmetic(&self) -> Arithmetic;
 
-    /// What the device is, in words, for the report: name, driver, instruction set, threads.
+    /// A description of the device for the report: name, driver, instruction set, threads.
     fn device(&self) -> String;
 
-    /// Whether the device takes minutes for what others do in seconds: its named tests then go through one in sixteen of their cases
-    /// ([`swept`](crate::testing::swept)).
+    /// Whether the device is so slow (minutes instead of seconds) that its named tests run only one
+    /// in sixteen of their cases ([`swept`](crate::testing::swept)).
     fn is_slow(&self) -> bool {
         false
     }
 
-    /// Which table of tiles plans are made by, in words, for the report. Empty where there is none.
+    /// The tuning table of the backend's plans, for the report. Empty without a table.
     fn tuning(&self) -> String {
         String::new()
     }
 
-    /// What a call runs, in a line, where its tensors are dense and aligned: what a reader of a report wants to know. Empty where there is nothing to say.
+    /// One line about the kernels that a call runs with dense and aligned tensors, for the report.
+    /// Empty if there is nothing to say.
     fn plan(&self, _problem: &Problem) -> String {
         String::new()
     }
 
-    /// Row lengths at which the backend's plan changes. The suite tests each with its two neighbours.
+    /// Row lengths (columns) at which the backend's plan changes. The suite tests each with its two
+    /// neighbours.
     fn cols_breakpoints(&self) -> Vec<usize>;
 
-    /// Row counts at which the backend's plan changes. The suite tests each with its two neighbours.
+    /// Row counts at which the backend's plan changes. The suite tests each and its two neighbours.
     fn rows_breakpoints(&self) -> Vec<usize>;
 
-    /// Shapes, as (rows, cols), at which the backend's plan changes in neither direction alone: where a matrix outgrows a
-    /// cache, or a sum over rows is split. The suite tests each, and one row less.
+    /// Shapes (rows, cols) at which the backend's plan changes because of rows and columns
+    /// together: where a matrix outgrows a cache, or a sum over rows is split. The suite tests each
+    /// shape, and the shape with one row less.
     fn shape_breakpoints(&self, _dtype: DType) -> Vec<(usize, usize)> {
         Vec::new()
     }
 
-    /// A buffer with these elements.
+    /// Copies `data` to a new buffer on the device.
     ///
     /// # Errors
-    /// If the device has no room or fails.
+    /// If the device has too little memory or fails.
     fn upload<T: Stored>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error>;
 
-    /// The elements of a buffer, after all enqueued work is done.
+    /// Copies a buffer to the host, after all enqueued work is done.
     ///
     /// # Errors
     /// If the device fails.
     fn download<T: Stored>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
 
-    /// A buffer of `len` elements of which these parts are set, each from its first element on; the rest may hold
-    /// anything. Parts are in ascending order and at least 4 bytes apart. For rows billions of elements apart: a backend
-    /// that can leave the rest unset saves its memory for it.
+    /// A buffer of `len` elements in which only `parts` are set; the rest may hold anything. A part
+    /// is the index of its first element, and its elements. Parts are in ascending order and at
+    /// least 4 bytes apart. The suite calls this for rows that lie billions of elements apart; a
+    /// backend that can leave the rest uninitialized saves host memory.
     ///
     /// # Errors
-    /// If the host or the device has no room.
+    /// If the host or the device has too little memory.
     fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
         let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>(len))?;
         for (first, part) in parts {
@@ -77,7 +82,7 @@ pub trait Harness: Sync {
         self.upload(&all)
     }
 
-    /// Some elements of a buffer, after all enqueued work is done.
+    /// Copies a range of a buffer's elements to the host, after all enqueued work is done.
     ///
     /// # Errors
     /// If the device fails.
@@ -92,7 +97,7 @@ pub trait Harness: Sync {
         range: Range<usize>,
     ) -> <Self::Backend as NormBackend>::In<'a, T>;
 
-    /// A written view of a range of elements.
+    /// A writable view of a range of elements.
     fn view_mut<'a, T: Stored>(
         &self,
         buffer: &'a mut Self::Buffer<T>,
@@ -100,8 +105,8 @@ pub trait Harness: Sync {
     ) -> <Self::Backend as NormBackend>::Out<'a, T>;
 }
 
-/// The error of a host that cannot give memory for so many elements.
+/// The error if the host cannot allocate `len` elements.
 fn no_room<T>(len: usize) -> Error {
-    let source = format!("{} bytes of memory cannot be had", len.saturating_mul(size_of::<T>())).into();
+    let source = format!("cannot allocate {} bytes of host memory", len.saturating_mul(size_of::<T>())).into();
     Error::Device { backend: "host", source }
 }

@@ -1,13 +1,14 @@
-//! The tensors of a call, each in the middle of a larger buffer whose every other element is watched.
+//! The tensors of a call. Each lies in the middle of a larger buffer, and the suite checks every
+//! element of that buffer.
 //!
-//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and paddings hold NaN, infinities,
-//! huge values and random bits in turn, so that a kernel which lets an element behind a row into a sum, if only times
-//! zero, has a wrong sum; outputs hold a poison before the call. Afterwards every bit that the call had no business with
-//! must be unchanged: inputs, canaries, and the paddings between strided rows. All of it is kept as raw bits, whatever the
-//! dtype.
+//! A buffer is `canary | offset | row, padding, row, padding, .. row | canary`. Canaries and
+//! paddings hold NaN, infinities, huge values and random bits. A kernel that lets an element after
+//! a row into a sum, even multiplied by zero, therefore gets a wrong sum. Outputs hold a poison
+//! before the call. The call must not change a bit of inputs, canaries and paddings between strided
+//! rows. Everything is kept as raw bits, for every dtype.
 //!
-//! Rows may also be billions of elements apart. What lies between is then left out here, but for a padding at either row,
-//! and the buffer is uploaded in [parts](Guarded::parts).
+//! Rows may also be billions of elements apart. Then the host keeps only a padding before and after
+//! each row, and uploads the buffer in [parts](Guarded::parts).
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -23,19 +24,19 @@ use crate::report::{Check, Finding, hexadecimal};
 /// A dense tensor as raw bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bits {
-    /// What the elements are.
+    /// The type of the elements.
     pub storage: Storage,
-    /// Of each element, zero-extended.
+    /// The bits of each element, zero-extended.
     pub bits: Vec<u32>,
 }
 
 impl Bits {
-    /// The bits of these elements.
+    /// The bits of `elements`.
     pub fn of<E: Stored>(elements: &[E]) -> Self {
         Bits { storage: E::STORAGE, bits: elements.iter().map(|element| element.bits()).collect() }
     }
 
-    /// The bits of these values in that dtype, rounded to it by way of f32.
+    /// `values` rounded to f32, then to `dtype`.
     pub fn rounded(values: &[f64], dtype: DType) -> Self {
         Bits { storage: dtype.into(), bits: values.iter().map(|&value| encode(value, dtype)).collect() }
     }
@@ -56,7 +57,7 @@ pub(crate) fn decode(bits: u32, storage: impl Into<Storage>) -> f64 {
     f64::from(decode_f32(bits, storage))
 }
 
-/// The same in f32, which holds every value of every storage.
+/// The same as f32, which represents every value of every storage.
 pub(crate) fn decode_f32(bits: u32, storage: impl Into<Storage>) -> f32 {
     match storage.into() {
         Storage::Float(DType::F32) => f32::from_bits(bits),
@@ -67,12 +68,12 @@ pub(crate) fn decode_f32(bits: u32, storage: impl Into<Storage>) -> f32 {
     }
 }
 
-/// The bits of a value that `storage` holds exactly.
+/// The bits of a value that `storage` represents exactly.
 pub(crate) fn encode(value: f64, storage: impl Into<Storage>) -> u32 {
     encode_f32(value as f32, storage)
 }
 
-/// The bits of the nearest value that `storage` holds; of a power of two in bytes.
+/// The bits of the nearest value of `storage`. For E8M0, `value` must be a power of two.
 pub(crate) fn encode_f32(value: f32, storage: impl Into<Storage>) -> u32 {
     match storage.into() {
         Storage::Float(DType::F32) => value.to_bits(),
@@ -83,13 +84,14 @@ pub(crate) fn encode_f32(value: f32, storage: impl Into<Storage>) -> u32 {
     }
 }
 
-/// What an output holds before the call. Two runs with different poisons must end with the same bits: where they do
-/// not, the backend wrote nothing, or made its result depend on what was there.
+/// The content of an output before the call. Two runs with different poisons must give the same
+/// bits. If they differ, the backend did not write an element, or its result depends on the old
+/// content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Poison {
-    /// A quiet NaN with a payload of its own, which spreads through arithmetic.
+    /// A quiet NaN with a distinctive payload; it propagates through arithmetic.
     Nan,
-    /// A huge finite value, which passes where NaN is swallowed.
+    /// A huge finite value, for code that drops NaN.
     Huge,
 }
 
@@ -110,11 +112,12 @@ impl Poison {
     }
 }
 
-/// Elements until surroundings repeat: a prime, so that rows have others.
+/// Period of the surroundings, in elements. It is a prime, so that each row has different
+/// surroundings.
 const PERIOD: usize = 8209;
 
-/// What surrounds a tensor: values that must not get into it, and random bits, which no write leaves unchanged by chance. They are drawn
-/// once for each storage, and begin elsewhere for each tensor.
+/// The content around a tensor: values that would spoil a result, and random bits, which a stray
+/// write changes. They are drawn once per storage; each tensor starts at another position.
 fn surroundings(seed: u64, tensor: Tensor, storage: Storage) -> impl Iterator<Item = u32> {
     static DRAWN: [OnceLock<Vec<u32>>; 4] = [const { OnceLock::new() }; 4];
     let drawn = match storage {
@@ -128,9 +131,10 @@ fn surroundings(seed: u64, tensor: Tensor, storage: Storage) -> impl Iterator<It
     drawn.iter().cycle().skip(first as usize).copied()
 }
 
-/// Random bits, of which three of four are NaN, infinite or huge.
+/// Random bits; three of four are NaN, infinite or huge.
 fn spoiling(random: u64, storage: Storage) -> u32 {
-    // Sign, then exponent and mantissa of an infinity; one more mantissa bit makes it a quiet NaN, one less a number.
+    // The sign bit, the bits of an infinity, and the mantissa bit of a quiet NaN. One below an
+    // infinity is the largest finite value.
     let (sign, infinity, quiet) = match storage {
         Storage::Float(DType::F32) => (1 << 31, 0x7f80_0000, 0x0040_0000),
         Storage::Float(DType::F16) => (1 << 15, 0x7c00, 0x0200),
@@ -146,14 +150,14 @@ fn spoiling(random: u64, storage: Storage) -> u32 {
     }
 }
 
-/// Where a tensor lies in its buffer.
+/// The position of a tensor in its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// Unused elements between rows that are watched.
+    /// Elements between rows that the suite checks.
     pub pad: usize,
-    /// Unused elements between rows that nobody looks at, in the middle of the padding.
+    /// Further elements between rows, in the middle of the padding, that the suite does not check.
     pub apart: usize,
-    /// The groups that the rows lie in, if they do; then nothing is `apart`.
+    /// The groups of the rows, if they are grouped; `apart` is 0 then.
     pub groups: Option<RowGroups>,
     /// Elements between the canary and the first element.
     pub offset: usize,
@@ -166,55 +170,55 @@ impl Placement {
     pub const DENSE: Placement = Placement { pad: 0, apart: 0, groups: None, offset: 0, reaches_stride: false };
 }
 
-/// What the call may do with a tensor.
+/// How the call may use a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing changes.
+    /// Read only.
     Read,
-    /// The elements change, nothing between or around them.
+    /// The elements are written; padding and canaries stay unchanged.
     Write,
     /// As `Write`, but the elements are an input too.
     Overwrite,
-    /// The elements may change and hold nothing afterwards.
+    /// The elements may change, and their final content has no meaning.
     Scratch,
 }
 
-/// What a tensor holds before the call.
+/// The content of a tensor before the call.
 pub enum Fill<'a> {
     /// These dense values.
     Values(&'a [f64]),
     /// One poison everywhere.
     Poison(Poison),
-    /// These bits, by the index of an element; as many of the lower ones as its dtype has.
+    /// The bits of each element, by its index. Only as many low bits as the dtype has are used.
     Bits(&'a dyn Fn(usize) -> u32),
 }
 
 /// A tensor inside its guarded buffer, before and after the call.
 pub struct Guarded {
-    /// Which tensor of the call it is.
+    /// The tensor's name in the call.
     pub name: Tensor,
-    /// What its elements are.
+    /// The type of its elements.
     pub storage: Storage,
-    /// What the call may do with it.
+    /// How the call may use it.
     pub access: Access,
-    /// The rows in `before` and `after`, which leave out what is between rows far apart.
+    /// The rows in `before` and `after`, without the `apart` elements.
     here: RowLayout,
-    /// Elements between rows that are left out.
+    /// Elements between rows that `before` and `after` leave out.
     apart: usize,
     start: usize,
     /// The whole buffer before the call.
     pub before: Vec<u32>,
-    /// The whole buffer after the call; the same until one was made.
+    /// The whole buffer after the call; equal to `before` until then.
     pub after: Vec<u32>,
-    /// The elements of the device's buffer that the call gets to see. The misuse tests falsify it.
+    /// The view that the call gets, as a range of the device's buffer. The misuse tests falsify it.
     pub view: Range<usize>,
-    /// The stride that the call gets to see. The misuse tests falsify it.
+    /// The row stride that the call gets. The misuse tests falsify it.
     pub row_stride: Option<usize>,
-    /// The groups that the call gets to see. The misuse tests falsify them.
+    /// The groups that the call gets. The misuse tests falsify them.
     pub groups: Option<RowGroups>,
 }
 
-/// Bytes of canary on either side.
+/// Length of each canary in bytes.
 const CANARY_BYTES: usize = 4096;
 
 impl Guarded {
@@ -241,7 +245,7 @@ impl Guarded {
         };
         let (here, there) = (layout(cols + place.pad), layout(row_stride));
         let view_len = if place.reaches_stride { padded_span(&there, place.groups) } else { there.span() };
-        // The padding after the last row is part of the buffer even where the view ends before it.
+        // The buffer has padding after the last row, even if the view ends before it.
         let len = start + padded_span(&here, place.groups) + canary;
 
         let seed = u64::from(seed) ^ 0xca_a817;
@@ -272,13 +276,13 @@ impl Guarded {
         }
     }
 
-    /// Elements of the device's buffer.
+    /// Length of the device's buffer, in elements.
     pub fn buffer_len(&self) -> usize {
         self.before.len() + self.here.rows.saturating_sub(1) * self.apart
     }
 
-    /// The pieces of `before` that lie together on the device, each with its first element there: one, or one for each
-    /// row with half of the padding on either side.
+    /// The pieces of `before` that are contiguous on the device, as (index of the first element
+    /// there, range here). Either one piece, or one per row with half of the padding on each side.
     pub fn parts(&self) -> Vec<(usize, Range<usize>)> {
         let RowLayout { rows, cols, row_stride, .. } = self.here;
         if self.apart == 0 || rows < 2 {
@@ -294,12 +298,12 @@ impl Guarded {
         (0..rows).map(part).collect()
     }
 
-    /// The elements after the call, dense.
+    /// The elements after the call, as a dense tensor.
     pub fn result(&self) -> Bits {
         self.elements_of(&self.after)
     }
 
-    /// The elements before the call, dense.
+    /// The elements before the call, as a dense tensor.
     pub(crate) fn given(&self) -> Bits {
         self.elements_of(&self.before)
     }
@@ -310,7 +314,7 @@ impl Guarded {
         Bits { storage: self.storage, bits: (0..self.here.rows).flat_map(|r| buffer[row(r)].iter().copied()).collect() }
     }
 
-    /// The first place that the call changed and should not have.
+    /// The first element that the call changed but must not change.
     pub fn breach(&self) -> Option<Finding> {
         let changed = |&i: &usize| self.before[i] != self.after[i] && !(self.may_change(i));
         let index = (0..self.before.len()).find(changed)?;
@@ -319,7 +323,7 @@ impl Guarded {
         Some(Finding { check, output: self.name.name(), detail })
     }
 
-    /// Whether anything at all changed; a refused call must not have touched its outputs.
+    /// Whether the whole buffer is unchanged. A refused call must not touch its outputs.
     pub fn is_untouched(&self) -> bool {
         self.before == self.after
     }
@@ -331,14 +335,14 @@ impl Guarded {
         }
     }
 
-    /// Row and column of an element of the buffer, if it belongs to the tensor.
+    /// Row and column of a buffer element, if it belongs to the tensor.
     fn element(&self, index: usize) -> Option<(usize, usize)> {
         let (row, col) = self.nearest(index.checked_sub(self.start)?)?;
         (row < self.here.rows && col < self.here.cols).then_some((row, col))
     }
 
-    /// The last row that begins so many elements behind the first or before, and the elements from its start; `None` for rows
-    /// of no elements.
+    /// The last row that starts at or before `distance` (elements after the first row's start), and
+    /// the elements from that row's start. `None` if rows have no elements.
     fn nearest(&self, distance: usize) -> Option<(usize, usize)> {
         let RowLayout { row_stride, groups, .. } = self.here;
         let Some(RowGroups { rows, stride }) = groups else {
@@ -364,7 +368,8 @@ impl Guarded {
     }
 }
 
-/// Elements from the first row's start to the end of the last stride, or of the last group's, be it the only one.
+/// Elements from the first row's start to the end of the last stride, or of the last group (also if
+/// it is the only one).
 fn padded_span(layout: &RowLayout, groups: Option<RowGroups>) -> usize {
     match groups {
         Some(RowGroups { rows, stride }) => layout.rows.div_ceil(rows) * stride,
@@ -382,13 +387,14 @@ const fn element_mask(storage: Storage) -> u32 {
 
 /// All tensors of one call.
 pub struct Call {
-    /// Forward or backward; a forward call without y is in place, unless it adds the residual after the norm.
+    /// Forward or backward. A forward call without y is in place, unless it adds the residual after
+    /// the norm.
     pub kind: Kind,
-    /// How the result is quantized, where it is.
+    /// The quantization of the result, if any.
     pub quant: Option<QuantSpec>,
-    /// How many matrices x is the sum of, which lie one behind the other at the distance of their rows.
+    /// The number of matrices whose sum is x. They lie one after the other with x's row stride.
     pub parts: usize,
-    /// In any order.
+    /// The tensors, in any order.
     pub tensors: Vec<Guarded>,
 }
 
@@ -398,34 +404,34 @@ impl Call {
         self.tensors.iter().find(|guarded| guarded.name == tensor)
     }
 
-    /// The tensor of that name, to be falsified or filled after the call.
+    /// The tensor of that name, to falsify or to fill it.
     pub fn get_mut(&mut self, tensor: Tensor) -> Option<&mut Guarded> {
         self.tensors.iter_mut().find(|guarded| guarded.name == tensor)
     }
 
-    /// The first place that the call changed and should not have.
+    /// The first element that the call changed but must not change.
     pub fn breach(&self) -> Option<Finding> {
         self.tensors.iter().find_map(Guarded::breach)
     }
 
-    /// What the call stored. The in-place form stores y over x and residual_out over residual.
+    /// The stored tensors. An in-place call stores y over x, and residual_out over residual.
     pub fn outputs(&self) -> Outputs {
         let stored = |tensor: &Guarded| match tensor.access {
             Access::Read | Access::Scratch => None,
             Access::Write => Some((tensor.name, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::Residual => Some((Tensor::ResidualOut, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::X => Some((Tensor::Y, tensor.result())),
-            // What is added to.
+            // A gradient sum that the call adds to.
             Access::Overwrite => Some((tensor.name, tensor.result())),
         };
         Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
     }
 }
 
-/// What a call stored, dense.
+/// The stored tensors of a call, each dense.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
-    /// In the order of the call.
+    /// In the order of the call's tensors.
     pub tensors: Vec<(Tensor, Bits)>,
 }
 
@@ -435,32 +441,33 @@ impl Outputs {
         self.tensors.iter().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
-    /// The output of that name that later calls stored last, if they have it.
+    /// The last stored output of that name, if several calls are in this list.
     pub fn last(&self, tensor: Tensor) -> Option<&Bits> {
         self.tensors.iter().rev().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
-    /// SHA-256 of the bits of the outputs that `is_fixed`, with their names, in hexadecimal. Equal bits on every machine
-    /// give equal digests.
+    /// SHA-256 of the bits of the outputs for which `is_fixed` is true, with their names, in
+    /// hexadecimal. Equal bits give equal digests on every machine.
     pub fn digest(&self, is_fixed: impl Fn(Tensor) -> bool) -> String {
         let mut digest = Sha256::new();
         for (tensor, bits) in self.tensors.iter().filter(|(tensor, _)| is_fixed(*tensor)) {
             digest.update(tensor.name());
-            // The length keeps outputs apart.
+            // The length separates the outputs.
             digest.update((bits.bits.len() as u64).to_le_bytes());
             digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
         }
         hexadecimal(&digest.finalize())
     }
 
-    /// The outputs of two calls, one after the other.
+    /// These outputs, followed by the outputs of a later call.
     pub fn followed_by(mut self, later: Outputs) -> Outputs {
         self.tensors.extend(later.tensors);
         self
     }
 }
 
-/// The first difference between the outputs of a run that started from [`Poison::Nan`] and one from [`Poison::Huge`].
+/// The first difference between the outputs of a run from [`Poison::Nan`] and one from
+/// [`Poison::Huge`].
 pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn(Tensor) -> bool) -> Option<Finding> {
     for ((tensor, a), (_, b)) in nan.tensors.iter().zip(&huge.tensors) {
         let (poison_a, poison_b) = (Poison::Nan.bits(a.storage), Poison::Huge.bits(b.storage));
@@ -470,7 +477,7 @@ pub(crate) fn poison_difference(nan: &Outputs, huge: &Outputs, may_vary: impl Fn
                 return Some(Finding { check: Check::Unwritten, output: tensor.name(), detail });
             }
             if a != b && !may_vary(*tensor) {
-                let detail = format!("element {index} depends on what was in memory before: {a:#x} and {b:#x}");
+                let detail = format!("element {index} depends on the old content of memory: {a:#x} and {b:#x}");
                 return Some(Finding { check: Check::Poison, output: tensor.name(), detail });
             }
         }
@@ -487,8 +494,8 @@ mod tests {
         Guarded::new((Tensor::Y, DType::F16, access), (3, 5), place, &Fill::Poison(Poison::Nan), 1)
     }
 
-    /// Every element of the device's buffer comes from one place at most, rows start where the view and the stride say,
-    /// and the padding is cut in the middle.
+    /// Every element of the device's buffer comes from at most one place, rows start as view and
+    /// stride say, and the padding is cut in the middle.
     #[test]
     fn rows_far_apart_are_uploaded_where_the_view_has_them() {
         for (rows, parts) in [(0, 1), (1, 1), (2, 2), (5, 5)] {
@@ -510,7 +517,8 @@ mod tests {
         }
     }
 
-    /// What a kernel may not read is worth reading: a quarter each of NaN, infinities and huge values.
+    /// A kernel that reads outside of its tensor must notice it: a quarter each are NaN, infinities
+    /// and huge values.
     #[test]
     fn surroundings_are_values_that_spoil_a_sum() {
         for dtype in DType::ALL {
@@ -543,7 +551,8 @@ mod tests {
         }
     }
 
-    /// Of rows in groups every element is found, and what is between rows and between groups is padding.
+    /// Every element of grouped rows is found; elements between rows and between groups are
+    /// padding.
     #[test]
     fn rows_in_groups_are_watched_all_around() {
         let groups = Some(RowGroups { rows: 3, stride: 30 });
@@ -589,7 +598,7 @@ mod tests {
         assert_eq!(finding.check, Check::Unwritten);
     }
 
-    /// One NaN and one huge number, in every dtype: what swallows the one lets the other through.
+    /// A NaN and a huge number in every dtype: code that drops one of them lets the other through.
     #[test]
     fn poisons_are_a_nan_and_a_huge_number() {
         for dtype in DType::ALL {
@@ -599,7 +608,7 @@ mod tests {
         }
     }
 
-    /// Whatever the access, only elements may change.
+    /// For every access, elements around the tensor may not change.
     #[test]
     fn nothing_around_a_tensor_may_change() {
         for access in [Access::Read, Access::Write, Access::Overwrite, Access::Scratch] {

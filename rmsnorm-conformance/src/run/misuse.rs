@@ -1,7 +1,9 @@
-//! Bad calls, each of which must be refused with the error that names the argument, before anything is written.
+//! Invalid calls. Each must be refused with the error that names the argument, before anything is
+//! written.
 //!
-//! A bad call is a good one with one thing falsified. Overlap is missing here: safe host slices cannot express it. What
-//! validation finds overlaps by, the spans of views, has a check of its own in [`span`](crate::run::span).
+//! An invalid call is a valid one with one property falsified. Overlapping tensors are not tested,
+//! because safe host slices cannot express them. Validation detects overlaps by the spans of views,
+//! which [`span`](crate::run::span) checks.
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::{
@@ -16,7 +18,7 @@ use crate::run::calls::{Context, Saved, backward_call, forward_call};
 use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT};
 use crate::run::memory::{Call, Guarded, Poison};
 
-/// The error that is due, with the argument it names.
+/// The required error, with the argument that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
     Eps,
@@ -32,7 +34,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// The refusal that an error is; `None` for errors that no bad argument causes.
+    /// The refusal that corresponds to an error; `None` for errors that no invalid argument causes.
     fn of(error: &Error) -> Option<Refusal> {
         match error {
             Error::InvalidEps { .. } => Some(Refusal::Eps),
@@ -45,13 +47,13 @@ impl Refusal {
             Error::Unexpected { arg, .. } => Some(Refusal::Unexpected(arg)),
             Error::InvalidArgument { arg, .. } => Some(Refusal::Invalid(arg)),
             Error::Unsupported { .. } => Some(Refusal::Unsupported),
-            // And errors to come.
+            // `_` stands for errors that are added later.
             Error::Overlap { .. } | Error::Unavailable { .. } | Error::Device { .. } | _ => None,
         }
     }
 }
 
-/// A call with one thing wrong.
+/// A call with one invalid property.
 pub(crate) struct BadCall {
     /// Its id, `misuse:<kind>:<what is wrong>`.
     pub id: String,
@@ -64,7 +66,7 @@ pub(crate) struct BadCall {
 }
 
 impl BadCall {
-    /// Makes the call and checks its answer and its memory.
+    /// Makes the call, and checks its answer and its memory.
     pub fn run(mut self, context: Context<'_>) -> Status {
         let fail = |detail| Status::Fail(Finding { check: Check::Misuse, output: self.kind.name(), detail });
         match context.device.make(&self.spec, self.dtypes, self.reduction, &mut self.call) {
@@ -74,14 +76,14 @@ impl BadCall {
                 fail(format!("expected {:?}, got: {error}", self.refusal))
             }
             Ok(Err(_)) => match self.call.tensors.iter().find(|tensor| !tensor.is_untouched()) {
-                Some(tensor) => fail(format!("{} was touched by a call that was refused", tensor.name.name())),
+                Some(tensor) => fail(format!("the refused call changed {}", tensor.name.name())),
                 None => Status::Pass,
             },
         }
     }
 }
 
-/// Every bad call. A short workspace is among them where the backend needs one.
+/// All invalid calls. A workspace that is too short is included if the backend needs a workspace.
 pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
     let mut calls = Vec::new();
     for kind in Kind::CALLS {
@@ -98,10 +100,11 @@ pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
     calls
 }
 
-/// Adds a bad call: what is wrong, the error that is due, and the change that makes a good call bad.
+/// Adds an invalid call: the invalid property, the required error, and the change that makes a
+/// valid call invalid.
 type Add<'a> = dyn FnMut(&str, Refusal, &dyn Fn(&mut GoodCall)) + 'a;
 
-/// A good call with every optional tensor, to be falsified.
+/// A valid call with every optional tensor, to be falsified.
 struct GoodCall {
     kind: Kind,
     spec: NormSpec,
@@ -178,7 +181,7 @@ fn sizes(good: &GoodCall, bad: &mut Add<'_>) {
             let (overlapping, beyond) = (Some(cols - 1), Some(usize::MAX / 2));
             falsified("overlapping_rows_of", Refusal::Stride(name), &|tensor| tensor.row_stride = overlapping);
             falsified("stride_beyond_memory_of", Refusal::TooLarge(name), &|tensor| tensor.row_stride = beyond);
-            // Two rows that follow one another at once, and the third in front of the second's end.
+            // Two adjacent rows per group; the third row starts before the second one ends.
             let groups = [("empty_groups_of", 0, 2 * COLS), ("overlapping_groups_of", 2, 2 * COLS - 1)];
             for (what, rows, stride) in groups {
                 let groups = Some(RowGroups { rows, stride });
@@ -204,7 +207,7 @@ fn presence(kind: Kind, bad: &mut Add<'_>) {
         }
         Kind::Backward | Kind::BackwardSums => {
             bad("no_mean", Refusal::Missing("mean"), &|call| call.lose(Tensor::Mean));
-            // Where the residual is added after the norm its gradient is dy.
+            // If the residual is added after the norm, its gradient is dy.
             bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), &adds_after);
         }
         Kind::ForwardAfter | Kind::ForwardAfterInPlace => {
@@ -245,7 +248,8 @@ fn foreign_dtypes(bad: &mut Add<'_>) {
         bad(what, Refusal::Unsupported, &|call| {
             call.dtypes = dtypes;
             for tensor in &mut call.call.tensors {
-                // Both dtypes have 16 bits, so the buffer can be read as either. What has 32, a sum among them, stays as it is.
+                // Both dtypes have 16 bits, so the buffer can be read as either. A 32-bit tensor,
+                // such as an f32 sum, keeps its dtype.
                 let dtype = tensor.name.dtype(call.kind.direction(), dtypes);
                 if let Some(dtype) = dtype.filter(|dtype| dtype.size() == tensor.storage.size()) {
                     tensor.storage = dtype.into();
@@ -263,7 +267,7 @@ mod tests {
     use crate::selftest::simulate::SimulatedBackend;
     use rmsnorm_spec::Problem;
 
-    /// Answers every call alike, after it changed a bit of that tensor.
+    /// Gives every call the same answer, after it changed a bit of a tensor.
     struct Stub {
         answer: fn() -> Answer,
         touches: Option<Tensor>,
@@ -288,7 +292,7 @@ mod tests {
 
         fn make(&self, _: &NormSpec, _: DTypes, _: GradReduction, call: &mut Call) -> Answer {
             let touched = self.touches.and_then(|slot| call.get_mut(slot));
-            // An element of it, which a call that is not refused may well write.
+            // Changes an element, which a valid call may write.
             touched.into_iter().for_each(|tensor| {
                 let first = tensor.view.start.min(tensor.after.len() - 1);
                 tensor.after[first] ^= 1;
@@ -324,7 +328,8 @@ mod tests {
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
-    /// Without memory nothing was tried; but after a call that left nothing to be read, something is wrong with it.
+    /// If the upload fails, nothing was tested. If the download fails after the call, the call is
+    /// at fault.
     #[test]
     fn upload_that_fails_is_no_verdict_and_download_that_fails_is_one() {
         fn error(reason: &str) -> Error {
@@ -340,12 +345,12 @@ mod tests {
         assert!(failed.iter().all(names_it));
     }
 
-    /// Inputs too: a call that is refused has touched nothing at all.
+    /// A refused call must not change inputs either.
     #[test]
     fn bad_calls_fail_a_backend_that_touches_any_tensor() {
         let answer = || Ok(Err(Error::EmptyRow));
         let touched = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        // Each stage has a bad call without columns, which alone is answered so.
+        // Each kind has one invalid call without columns, for which `EmptyRow` is the right answer.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
             [(Tensor::Weight, 0), (Tensor::Bias, 2), (Tensor::Y, 3), (Tensor::Dy, 6), (Tensor::Workspace, 6)]

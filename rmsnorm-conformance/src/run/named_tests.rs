@@ -1,4 +1,5 @@
-//! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and the functions that it calls.
+//! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and its
+//! functions.
 
 use std::sync::OnceLock;
 
@@ -16,13 +17,14 @@ use crate::run::misuse::bad_calls;
 use crate::selftest::{SelfTest, self_test};
 use crate::testing::{TestFailure, available, swept};
 
-/// A slow device runs one case in this many.
+/// A slow device runs one case in `SWEPT`.
 const SWEPT: usize = 16;
 
-/// The self-test, as a named test; prints its table. It runs once a process, however many backends ask for it.
+/// The self-test, as a named test; prints its table. It runs once per process, for any number of
+/// backends.
 ///
 /// # Errors
-/// If a planted bug survives, or something correct is rejected.
+/// If a planted bug survives, or a correct implementation is rejected.
 pub fn test_self_test() -> Result<(), TestFailure> {
     static RESULT: OnceLock<SelfTest> = OnceLock::new();
     let result = RESULT.get_or_init(self_test);
@@ -30,26 +32,27 @@ pub fn test_self_test() -> Result<(), TestFailure> {
     if result.is_success() { Ok(()) } else { Err(TestFailure(result.to_string())) }
 }
 
-/// The spans of the backend's views, as a named test.
+/// Checks the spans of the backend's views, as a named test.
 ///
 /// # Errors
-/// If one does not say where the view lies, or the backend is absent and must not be.
+/// If a span is wrong, or a required backend is missing.
 pub fn test_spans<H: Harness>(harness: Result<H, Error>) -> Result<(), TestFailure> {
     on_backend(harness, |harness| test_items(harness, std::iter::once(Item::Spans)))
 }
 
-/// Every bad call, as a named test.
+/// Makes every invalid call, as a named test.
 ///
 /// # Errors
-/// If one is not refused as it must be, or the backend is absent and must not be.
+/// If a call is not refused as required, or a required backend is missing.
 pub fn test_misuse<H: Harness>(harness: Result<H, Error>) -> Result<(), TestFailure> {
     on_backend(harness, |harness| test_items(harness, bad_calls(harness).into_iter().map(Item::Misuse)))
 }
 
-/// The smoke cases, small combinations and breakpoints of one kind, norm and dtype, as a named test.
+/// Runs the smoke cases, small combinations and breakpoints of one kind, norm and dtype, as a named
+/// test.
 ///
 /// # Errors
-/// If one fails, none can be executed, or the backend is absent and must not be.
+/// If a case fails, no case can be executed, or a required backend is missing.
 pub fn test_bounds<H: Harness>(
     harness: Result<H, Error>,
     kind: Kind,
@@ -68,11 +71,11 @@ fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Ve
     let About { breakpoints: (cols, rows), is_slow, .. } = device.about();
     let more = combinations_in_small().into_iter().chain(breakpoints(&cols, &rows)).filter(chosen);
     let all: Vec<Case> = Profile::Smoke.cases(0).into_iter().filter(chosen).chain(more).collect();
-    // A software adapter compiles each of thousands of shaders.
+    // A software adapter would compile thousands of shaders.
     if is_slow { swept(&all, SWEPT, |_| ()) } else { all }
 }
 
-/// The smoke cases about repetition and batch invariance of one norm, as a named test.
+/// Runs the smoke cases about repeated calls and batch invariance of one norm, as a named test.
 ///
 /// # Errors
 /// As [`test_bounds`].
@@ -80,7 +83,7 @@ pub fn test_determinism<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Re
     test_trial(harness, norm, |trial| matches!(trial, Trial::Determinism { .. }))
 }
 
-/// The smoke cases about relations between calls of one norm, as a named test.
+/// Runs the smoke cases about relations between calls of one norm, as a named test.
 ///
 /// # Errors
 /// As [`test_bounds`].
@@ -93,7 +96,7 @@ fn test_trial<H: Harness>(harness: Result<H, Error>, norm: Norm, is: fn(Trial) -
     on_backend(harness, |harness| test_items(harness, cases.map(Item::Case)))
 }
 
-/// Runs a test on a backend, if it is there.
+/// Runs a test on a backend, if the machine has it.
 fn on_backend<H>(
     harness: Result<H, Error>,
     test: impl FnOnce(&H) -> Result<(), TestFailure>,
@@ -105,7 +108,8 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let About { name, arithmetic, .. } = device.about();
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
-    // Codes are an operation that a backend may lack as a whole, and so are sums after the norm, sums of parts, and gradients as sums.
+    // A backend may lack whole operations: quantization, sums after the norm, sums of parts,
+    // gradients as f32 sums.
     let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
@@ -138,16 +142,19 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     }
 }
 
-/// The named tests of a backend: put it into a file of `tests/`, or into a module of one for each variant of the
-/// backend, with an expression of type `Result<H, `[`Error`](rmsnorm_spec::Error)`>` that makes a
-/// [`Harness`](crate::Harness); `Ok(..)` where that cannot fail. Every test evaluates it anew.
+/// The named tests of a backend. Put it into a file of `tests/`, or into one module per variant of
+/// the backend. The argument is an expression of type `Result<H, `[`Error`](rmsnorm_spec::Error)`>`
+/// that creates a [`Harness`](crate::Harness), `Ok(..)` if it cannot fail. Every test evaluates the
+/// expression again.
 ///
-/// Expands to the self-test, which needs no backend, then the spans, the bad calls, and the smoke profile by kind, norm
-/// and dtype. The longer profiles are for the command line, through [`run`](crate::run).
+/// Expands to the self-test (which needs no backend), the spans, the invalid calls, and the smoke
+/// profile by kind, norm and dtype. The longer profiles are run from the command line, through
+/// [`run`](crate::run).
 ///
-/// Where the expression gives [`Error::Unavailable`](rmsnorm_spec::Error::Unavailable), the machine lacks the backend, and
-/// each test prints `skipped: <reason>` and passes. The environment variable `RMSNORM_REQUIRE`, a comma-separated list
-/// of names of backends or `all`, says which may not be absent: their tests fail. Any other error is a failure always.
+/// If the expression returns [`Error::Unavailable`](rmsnorm_spec::Error::Unavailable), the machine
+/// lacks the backend: each test prints `skipped: <reason>` and passes. It fails if the environment
+/// variable `RMSNORM_REQUIRE`, a comma-separated list of backend names or `all`, names the backend.
+/// Any other error is always a failure.
 ///
 /// # Example
 /// ```
@@ -269,7 +276,8 @@ mod tests {
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
 
-    /// The whole smoke profile's bounds, the small combinations and the breakpoints, each in one test.
+    /// The bounds cases of the smoke profile, the small combinations and the breakpoints are each
+    /// in one test.
     #[test]
     fn named_tests_have_every_case_once() {
         let mut device = Faulty::correct();
@@ -312,7 +320,7 @@ mod tests {
         let failure = test_items(&refusing, cases()).expect_err("nothing was executed");
         assert!(failure.0.starts_with("no case was executed"), "{failure:?}");
         assert!(test_items(&Faulty::correct(), std::iter::empty()).is_err());
-        // One of several is no gap.
+        // A refusal of one case of several is a failure.
         refusing.refusal = Some(Box::new(|call| {
             let is_fifth = call.get(rmsnorm_spec::Tensor::X).is_some_and(|x| x.view.len() == 15);
             is_fifth.then(|| Error::Unsupported { rule: "5 columns".into() })

@@ -1,6 +1,8 @@
-//! The check of a backend's spans: they must say truly where a view lies, because validation finds overlaps by them.
+//! Checks a backend's spans. A span must state the position of its view correctly, because
+//! validation detects overlaps by spans.
 //!
-//! An overlap itself cannot be tested through a [`Harness`], which gives out one written view of a buffer at a time.
+//! Overlaps cannot be tested through a [`Harness`], because it gives out only one writable view of
+//! a buffer at a time.
 
 use std::ops::Range;
 
@@ -9,7 +11,8 @@ use rmsnorm_spec::{F8E4M3, F8E5M2, NormBackend, Span, Stored, bf16, f16};
 use crate::Harness;
 use crate::run::device::TransferError;
 
-/// Checks the views of two buffers of every type, and what is uploaded in parts. The inner error says what is wrong.
+/// Checks the views of two buffers of every type, and uploads in parts. The inner error is the
+/// finding.
 pub(crate) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, TransferError> {
     let views = [check_type::<H, f32>, check_type::<H, f16>, check_type::<H, bf16>];
     let bytes = [check_type::<H, F8E4M3>, check_type::<H, F8E5M2>, check_type::<H, i8>, check_type::<H, u8>];
@@ -19,7 +22,8 @@ pub(crate) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, Trans
     Ok(checked?.into_iter().collect())
 }
 
-/// What is uploaded in parts must be where it was put, or calls on rows far apart would be judged by other data.
+/// Parts must be uploaded to their place; otherwise calls with distant rows would be compared with
+/// other data.
 fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<(), String>, TransferError> {
     let values: Vec<E> = (0..LEN as u32).map(E::from_bits).collect();
     let parts = [(1, &values[..4]), (9, &values[9..20]), (LEN - 3, &values[..3])];
@@ -29,13 +33,13 @@ fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<
         let range = first..first + part.len();
         let alone = harness.download_part(&buffer, range.clone()).map_err(TransferError::Download)?;
         if alone != part || whole.get(range.clone()) != Some(part) {
-            return Ok(Err(format!("elements {range:?} of {} are not those that were uploaded there", E::STORAGE)));
+            return Ok(Err(format!("elements {range:?} of {} differ from the uploaded ones", E::STORAGE)));
         }
     }
     Ok(Ok(()))
 }
 
-/// Elements of a buffer.
+/// Length of a buffer in elements.
 const LEN: usize = 64;
 
 fn check_type<H: Harness, E: Stored>(harness: &H) -> Result<Result<(), String>, TransferError> {
@@ -67,7 +71,8 @@ mod tests {
     use crate::Arithmetic;
     use rmsnorm_spec::{AnyCall, Error, Problem};
 
-    /// Views whose read or written spans are off by so many bytes, and a part that is put beside its place.
+    /// Spans of read or writable views that are off by some bytes, and a part that is uploaded to a
+    /// wrong place.
     #[derive(Clone, Copy, Default)]
     struct Skewed {
         read: u64,
@@ -148,7 +153,8 @@ mod tests {
     fn spans_and_parts_that_are_not_where_they_say_are_found() {
         let verdict = |skewed: Skewed| check(&skewed).expect("nothing is transferred that could fail");
         assert_eq!(verdict(Skewed::default()), Ok(()));
-        // A read span that is off everywhere is where it says, seen from itself; a written one then is not.
+        // If all read spans are off by the same amount, they agree with each other, but not with
+        // the writable ones.
         for skewed in [
             Skewed { read: 4, ..Skewed::default() },
             Skewed { written: 4, ..Skewed::default() },

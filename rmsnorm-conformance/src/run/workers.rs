@@ -1,12 +1,13 @@
-//! Cases on several threads, reported in their order.
+//! Runs cases on several threads, and reports them in order.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
-/// Makes something of each item, on that many threads, and hands it to `take` in the items' order: each as soon as those before
-/// it are done. Once `take` breaks no other item is begun. With one thread all is done on the caller's.
+/// Applies `make` to each item on `threads` threads, and passes the results to `take` in the order
+/// of the items, each as soon as all earlier ones are done. After `take` breaks, no further item is
+/// started. With one thread, everything runs on the caller's thread.
 pub(crate) fn in_order<T: Send, R: Send, B>(
     items: Vec<T>,
     threads: usize,
@@ -20,7 +21,7 @@ pub(crate) fn in_order<T: Send, R: Send, B>(
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = |sender: mpsc::Sender<(usize, R)>| {
         while let Some((index, item)) = next() {
-            // Nobody takes any more.
+            // The receiver is gone: `take` has ended the run.
             if sender.send((index, make(item))).is_err() {
                 break;
             }
@@ -33,7 +34,7 @@ pub(crate) fn in_order<T: Send, R: Send, B>(
         };
         let started = (0..threads).filter(start).count();
         if started == 0 {
-            // A system that gives no more threads.
+            // The system allows no more threads.
             work(sender.clone());
         }
         drop(sender);
@@ -63,7 +64,7 @@ mod tests {
             let (sender, receiver) = mpsc::channel();
             let (sender, receiver) = (Mutex::new(sender), Mutex::new(receiver));
             let make = |item: u64| {
-                // The first is done after all that others can do meanwhile.
+                // The first item ends after all items that other threads can do in the meantime.
                 if threads > 1 && item == 0 {
                     receiver.lock().unwrap().recv().unwrap();
                 }
@@ -81,7 +82,7 @@ mod tests {
         }
     }
 
-    /// Each waits for the others: one after the other they would never end.
+    /// Each item waits for the others, so one thread alone would never end.
     #[test]
     fn as_many_are_made_at_once_as_there_are_threads() {
         let barrier = Barrier::new(3);
@@ -98,8 +99,8 @@ mod tests {
         assert_eq!((flow, taken), (ControlFlow::Continue(()), 6));
     }
 
-    /// Of two threads one waits in item 3, the last that is taken, until the other has handed in item 4. That one is kept until the end,
-    /// for which all later ones wait.
+    /// One of two threads waits in item 3, the last one taken, until the other has passed on item
+    /// 4, which is kept until the end. All later items wait for that.
     #[test]
     fn none_is_begun_after_the_end() {
         for (threads, expected) in [(1, 4), (2, 7)] {

@@ -1,4 +1,5 @@
-//! For tests of the suite: the simulated backend, of which a test spoils the calls it chooses, after they were made.
+//! For tests of the suite: the simulated backend, with a fault that a test applies to chosen calls
+//! after they were made.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,18 +11,19 @@ use crate::run::device::{About, Answer, Device, TransferError};
 use crate::run::memory::Call;
 use crate::selftest::simulate::SimulatedBackend;
 
-/// What is done to a call that was made: its number from 0 on, its norm, and its tensors.
+/// The change of a finished call. Arguments: the call's number from 0 on, its norm, and its
+/// tensors.
 type Fault = Box<dyn Fn(usize, &NormSpec, &mut Call) + Sync>;
 
-/// The error that a call is answered with, if it is not made.
+/// The error with which a call is refused, if it is not made.
 pub(crate) type Refusal = Box<dyn Fn(&Call) -> Option<Error> + Sync>;
 
-/// A backend with a fault that no formula explains.
+/// A backend with an arbitrary fault.
 pub(crate) struct Faulty {
     correct: SimulatedBackend,
     fault: Fault,
     calls: AtomicUsize,
-    /// What it answers in place of a call, if anything.
+    /// Refuses calls instead of making them.
     pub refusal: Option<Refusal>,
     /// Breakpoints of cols, and of rows.
     pub breakpoints: (Vec<usize>, Vec<usize>),
@@ -38,12 +40,12 @@ impl Faulty {
         Faulty::new(|_, _, _| {})
     }
 
-    /// How many calls were made.
+    /// Number of calls made.
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// For a trial against it.
+    /// The context for a trial against this backend.
     pub fn context(&self) -> Context<'_> {
         Context { device: self, arithmetic: &Arithmetic::IEEE }
     }

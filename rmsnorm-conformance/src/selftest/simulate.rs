@@ -1,11 +1,13 @@
 //! A host backend in plain f32 loops, one row at a time, with at most one planted bug.
 //!
-//! Without a bug it is a correct kernel as a GPU would compute it: strided accumulators and a tree along a row, blocks
-//! of rows for the weight gradients. With one it is what the self-test must reject. It is no backend for users:
-//! nothing here is fast, and every hook of a bug stands at the place where a real kernel would have it.
+//! Without a bug it is a correct kernel that computes as a GPU would: strided accumulators and a
+//! tree along a row, blocks of rows for the weight gradients. With a bug, the self-test must reject
+//! it. It is not a backend for users: it is slow, and every bug is inserted where a real kernel
+//! would have it.
 //!
-//! `call` holds what all rows of a call share, `tensors` reads and writes rows, `forward`, `after` and `backward` hold the
-//! formulas, `gradients` the sums over rows. The dtypes of a call are values, so all of this is compiled once.
+//! `call` holds the data that all rows of a call share. `tensors` reads and writes rows. `forward`,
+//! `after` and `backward` hold the formulas, `gradients` the sums over rows. The dtypes of a call
+//! are values, so all of this is compiled once.
 
 mod after;
 mod backward;
@@ -32,20 +34,20 @@ use crate::{Arithmetic, Harness};
 
 /// A correct kernel simulated on the host, or one with a planted bug.
 ///
-/// It implements [`NormBackend`] on slices and is its own [`Harness`]. It supports every combination of dtypes,
-/// strides, optional tensors and cast orders, and sums weight gradients the same way for every
-/// [`GradReduction`](rmsnorm_spec::GradReduction).
+/// It implements [`NormBackend`] on slices, and [`Harness`]. It supports every combination of
+/// dtypes, strides, optional tensors and cast orders, and sums weight gradients the same way for
+/// every [`GradReduction`](rmsnorm_spec::GradReduction).
 #[derive(Debug)]
 pub struct SimulatedBackend {
-    /// What is wrong with it; `None` for the correct kernel.
+    /// The planted bug; `None` for the correct kernel.
     pub bug: Option<Bug>,
-    /// A sum over a row runs in this many strided accumulators, which a tree then adds. The claims of
-    /// [`Arithmetic::IEEE`] hold from 32 on.
+    /// Number of strided accumulators of a sum over a row, which a tree then adds.
+    /// [`Arithmetic::IEEE`] holds from 32 on.
     pub lanes: usize,
-    /// Weight gradients are summed serially within blocks of this many rows, or of `ceil(sqrt(rows))` where that is
-    /// more, then serially over the blocks.
+    /// Rows per block. Weight gradients are summed serially within a block, then serially over the
+    /// blocks. If `ceil(sqrt(rows))` is larger, it is used instead.
     pub block_rows: usize,
-    /// Calls so far: [`Bug::Nondeterministic`] depends on it.
+    /// Number of calls so far, for [`Bug::Nondeterministic`].
     calls: AtomicUsize,
 }
 

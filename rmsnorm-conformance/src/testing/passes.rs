@@ -7,16 +7,18 @@ use crate::Arithmetic;
 use crate::bounds::{Mode, Model, Statistics};
 use crate::testing::{BackwardTruth, ForwardTruth};
 
-/// The tensors of a forward pass, and of the backward pass by the statistics that it has saved: what a library's function and its
-/// gradients are judged by. Dense and row-major; each has the values that its dtype holds.
+/// The tensors of a forward pass, and of the backward pass that uses its statistics: the data to
+/// judge a library's function and its gradients. All tensors are dense and row-major, with values
+/// that their dtypes represent exactly.
 ///
-/// Of a residual that is added after the norm: the sum, which is `residual_out`, and the gradients of x, weight and bias. The norm of
-/// that sum has passes of its own: [`next`](Self::next).
+/// If the residual is added after the norm, these passes cover the sum (`residual_out`) and the
+/// gradients of x, weight and bias. [`next`](Self::next) has the passes of the next norm, which
+/// normalizes the sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Passes<'a> {
-    /// What is computed.
+    /// The norm.
     pub spec: NormSpec,
-    /// Of the tensors.
+    /// The dtypes of the tensors.
     pub dtypes: DTypes,
     /// (rows, cols), of the activations' dtype.
     pub x: &'a [f64],
@@ -26,13 +28,15 @@ pub struct Passes<'a> {
     pub weight: &'a [f64],
     /// (cols), of the weight's dtype.
     pub bias: Option<&'a [f64]>,
-    /// (rows, cols), of the activations' dtype. With a residual that is added after the norm, the gradient of the sum, in that dtype.
+    /// (rows, cols), of the activations' dtype. If the residual is added after the norm: the
+    /// gradient of the sum, in the activations' dtype.
     pub dy: &'a [f64],
 }
 
 impl<'a> Passes<'a> {
-    /// Those of the next norm: of the sum as a call stored it, (rows, cols), by a weight and a bias of its own, (cols), where `dy` is
-    /// the gradient of its result. What it judges as `Dx` is the gradient of the sum, in the sum's dtype.
+    /// The passes of the next norm. `sum` (rows, cols) is the sum as a call stored it; `weight` and
+    /// `bias` (cols) are those of the next norm, and `dy` is the gradient of its result. `Dx` is
+    /// then the gradient of the sum, in the sum's dtype.
     #[must_use]
     pub fn next(&self, sum: &'a [f64], weight: &'a [f64], bias: Option<&'a [f64]>, dy: &'a [f64]) -> Passes<'a> {
         let mut spec = self.spec;
@@ -41,7 +45,8 @@ impl<'a> Passes<'a> {
         Passes { spec, dtypes, x: sum, residual: None, weight, bias, dy }
     }
 
-    /// Hands the truths of both passes to `judge`: the most that this arithmetic may be off, by bounds that are derived.
+    /// Passes the truths of both passes to `judge`, with derived worst-case bounds for this
+    /// arithmetic.
     pub fn judge(&self, arithmetic: &Arithmetic, judge: impl FnOnce(&ForwardTruth<'_>, &BackwardTruth)) {
         let model = Model { arithmetic, mode: Mode::Worst };
         let inputs = ForwardInputs {
@@ -75,7 +80,8 @@ mod tests {
         values.iter().map(|&value| value as f32).collect()
     }
 
-    /// A sum that is added after the norm, then the norm of that sum: what is right passes, and what the other placement gives fails.
+    /// A sum after the norm, then the norm of that sum: correct results pass, results of the other
+    /// placement fail.
     #[test]
     fn sums_after_the_norm_and_their_norms_are_judged() {
         let (x, residual) = ([3.0, 4.0, 5.0, 0.0, -2.0, 1.0], [1.0, 2.0, -1.0, 0.5, 1.0, 1.0]);

@@ -1,7 +1,8 @@
-//! One reading of `RMSNORM_REQUIRE`, which names what must not be absent: a comma-separated list, or `all`.
+//! Reads `RMSNORM_REQUIRE`: a comma-separated list of backends that must not be missing, or `all`.
 //!
-//! A machine may lack a backend: an instruction set, a GPU. Its tests then print the reason and pass, unless the variable
-//! names it. So a laptop tests what it has, and a machine that was rented for its GPU cannot go green without it.
+//! If a machine lacks a backend (an instruction set, a GPU), the backend's tests print the reason
+//! and pass, unless the variable names it. A laptop thus tests the backends that it has, and a
+//! machine that was rented for its GPU cannot pass without it.
 
 use std::fmt::{self, Display};
 
@@ -9,7 +10,7 @@ use rmsnorm_spec::Error;
 
 const REQUIRE: &str = "RMSNORM_REQUIRE";
 
-/// The failure of a named test. `Debug`, which the test harness prints, is for people.
+/// The failure of a named test. Its `Debug` text, which the test harness prints, is readable.
 pub struct TestFailure(pub(crate) String);
 
 impl fmt::Debug for TestFailure {
@@ -18,10 +19,11 @@ impl fmt::Debug for TestFailure {
     }
 }
 
-/// What was opened, or `None`, with the reason on stdout, where this machine lacks the backend and may.
+/// The opened backend, or `None` if this machine lacks it and need not have it; the reason is
+/// printed to stdout.
 ///
 /// # Errors
-/// Where `RMSNORM_REQUIRE` names the backend that is [`Error::Unavailable`]; any other error always.
+/// [`Error::Unavailable`] if `RMSNORM_REQUIRE` names the backend; any other error always.
 pub fn available<T>(opened: Result<T, Error>) -> Result<Option<T>, TestFailure> {
     match opened {
         Ok(opened) => Ok(Some(opened)),
@@ -33,10 +35,10 @@ pub fn available<T>(opened: Result<T, Error>) -> Result<Option<T>, TestFailure> 
     }
 }
 
-/// Says on stdout that something is absent, and why.
+/// Prints to stdout that something is missing, and why.
 ///
 /// # Errors
-/// Where `RMSNORM_REQUIRE` names it.
+/// If `RMSNORM_REQUIRE` names it.
 pub fn skip_or_fail(name: &str, reason: impl Display) -> Result<(), TestFailure> {
     let required = std::env::var_os(REQUIRE).unwrap_or_default();
     let required = required.to_string_lossy();
@@ -77,7 +79,7 @@ mod tests {
         assert_eq!(available(broken).expect_err("it is no absence").0, "unsupported: no such device");
     }
 
-    /// In processes of their own, for their environment.
+    /// Runs child processes, because each needs a different environment.
     #[test]
     fn variable_turns_a_skip_into_a_failure() {
         const CHILD: &str = "RMSNORM_REQUIRE_CHILD";

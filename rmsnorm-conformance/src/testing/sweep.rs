@@ -1,4 +1,5 @@
-//! Sweeps: a test that asks the same of thousands of calls takes a part of them, which a variable chooses.
+//! Sweeps: a test over thousands of calls runs a part of them, which an environment variable
+//! selects.
 
 use std::collections::HashSet;
 use std::env;
@@ -6,8 +7,9 @@ use std::hash::Hash;
 
 const SWEEP: &str = "RMSNORM_SWEEP";
 
-/// The part of `all` that a test goes through: one in `one_in`, and the first of every kind. A number in `RMSNORM_SWEEP` chooses the part; the
-/// default is 0. Consecutive numbers, `one_in` of them, cover everything. Any other value, such as `all`, takes everything.
+/// The part of `all` that a test runs: one in `one_in`, and the first item of every kind. A number
+/// in `RMSNORM_SWEEP` selects the part (default 0). `one_in` consecutive numbers cover everything.
+/// Any other value, such as `all`, selects everything.
 ///
 /// # Example
 /// ```

@@ -1,4 +1,5 @@
-//! One generator of values: an element depends on its seed and its index only, so a single one can be computed again.
+//! A generator of values. A value depends only on its seed and index, so each one can be recomputed
+//! alone.
 
 use rmsnorm_spec::Element;
 
@@ -10,24 +11,24 @@ pub fn splitmix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// 64 random bits for an element: splitmix64, jumped to its position.
+/// 64 random bits for the element `index`: splitmix64, moved to that position.
 pub fn bits(seed: u64, index: usize) -> u64 {
     splitmix(splitmix(seed).wrapping_add(index as u64))
 }
 
-/// One of the [`values`] of that seed.
+/// Element `index` of the [`values`] of a seed.
 pub fn value<E: Element>(seed: u64, index: usize) -> E {
-    // All 64 bits, so that an f32 near zero has as many significant bits as one near 2.
+    // Uses all 64 bits, so that an f32 near zero has as many significant bits as one near 2.
     let uniform = bits(seed, index) as i64 as f64 / (1u64 << 62) as f64;
     E::from_f32(uniform as f32)
 }
 
-/// Values between -2 and 2 without structure, other ones for each seed.
+/// `len` values between -2 and 2 without structure, different for each seed.
 pub fn values<E: Element>(seed: u64, len: usize) -> Vec<E> {
     (0..len).map(|index| value(seed, index)).collect()
 }
 
-/// The values of elements, exactly: what the reference computes from.
+/// The exact values of elements, as input for the reference.
 pub fn exact<E: Element>(elements: &[E]) -> Vec<f64> {
     elements.iter().map(|element| f64::from(element.to_f32())).collect()
 }
@@ -51,7 +52,7 @@ mod tests {
         assert_ne!(first, values::<bf16>(2, 100));
     }
 
-    /// Uniform: the mean is 0 and the variance 4/3. Neighbours, in a tensor or by their seeds, are unrelated.
+    /// Uniform values have mean 0 and variance 4/3. Neighbouring elements and seeds are unrelated.
     #[test]
     fn values_are_uniform_and_unrelated() {
         let (one, two) = (exact(&values::<f32>(1, 100_000)), exact(&values::<f32>(2, 100_000)));
@@ -64,7 +65,7 @@ mod tests {
             ("neighbours", average(&mut one.windows(2).map(|pair| pair[0] * pair[1])), 0.0),
             ("seeds", average(&mut one.iter().zip(&two).map(|(x, y)| x * y)), 0.0),
         ] {
-            // Of 100000 values, five standard deviations are at most 0.022.
+            // For 100000 values, five standard deviations are at most 0.022.
             assert!((got - expected).abs() < 0.022, "{what}: {got}");
         }
     }

@@ -1,23 +1,24 @@
-"""Reference and error bounds of math.md, sections 1, 5 and 6, in extended precision: written before those in Rust.
+"""Reference and error bounds of math.md, sections 1, 5 and 6, in extended precision. The Rust version is a port of this.
 
-`np.longdouble` has 64 significant bits on x86. Where it has 53, results differ from the committed ones in the last digits.
+`np.longdouble` has 64 significant bits on x86. On platforms with 53 bits, results differ from the
+committed ones in the last digits.
 """
 import numpy as np
 
 LD = np.longdouble
-FORMATS = {"f32": (24, -126, 127), "f16": (11, -14, 15), "bf16": (8, -126, 127)}  # significant bits, least and most exponent
+FORMATS = {"f32": (24, -126, 127), "f16": (11, -14, 15), "bf16": (8, -126, 127)}  # significant bits, smallest and largest exponent
 TINY = 2.0 ** -126
 LAMBDA = 6.0  # standard deviations
 
 
 def round_to(x, dtype, mode="nearest"):
-    """To a value of the dtype in one rounding: nearest (even), down or up."""
+    """Rounds once to a value of the dtype: to nearest even, down or up."""
     bits, least, most = FORMATS[dtype]
     x = np.asarray(x, dtype=LD)
     finite = np.isfinite(x)
     values = np.where(finite, x, LD(0))
     _, exponent = np.frexp(values)
-    # Of the leading bit; below the least normal value, that value's: gradual underflow.
+    # Exponent of the leading bit, at least that of the smallest normal value: gradual underflow.
     exponent = np.maximum(exponent - 1, least)
     scaled = np.ldexp(values, bits - 1 - exponent)
     rounded = {"nearest": np.rint, "down": np.floor, "up": np.ceil}[mode](scaled)
@@ -33,7 +34,7 @@ def round_to(x, dtype, mode="nearest"):
 
 
 class Arithmetic:
-    """What a backend claims: math.md, section 4."""
+    """The declared arithmetic of a backend: math.md, section 4."""
 
     def __init__(self, u=2.0 ** -24, rho=2.0, k=2.0, stores_nearest=True, flushes=False):
         self.u, self.rho, self.k, self.stores_nearest, self.flushes = u, rho * u, k, stores_nearest, flushes
@@ -49,7 +50,7 @@ def depth_rows(rows):
 
 
 def sum_error(terms, axis, depth, u, mode):
-    """S(t, D) of section 4: worst or statistical."""
+    """S(t, D) of math.md, section 4: worst case or statistical."""
     worst = np.abs(terms).sum(axis=axis) * (depth * u / (1.0 - depth * u))
     if mode == "worst":
         return worst
@@ -59,7 +60,7 @@ def sum_error(terms, axis, depth, u, mode):
 
 
 def reference(norm, t, eps, offset, dtype, mean=None, rstd=None):
-    """Equations (1) to (12). `mean` and `rstd` take the place of its own."""
+    """Equations (1) to (12). `mean` and `rstd` replace the computed statistics."""
     t = {name: None if values is None else np.asarray(values, dtype=LD) for name, values in t.items()}
     x, rows, cols = t["x"], *t["x"].shape
     if t["residual"] is not None:
@@ -85,7 +86,7 @@ def reference(norm, t, eps, offset, dtype, mean=None, rstd=None):
 
 
 def bounds(norm, ref, eps, arithmetic, dtype, case, given=False):
-    """The largest absolute errors before the rounding to the dtype: section 5."""
+    """Largest absolute errors before the rounding to the dtype: math.md, section 5."""
     centred, x_hat, weight, dy = ref["centred"], ref["x_hat"], ref["weight"], ref["dy"]
     mean, rstd, var = ref["mean"][:, None], ref["rstd"][:, None], ref["var"][:, None]
     wdy, mean_wdy, mean_wdy_xhat = ref["wdy"], ref["mean_wdy"], ref["mean_wdy_xhat"]
@@ -171,7 +172,7 @@ def bounds(norm, ref, eps, arithmetic, dtype, case, given=False):
 
 
 def accept(got, ref, error, dtype, arithmetic):
-    """Whether each value lies in its acceptance interval: section 6."""
+    """Whether each value is in its acceptance interval: math.md, section 6."""
     got = np.asarray(got, dtype=np.float64)
     ref, error = np.asarray(ref, dtype=LD), np.asarray(error, dtype=LD)
     if dtype == "f32":

@@ -1,4 +1,4 @@
-"""A kernel simulated in numpy, with every rounding and a tree of additions, and with a bug if wanted."""
+"""A kernel simulated in numpy, with all roundings and a tree of additions, and with an optional bug."""
 import ml_dtypes
 import numpy as np
 
@@ -9,7 +9,7 @@ BLOCK = 128  # rows of a partial sum
 
 
 class Ieee:
-    """f32, to the nearest; the root of a GPU may be an ulp off."""
+    """f32, rounded to nearest. rsqrt may be off by `rsqrt_ulps`, as on a GPU."""
 
     def __init__(self, rsqrt_ulps):
         self.rng, self.rsqrt_ulps = np.random.default_rng(1), rsqrt_ulps
@@ -29,7 +29,7 @@ class Ieee:
         return self.moved((1.0 / np.sqrt(a.astype(np.float64))).astype(F), self.rsqrt_ulps)
 
     def moved(self, values, ulps):
-        """By up to so many ulps, at random."""
+        """Moves each value by a random number of ulps, at most `ulps`."""
         steps = self.rng.integers(-ulps, ulps + 1, size=values.shape)
         for step in range(1, ulps + 1):
             down = np.where(steps <= -step, np.nextafter(values, F(-np.inf)), values)
@@ -38,7 +38,7 @@ class Ieee:
 
 
 class Wgsl(Ieee):
-    """Every operation gives either neighbour, and subnormals become zero."""
+    """Every operation rounds to either neighbour, and subnormals become zero."""
 
     def __init__(self):
         super().__init__(1)
@@ -62,7 +62,7 @@ class Wgsl(Ieee):
 
 
 def sum_cols(values, ops):
-    """Strided running sums, then a tree."""
+    """Strided running sums, then a tree of additions."""
     rows, cols = values.shape
     lanes = min(LANES, 1 << max(0, (cols - 1).bit_length()))
     steps = -(-cols // lanes)
@@ -79,7 +79,7 @@ def sum_cols(values, ops):
 
 
 def sum_rows(values, ops):
-    """In order in a block of rows, then over the blocks."""
+    """Sums in order within each block of rows, then over the blocks."""
     rows, cols = values.shape
     blocks = -(-rows // BLOCK)
     padded = np.zeros((blocks * BLOCK, cols), F)
@@ -95,12 +95,12 @@ def sum_rows(values, ops):
 
 
 def truncated(values):
-    """To bf16 without rounding."""
+    """Truncates to bf16."""
     return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(F).astype(TYPES["bf16"])
 
 
 def run(norm, t, eps, offset, dtype, parameters, ops, bug=None):
-    """The outputs of a call by name. `parameters` is the dtype of weight and bias."""
+    """Returns the outputs of a call by name. `parameters` is the dtype of weight and bias."""
     t = {name: None if values is None else values.astype(F) for name, values in t.items()}
     store = TYPES[dtype]
     x = t["x"]
@@ -113,7 +113,7 @@ def run(norm, t, eps, offset, dtype, parameters, ops, bug=None):
 
     is_layer = norm == "layer_norm"
     first = average(x) if is_layer else np.zeros((rows, 1), F)
-    # Computed again for the variance, and in WGSL perhaps with another rounding.
+    # Recomputed for the variance; in WGSL the rounding may differ from the first time.
     about = ops.sub(x, first) if is_layer else x
     squares = sum_cols(ops.mul(about, about), ops)
     mean, centred = first, x
@@ -135,7 +135,7 @@ def run(norm, t, eps, offset, dtype, parameters, ops, bug=None):
     y = y if t["bias"] is None else ops.add(y, t["bias"])
 
     wdy = ops.mul(t["dy"], weight)
-    # Rounded too early, for its average alone.
+    # The bug rounds too early, only for this average.
     averaged = wdy.astype(store).astype(F) if bug == "c_low" else wdy
     mean_wdy_xhat = average(ops.mul(averaged, x_hat))
     inner = ops.sub(wdy, average(wdy)) if is_layer else wdy

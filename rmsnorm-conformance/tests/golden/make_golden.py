@@ -1,11 +1,12 @@
-"""Writes golden.json: bounds and verdicts of the Python study that rmsnorm_conformance was ported from.
+"""Writes golden.json: bounds and verdicts of the Python study from which rmsnorm_conformance was ported.
 
     pip install numpy==2.4.6 ml_dtypes==0.6.0
     python make_golden.py > golden.json
 
-On x86-64 with these versions the file comes out as it is committed, byte for byte. Inputs are not stored: tests/golden.rs
-makes the same ones with the same counter-based generator. References are extended precision here (bounds.py) and f64
-there; the outputs that are judged come from a simulated kernel (kernel.py).
+On x86-64, these versions reproduce the committed file byte for byte. Inputs are not stored:
+tests/golden.rs generates the same inputs with the same counter-based generator. References have
+extended precision here (bounds.py) and are f64 there. The judged outputs come from a simulated
+kernel (kernel.py).
 """
 import json
 
@@ -14,7 +15,7 @@ import numpy as np
 import bounds
 import kernel
 
-SAMPLES = {"f32": 240, "f16": 900, "bf16": 900}  # elements of an output that are judged, by dtype
+SAMPLES = {"f32": 240, "f16": 900, "bf16": 900}  # judged elements of an output, by dtype
 ARITHMETIC = {
     "cpu": (bounds.Arithmetic(), lambda: kernel.Ieee(0)),
     "cuda": (bounds.Arithmetic(rho=4.0), lambda: kernel.Ieee(1)),
@@ -43,7 +44,7 @@ CASES = [
     dict(norm="layer_norm", rows=11, cols=1024, arithmetic="cuda", dtype="f16", weight="f32", offset=1.0, bias=True),
     dict(norm="rms_norm", rows=6, cols=515, arithmetic="wgsl", dtype="bf16", weight="bf16"),
     dict(norm="layer_norm", rows=6, cols=515, arithmetic="wgsl", weight="f32", bias=True),
-    # Kernels with a bug: the verdicts must agree in the number of failures too.
+    # Kernels with a bug: the number of failures must agree, too.
     dict(norm="rms_norm", rows=8, cols=200, dtype="bf16", weight="f32", bug="rtz_store"),
     dict(norm="rms_norm", rows=8, cols=200, scale=1e-3, weight="f32", bug="eps_outside"),
     dict(norm="layer_norm", rows=8, cols=200, dtype="f16", weight="f32", bug="c_low"),
@@ -85,7 +86,7 @@ def summary(values):
 
 
 def verdict(got, reference, error, dtype, arithmetic):
-    """Failures and used budget: rmsnorm_spec's Verdict."""
+    """Failures and used budget, as in rmsnorm_conformance's Verdict."""
     values = got.astype(np.float64)
     failures = int((~bounds.accept(values, reference, error, dtype, arithmetic)).sum())
     store = 0
@@ -115,7 +116,7 @@ def golden(index, case):
     error = bounds.bounds(norm, reference, eps, arithmetic, dtype, case)
     outputs = ["rstd", "y", "dx", "dweight", "dbias"] + (["mean"] if norm == "layer_norm" else [])
     if case["given"]:
-        # The backward pass as a backend sees it that is handed the reference's statistics, rounded to f32.
+        # The backward pass of a backend that gets the reference's statistics, rounded to f32.
         statistics = [reference[name].astype(np.float32) for name in ("mean", "rstd")]
         backward = bounds.reference(norm, t, eps, case["offset"], dtype, *statistics)
         given = bounds.bounds(norm, backward, eps, arithmetic, dtype, case, given=True)
@@ -127,7 +128,7 @@ def golden(index, case):
     for name in outputs:
         result["reference"][name] = summary(reference[name])
         result["bound"][name] = summary(error[name])
-        # The simulated kernel uses its own statistics, so its gradients say nothing about given ones.
+        # The simulated kernel computes its statistics, so its gradients do not match given ones.
         if not (case["given"] and name in ("dx", "dweight", "dbias")):
             result["judged"][name] = judged(got[name], reference[name], error[name], stored[name], arithmetic)
     return result

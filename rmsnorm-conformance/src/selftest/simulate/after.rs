@@ -1,4 +1,5 @@
-//! A residual that is added after the norm, and the norm of the sum: math.md, equations (13) and (14), in f32.
+//! A residual that is added after the norm, and the next norm: math.md, equations (13) and (14), in
+//! f32.
 
 use rmsnorm_spec::{CastOrder, Tensor};
 
@@ -12,7 +13,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>) {
     let mut first = ForwardKernel::new(call, tensors.values(Tensor::Weight), tensors.values(Tensor::Bias));
     let mut next = next_kernel(call, tensors);
     for row in 0..call.spec.rows {
-        // Validation has seen to it that there is a residual.
+        // Validation guarantees that there is a residual.
         let Some((x, addend)) = tensors.row(Tensor::X, row).zip(tensors.row(Tensor::Residual, row)) else { return };
         let normalized = match call.bug {
             Some(Bug::SumBeforeNorm) => x.iter().zip(&addend).map(|(x, addend)| x + addend).collect(),
@@ -49,7 +50,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>) {
     }
 }
 
-/// The kernel of the sum's norm.
+/// The kernel of the next norm.
 fn next_kernel<'c>(call: &'c Call, tensors: &Tensors<'_, '_>) -> ForwardKernel<'c> {
     let vector = |next, first, of_first, missing| match call.bug {
         Some(bug) if bug == of_first => tensors.values(first),
@@ -71,7 +72,7 @@ fn next_kernel<'c>(call: &'c Call, tensors: &Tensors<'_, '_>) -> ForwardKernel<'
     kernel
 }
 
-/// What the residual becomes, before its rounding.
+/// The sum with the residual, before its rounding.
 fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<&[f32]>) -> Vec<f32> {
     let bias = |col: usize| bias.map_or(0.0, |bias| bias[col]);
     let of = |(col, &norm): (usize, &f32)| match call.bug {

@@ -1,4 +1,5 @@
-//! The backward pass of one row: math.md, equations (7) to (10), and the row's terms of (11) and (12), in f32.
+//! The backward pass of one row, in f32: math.md, equations (7) to (10), and its terms of (11) and
+//! (12).
 
 use rmsnorm_spec::{DType, Norm, Tensor};
 
@@ -7,7 +8,7 @@ use super::gradients::Gradients;
 use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
-/// Makes a call whose workspace has so many elements.
+/// Makes a call with a workspace of `workspace_len` elements.
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usize) {
     let given = tensors.values(Tensor::Workspace);
     let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
@@ -51,7 +52,7 @@ pub(super) struct BackwardRow {
 }
 
 impl BackwardRow {
-    /// What goes on along the residual stream, not yet rounded.
+    /// The gradient of the residual, not yet rounded.
     fn dresidual(&self, call: &Call) -> Vec<f32> {
         let activation = call.problem.dtypes.activation;
         let value = |&dx: &f32| if call.has(Bug::DresidualOfDx) { round(dx, activation) } else { dx };
@@ -75,7 +76,7 @@ struct Row {
 struct BackwardKernel<'c> {
     call: &'c Call,
     weight: Vec<f32>,
-    /// `mean_wdy_xhat` of the row before, for the bugs that confuse rows.
+    /// `mean_wdy_xhat` of the previous row, for the bugs that confuse rows.
     previous_mean_wdy_xhat: Option<f32>,
 }
 

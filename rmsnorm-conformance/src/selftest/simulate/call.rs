@@ -1,4 +1,5 @@
-//! What all rows of a call share: the problem, the bug if it is within reach of this call, the order of summation.
+//! The data that all rows of a call share: the problem, the bug if it applies to this call, the
+//! order of summation.
 
 use rmsnorm_spec::{DType, NormSpec, Problem};
 
@@ -12,7 +13,7 @@ pub(super) struct Call {
     pub(super) spec: NormSpec,
     pub(super) problem: Problem,
     pub(super) block_rows: usize,
-    /// The bug that is planted.
+    /// The planted bug.
     pub(super) bug: Option<Bug>,
     lanes: usize,
     /// The column at which a sum over a row starts: 0 in a correct kernel.
@@ -32,7 +33,7 @@ impl Call {
             problem: *problem,
             block_rows: rows_per_block(backend.block_rows, problem.rows),
             bug,
-            // Of long rows more, so that no lane has more than 64 columns.
+            // More lanes for long rows, so that no lane adds more than 64 columns.
             lanes: backend.lanes.max(problem.cols.div_ceil(64)).clamp(1, problem.cols.next_power_of_two()),
             first_col: first_col % problem.cols,
         }
@@ -43,7 +44,7 @@ impl Call {
         self.bug == Some(bug)
     }
 
-    /// Whether the row has a row before it and none after it: some bugs mix up these two.
+    /// Whether the row is the last of several rows. Some bugs confuse it with the previous row.
     pub(super) fn is_last_of_several(&self, row: usize) -> bool {
         row > 0 && row + 1 == self.spec.rows
     }
@@ -54,7 +55,8 @@ impl Call {
         if off_by_one { row - 1 } else { row }
     }
 
-    /// The dtype of values that a bug keeps in 16 bits: the activations' own, or bf16 where that has 32.
+    /// The dtype of values that a bug keeps in 16 bits: that of the activations, or bf16 if that is
+    /// f32.
     pub(super) fn low(&self) -> DType {
         match self.problem.dtypes.activation {
             DType::F32 => DType::Bf16,
@@ -62,7 +64,7 @@ impl Call {
         }
     }
 
-    /// The dtype of an accumulator: f32, or 16 bits with this bug.
+    /// The dtype of an accumulator: f32, or a 16-bit dtype with the bug `low_with`.
     pub(super) fn accumulator(&self, low_with: Bug) -> DType {
         if self.has(low_with) { self.low() } else { DType::F32 }
     }
@@ -70,8 +72,8 @@ impl Call {
     /// A sum over a row: strided serial accumulators, then a tree.
     pub(super) fn sum(&self, terms: &[f32], accumulator: DType) -> f32 {
         let mut lanes = vec![0.0; self.lanes];
-        // Two runs through the lanes where the sum does not start at the first column: the order differs, the depth
-        // hardly.
+        // If the sum starts at another column, the lanes are used in two runs: the order differs,
+        // the depth hardly.
         let (last, first) = terms.split_at(self.first_col.min(terms.len()));
         for chunk in first.chunks(self.lanes).chain(last.chunks(self.lanes)) {
             for (lane, term) in lanes.iter_mut().zip(chunk) {
@@ -87,7 +89,7 @@ impl Call {
         lanes[0]
     }
 
-    /// `weight + weight_offset`, one for every column; ones if there is no weight.
+    /// `weight + weight_offset` for every column; ones if there is no weight.
     pub(super) fn effective_weight(&self, weight: Option<Vec<f32>>) -> Vec<f32> {
         let cols = self.spec.cols;
         let Some(mut weight) = weight else { return vec![1.0; cols] };

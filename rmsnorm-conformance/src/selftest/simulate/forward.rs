@@ -21,12 +21,13 @@ pub(super) struct ForwardRow {
     /// Not yet rounded.
     pub(super) y: Vec<f32>,
     pub(super) saved_mean: f32,
-    /// `None` where a bug forgets it.
+    /// `None` if a bug omits it.
     pub(super) saved_rstd: Option<f32>,
 }
 
-/// Normalizes the rows of a call whose residual is added before, stores what is asked for, and hands on what becomes of each row. Parts of
-/// x, if it has several, are so many elements apart.
+/// Normalizes the rows of a call that adds the residual before the norm, stores the requested
+/// outputs, and passes each row's result to `hand_on`. `part_stride` is the distance of the parts
+/// of x in elements.
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, part_stride: usize, mut hand_on: impl FnMut(ForwardRow)) {
     let mut kernel = ForwardKernel::new(call, tensors.values(Tensor::Weight), tensors.values(Tensor::Bias));
     for row in 0..call.spec.rows {
@@ -45,14 +46,14 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, part_stride: usize
 
 pub(super) struct ForwardKernel<'c> {
     call: &'c Call,
-    /// One for every column, with the offset.
+    /// One value for every column, with the offset.
     pub(super) weight: Vec<f32>,
     pub(super) bias: Option<Vec<f32>>,
-    /// Inside the root.
+    /// Added to the variance.
     pub(super) eps: f32,
-    /// Where x_hat is rounded.
+    /// Where x_hat is rounded to 16 bits.
     pub(super) cast_order: CastOrder,
-    /// Of the row before, for the bugs that confuse rows.
+    /// Statistics of the previous row, for the bugs that confuse rows.
     previous: Option<Statistics>,
 }
 
@@ -73,7 +74,7 @@ impl<'c> ForwardKernel<'c> {
         self.row_of(row, sum)
     }
 
-    /// Normalizes a row, and hands on what is to be stored of it.
+    /// Normalizes the row `h`, and returns everything that is stored for it.
     pub(super) fn row_of(&mut self, row: usize, (h, residual_out): (Vec<f32>, Vec<f32>)) -> ForwardRow {
         let mut statistics = self.statistics(row, &h);
         if let Some(previous) = self.previous
@@ -101,7 +102,8 @@ impl<'c> ForwardKernel<'c> {
         }
     }
 
-    /// What is normalized, and what is stored as `residual_out`: the same rounded sum in a correct kernel.
+    /// The values to normalize, and `residual_out`: in a correct kernel, both are the same rounded
+    /// sum.
     fn add_residual(&self, x: &[f32], residual: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
         let Some(residual) = residual else { return (x.to_vec(), x.to_vec()) };
         let dtype = self.call.problem.dtypes.residual;
@@ -128,7 +130,7 @@ impl<'c> ForwardKernel<'c> {
             let deviations: Vec<f32> = counted.iter().map(|h| h - mean).collect();
             let deviations = call.sum(&deviations, DType::F32);
             let missed = self.divide_by_cols(deviations);
-            // A mean that is not finite stays.
+            // A non-finite mean is not corrected.
             if missed.is_finite() {
                 mean += missed;
                 sum = (sum - deviations * missed).max(0.0);
@@ -147,7 +149,7 @@ impl<'c> ForwardKernel<'c> {
         Statistics { mean, var, rstd: self.rstd(sum, var) }
     }
 
-    /// The elements that enter the statistics: all of them in a correct kernel.
+    /// The elements that enter the statistics: all elements in a correct kernel.
     fn counted(&self, h: &[f32]) -> Vec<f32> {
         let mut counted = h.to_vec();
         match self.call.bug {
@@ -180,7 +182,7 @@ impl<'c> ForwardKernel<'c> {
             Some(Bug::NPow2) => cols.next_power_of_two(),
             Some(_) | None => cols,
         };
-        // A multiplication with the rounded reciprocal, as most kernels do.
+        // A multiplication with the rounded reciprocal, as in most kernels.
         sum * (1.0 / divisor as f64) as f32
     }
 
@@ -221,8 +223,8 @@ impl<'c> ForwardKernel<'c> {
         h.iter().enumerate().map(scale_one).collect()
     }
 
-    /// The race of an in-place kernel without a barrier: the second half of a row takes its statistics when the first
-    /// half already holds `y`.
+    /// The race of an in-place kernel without a barrier: the second half of a row is normalized
+    /// with statistics that are computed after the first half was overwritten with `y`.
     fn redo_second_half(&self, row: usize, h: &[f32], y: &mut [f32]) {
         let half = h.len() / 2;
         let overwritten = y[..half].iter().map(|&y| round(y, self.call.problem.dtypes.activation));

@@ -1,5 +1,5 @@
-//! `dweight` and `dbias`: math.md, equations (11) and (12). f32 partial sums of blocks of rows, kept in the
-//! workspace, then a serial sum over the blocks.
+//! `dweight` and `dbias`: math.md, equations (11) and (12). f32 partial sums of blocks of rows in
+//! the workspace, then a serial sum over the blocks.
 
 use rmsnorm_spec::depth::ceil_root;
 use rmsnorm_spec::{DType, GradStore, Problem, Tensor};
@@ -9,12 +9,13 @@ use super::call::Call;
 use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
-/// Blocks grow with the root of `rows`, so that neither stage has a chain of additions longer than that.
+/// Rows per block. It grows with the square root of `rows`, so that no stage has a longer chain of
+/// additions.
 pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
     at_least.max(ceil_root(rows)).max(1)
 }
 
-/// One partial sum a column and block, for each gradient asked for.
+/// Length of the workspace: one partial sum per block and column, for each requested gradient.
 pub(super) fn workspace_len(problem: &Problem, block_rows: usize) -> usize {
     problem.tensors.sums_over_rows() * problem.rows.div_ceil(block_rows) * problem.cols
 }
@@ -26,7 +27,7 @@ pub(super) struct Gradients<'c> {
 }
 
 impl<'c> Gradients<'c> {
-    /// `workspace` has at least [`workspace_len`] elements of any value.
+    /// `workspace` must have at least [`workspace_len`] elements, of any value.
     pub(super) fn new(call: &'c Call, workspace: Vec<f32>) -> Self {
         let each = call.spec.rows.div_ceil(call.block_rows) * call.spec.cols;
         let mut rest = workspace.into_iter();
@@ -43,7 +44,7 @@ impl<'c> Gradients<'c> {
         Gradients { call, dweight, dbias }
     }
 
-    /// Adds the terms of a row. Rows come in order.
+    /// Adds the terms of a row. Rows must be added in order.
     pub(super) fn add(&mut self, row: usize, result: &BackwardRow) {
         if let Some(dweight) = &mut self.dweight {
             dweight.add(self.call, row, &result.dweight_terms);
@@ -56,7 +57,8 @@ impl<'c> Gradients<'c> {
         }
     }
 
-    /// Sums over the blocks and writes what was asked for: rounded, as f32, or added to what is there.
+    /// Sums over the blocks and writes the requested gradients: rounded, as f32, or added to the
+    /// old content.
     pub(super) fn store(self, tensors: &mut Tensors<'_, '_>) {
         let call = self.call;
         if call.has(Bug::EmptyNotZeroed) && call.spec.rows == 0 {
@@ -95,7 +97,7 @@ struct ColumnSums {
     /// (blocks, cols)
     partials: Vec<f32>,
     accumulator: DType,
-    /// The precision in which partial sums reach the second stage.
+    /// The dtype to which partial sums are rounded for the second stage.
     partial_dtype: DType,
 }
 
@@ -115,7 +117,7 @@ impl ColumnSums {
         }
     }
 
-    /// The sums over all blocks, or over all but the last `lost` where there are several.
+    /// The sums over all blocks, or over all except the last `lost` if there are several.
     fn totals(&self, cols: usize, lost: usize) -> Vec<f32> {
         let blocks = self.partials.len() / cols;
         let counted = blocks.saturating_sub(lost).max(blocks.min(1));

@@ -6,7 +6,8 @@ use super::call::Call;
 use super::tensors::{Tensors, round};
 use crate::selftest::planted::Bug;
 
-/// What is normalized of a row, and what is stored: the same sum in a correct kernel. Parts are so many elements apart.
+/// The values to normalize, and `residual_out`: in a correct kernel, both are the same sum of the
+/// parts of a row. `stride` is the distance of the parts in elements.
 pub(super) fn sum(
     call: &Call,
     tensors: &Tensors<'_, '_>,

@@ -1,4 +1,5 @@
-//! A quantized forward call: rows of [`ForwardKernel`], then scales, codes and what else is stored.
+//! A quantized forward call: rows of [`ForwardKernel`], then scales, quantized values and the other
+//! outputs.
 
 use rmsnorm_spec::Tensor;
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
@@ -52,7 +53,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec) 
     }
 }
 
-/// The transposed matrix, with these values of y.
+/// The transposed matrix, with y from `y`.
 fn columns(rows: &[Normalized], (_, cols): (usize, usize), y: impl Fn(usize, usize) -> f32) -> Vec<Normalized> {
     let of_column = |col: usize| Normalized {
         y: (0..rows.len()).map(|row| y(row, col)).collect(),
@@ -62,22 +63,22 @@ fn columns(rows: &[Normalized], (_, cols): (usize, usize), y: impl Fn(usize, usi
     (0..cols).map(of_column).collect()
 }
 
-/// The scales of a call, row by row, or the one of the tensor.
+/// The scales of a call: row by row, or one for the tensor.
 struct SetScales {
-    /// As they are stored.
+    /// The scales to store.
     stored: Vec<f32>,
-    /// As codes are made with them.
+    /// The scales to quantize with.
     codes: Vec<f32>,
 }
 
 impl Quantizer<'_> {
-    /// Columns of a set, and sets of a row; `None` where the tensor is one.
+    /// Columns that share a scale, and scales of a row; `None` for one scale per tensor.
     fn sets(&self) -> Option<(usize, usize)> {
         let (_, cols) = self.shape;
         self.quant.scale.set_cols(cols).zip(self.quant.scale.groups(cols))
     }
 
-    /// The set that a column belongs to.
+    /// The index of a column's scale in its row.
     fn group(&self, col: usize, (width, groups): (usize, usize)) -> usize {
         let late = usize::from(self.has(Bug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
         ((col - late) / width).min(groups - 1)
@@ -104,7 +105,7 @@ impl Quantizer<'_> {
         let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| self.magnitudes(row)).collect();
         let of_set = |row: usize, group: usize| {
             if self.has(Bug::BlocksAlongRows) && sets.1 > 1 {
-                // Rows of a column in place of columns of a row.
+                // Rows of a column instead of columns of a row.
                 let last = (row + sets.0).min(rows.len());
                 let column: Vec<f32> = magnitudes[row..last].iter().map(|row| row[group * sets.0]).collect();
                 return self.amax(&column);
@@ -120,7 +121,7 @@ impl Quantizer<'_> {
             .collect()
     }
 
-    /// The scales of other sets in the place of their own, with a bug.
+    /// The scales, with a bug those of other rows or blocks.
     fn mixed_up(&self, mut scales: SetScales) -> SetScales {
         let Some((width, groups)) = self.sets() else { return scales };
         let (rows, cols) = self.shape;
@@ -182,7 +183,7 @@ impl Quantizer<'_> {
         }
     }
 
-    /// The output `amax`.
+    /// The output `amax`. `before` is its old value.
     fn largest(&self, rows: &[Normalized], scale: f32, before: f32) -> f32 {
         let mut largest = self.amax_of_all(rows);
         if self.has(Bug::AmaxOfQuotient) {
@@ -216,7 +217,7 @@ impl Quantizer<'_> {
 
     fn store_codes(&self, out: &mut Matrix<'_>, codes: &[Vec<u8>]) {
         if self.shape.1 == 0 {
-            // A copy along columns, of no rows.
+            // The columnwise copy of a matrix without rows.
             return;
         }
         let rows = codes.len() - usize::from(self.has(Bug::CodesLastRowMissing) && !codes.is_empty());
@@ -227,7 +228,7 @@ impl Quantizer<'_> {
         }
     }
 
-    /// What the copy along columns is made of: y, but with a bug.
+    /// The source of the columnwise copy: y in a correct kernel.
     fn values_along_columns(
         &self,
         rows: &[Normalized],
@@ -245,7 +246,7 @@ impl Quantizer<'_> {
         y
     }
 
-    /// The scales that codes along columns are made with, of another block with a bug.
+    /// The scales to quantize the columnwise copy with; with a bug, those of another block.
     fn wrong_along_columns(&self, mut scales: SetScales) -> SetScales {
         let Some((_, groups)) = self.sets() else { return scales };
         if self.has(Bug::ColumnwiseByFirstBlock) && groups > 1 {

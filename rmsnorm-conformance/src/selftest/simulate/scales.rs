@@ -1,4 +1,4 @@
-//! Scales of a quantized result, and the conversion to codes: math.md, (Q2) to (Q5).
+//! Scales of a quantized result, and the conversion to quantized values: math.md, (Q2) to (Q5).
 
 use rmsnorm_spec::DType;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType, e8m0_value};
@@ -7,11 +7,11 @@ use super::call::Call;
 use super::tensors::round;
 use crate::selftest::planted::Bug;
 
-/// How a call quantizes, with its bug.
+/// The quantization of a call, with its bug.
 pub(super) struct Quantizer<'c> {
     pub(super) call: &'c Call,
     pub(super) quant: QuantSpec,
-    /// Rows and columns of what is quantized, which is transposed for the copy along columns.
+    /// Rows and columns of the matrix to quantize; transposed for the columnwise copy.
     pub(super) shape: (usize, usize),
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Quantizer<'c> {
 pub(super) struct Normalized {
     /// (cols)
     pub(super) y: Vec<f32>,
-    /// Without what the bias adds. (cols)
+    /// (cols); y without the bias
     pub(super) unbiased: Vec<f32>,
     /// (cols)
     pub(super) x_hat: Vec<f32>,
@@ -44,12 +44,12 @@ impl Quantizer<'_> {
         }
     }
 
-    /// What becomes codes.
+    /// The values to quantize.
     pub(super) fn v(&self, row: &Normalized) -> Vec<f32> {
         row.y.iter().map(|&y| self.source(y, Bug::CodesOfRounded, Bug::CodesOfF32)).collect()
     }
 
-    /// What the largest magnitude is taken of.
+    /// The magnitudes for amax.
     pub(super) fn magnitudes(&self, row: &Normalized) -> Vec<f32> {
         let values = match self.call.bug {
             Some(Bug::AmaxOfXHat) => &row.x_hat,
@@ -63,7 +63,7 @@ impl Quantizer<'_> {
         values.iter().map(magnitude).collect()
     }
 
-    /// (Q2), of the magnitudes of a set. A maximum of bits: NaN is above infinity.
+    /// (Q2): the largest magnitude of a set. It compares bits, so NaN is above infinity.
     pub(super) fn amax(&self, set: &[f32]) -> f32 {
         let len = set.len();
         let counted = match self.call.bug {
@@ -78,7 +78,7 @@ impl Quantizer<'_> {
         f32::from_bits(magnitudes.max().unwrap_or(0))
     }
 
-    /// (Q3) and (Q4): what is stored, and what codes are made with.
+    /// (Q3) and (Q4): the scale to store, and the scale to quantize with.
     pub(super) fn scale(&self, amax: f32) -> (f32, f32) {
         let mut quant = self.quant;
         match self.call.bug {
@@ -112,11 +112,10 @@ impl Quantizer<'_> {
             return (right, right);
         }
         let stored = self.power(amax, right);
-        // Of both the rounding comes first.
         if self.has(Bug::CodesByUnroundedScale) { (stored, amax / largest) } else { (stored, stored) }
     }
 
-    /// Another power of two than the right one, with a bug.
+    /// The power of two; a wrong one with a bug.
     fn power(&self, amax: f32, right: f32) -> f32 {
         let largest = self.quant.codes.largest();
         let exponent = |value: f32| (value.to_bits() >> 23) as i32 - 127;
@@ -141,7 +140,7 @@ impl Quantizer<'_> {
         self.quant.source == QuantSource::F32 && self.activation() == DType::F32
     }
 
-    /// (Q5), without the conversion.
+    /// (Q5) before the conversion.
     pub(super) fn quotient(&self, v: f32, scale: f32) -> f32 {
         match self.call.bug {
             Some(Bug::TimesScale) => v * scale,
@@ -168,7 +167,7 @@ impl Quantizer<'_> {
             return nearest;
         }
         let has_gone_up = value.abs() > quotient.abs();
-        // Of floats.
+        // For float formats only.
         let toward_zero = if has_gone_up { nearest.wrapping_sub(1) } else { nearest };
         let is_tie = is_fp8 && is_tie(codes, quotient);
         let above = |code: u8| if is_tie && !has_gone_up { code + 1 } else { code };
@@ -194,7 +193,7 @@ fn is_subnormal(codes: CodeType, code: u8) -> bool {
     code & 0x7f < 1 << mantissa_bits
 }
 
-/// Whether a value lies half way between two codes.
+/// Whether a value is half way between two values of a format.
 fn is_tie(codes: CodeType, value: f32) -> bool {
     let nearest = codes.encode(value) & 0x7f;
     let distance = |code: u8| (codes.decode(code) - value.abs()).abs();

@@ -1,4 +1,5 @@
-//! The tensors of a call in host memory, whatever their elements are: read into f32, rounded once when they are written.
+//! The tensors of a call in host memory, with elements of any type: read as f32, rounded once when
+//! written.
 
 use rmsnorm_spec::{DType, Error, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor, f16};
 
@@ -12,7 +13,7 @@ use crate::selftest::planted::Bug;
 trait Elements {
     fn len(&self) -> usize;
     fn bits(&self, index: usize) -> u32;
-    /// Writes an element of a view that is for writing.
+    /// Writes an element. The view must be writable.
     fn set(&mut self, index: usize, bits: u32);
 }
 
@@ -44,7 +45,7 @@ impl<E: Stored> Elements for &mut [E] {
     }
 }
 
-/// A tensor with the strides that the kernel believes in. A vector is one row.
+/// A tensor with the strides that the kernel uses. A vector is one row.
 pub(super) struct Matrix<'a> {
     view: Box<dyn Elements + 'a>,
     storage: Storage,
@@ -52,14 +53,14 @@ pub(super) struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// The row, in f32.
+    /// A row as f32.
     pub(super) fn row(&self, row: usize) -> Vec<f32> {
         self.row_from(0, row)
     }
 
-    /// The same of rows that begin so many elements further on.
+    /// A row, if the first row starts at element `first`.
     pub(super) fn row_from(&self, first: usize, row: usize) -> Vec<f32> {
-        // A mistaken stride may point beyond the view, where a slice has nothing to read.
+        // A wrong stride may point beyond the view, where a slice cannot be read.
         let start = (first + self.rows.start(row)).min(self.view.len() - self.rows.cols);
         (start..start + self.rows.cols).map(|index| self.value(index)).collect()
     }
@@ -72,17 +73,17 @@ impl Matrix<'_> {
         decode_f32(self.view.bits(index), self.storage)
     }
 
-    /// Writes the nearest value that it can store.
+    /// Writes the nearest value of the tensor's type.
     pub(super) fn store(&mut self, index: usize, value: f32) {
         self.view.set(index, encode_f32(value, self.storage));
     }
 
-    /// Writes consecutive values, as far as there are elements.
+    /// Writes consecutive values, up to the end of the view.
     pub(super) fn store_from(&mut self, start: usize, values: &[f32]) {
         (start..self.len()).zip(values).for_each(|(index, &value)| self.store(index, value));
     }
 
-    /// Writes the code that has these bits.
+    /// Writes the bits of a quantized value.
     pub(super) fn store_code(&mut self, index: usize, code: u8) {
         self.view.set(index, u32::from(code));
     }
@@ -103,12 +104,13 @@ impl Matrix<'_> {
         }
     }
 
-    /// The bits of a result: rounded once, to nearest even.
+    /// The bits of a result, rounded once to nearest even.
     fn rounded(&self, call: &Call, value: f32) -> u32 {
         let nearest = encode_f32(value, self.storage);
         let magnitude = decode_f32(nearest, self.storage).abs();
         match call.bug {
-            // One bit pattern lower is one value closer to zero, from infinity to the largest finite value as well.
+            // The next lower bit pattern is the next value toward zero; for infinity, the largest
+            // finite value.
             Some(Bug::RtzStore) if magnitude > value.abs() => nearest - 1,
             Some(Bug::DoubleRound) => {
                 let is_bf16 = self.storage == DType::Bf16.into();
@@ -130,7 +132,7 @@ pub(super) fn round(value: f32, dtype: DType) -> f32 {
     decode_f32(encode_f32(value, dtype), dtype)
 }
 
-/// The bugs by which rows of a tensor are taken to be dense, and by which its groups are overlooked.
+/// The bugs that ignore the row stride of a tensor, and those that ignore its groups.
 const STRIDES: [(Tensor, Bug, Bug); 8] = [
     (Tensor::X, Bug::XStrideIgnored, Bug::XGroupsIgnored),
     (Tensor::Residual, Bug::ResStrideIgnored, Bug::ResGroupsIgnored),
@@ -142,7 +144,7 @@ const STRIDES: [(Tensor, Bug, Bug); 8] = [
     (Tensor::Dresidual, Bug::DresidualStrideIgnored, Bug::DresidualGroupsIgnored),
 ];
 
-/// All tensors of a call. In place `Y` is what `X` was, and `ResidualOut` what `Residual` was.
+/// All tensors of a call. In place, `Y` holds `X`, and `ResidualOut` holds `Residual`.
 pub(super) struct Tensors<'c, 'a> {
     call: &'c Call,
     of: [Option<Matrix<'a>>; Tensor::COUNT],
@@ -161,7 +163,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         self.of[tensor as usize].as_mut()
     }
 
-    /// What is read as this tensor: in place, the output that takes its place.
+    /// The tensor to read as `tensor`: in place, the output that overwrites it.
     fn input(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
         let in_place = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
         let overwritten =
@@ -169,7 +171,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         self.get(tensor).or(overwritten)
     }
 
-    /// A row of it, in f32.
+    /// A row of an input as f32.
     pub(super) fn row(&self, tensor: Tensor, row: usize) -> Option<Vec<f32>> {
         self.input(tensor).map(|matrix| matrix.row(row))
     }
@@ -187,7 +189,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         }
     }
 
-    /// Writes a row of a result, if it is asked for.
+    /// Writes a row of a result, if it is requested.
     pub(super) fn store_result(&mut self, tensor: Tensor, row: usize, values: &[f32]) {
         let call = self.call;
         if let Some(out) = self.get_mut(tensor) {
@@ -195,7 +197,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         }
     }
 
-    /// Writes the statistics of a row, of those that are asked for.
+    /// Writes the requested statistics of a row.
     pub(super) fn store_statistics(&mut self, [mean, rstd]: [Tensor; 2], row: usize, result: &ForwardRow) {
         for (tensor, value) in [(mean, Some(result.saved_mean)), (rstd, result.saved_rstd)] {
             if let Some((out, value)) = self.get_mut(tensor).zip(value) {

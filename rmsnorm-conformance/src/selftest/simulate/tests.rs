@@ -1,4 +1,5 @@
-//! The correct kernel against the definition, and every bug against the correct kernel, in the suite's own calls.
+//! Compares the correct kernel with the definition, and every bug with the correct kernel, in the
+//! suite's calls.
 
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
@@ -17,7 +18,7 @@ fn on<T>(bug: Option<Bug>, run: impl FnOnce(Context<'_>) -> T) -> T {
     run(Context { device: &SimulatedBackend::new(bug), arithmetic: &Arithmetic::IEEE })
 }
 
-/// What a call stores, bit by bit; or the finding where it changed what it should not have.
+/// The bits of a call's outputs, or the finding if it changed other memory.
 type Stored = Result<Vec<(Tensor, Bits)>, Status>;
 
 /// Two calls with the same inputs on the same backend.
@@ -31,13 +32,14 @@ fn two_calls(bug: Option<Bug>, scenario: &Scenario) -> [Stored; 2] {
 fn a_bug_changes_a_result_exactly_where_it_applies() {
     for norm in Norm::ALL {
         for kind in Kind::CALLS {
-            // Those before the lists of families, which show no other bug.
+            // Only the cases before the lists of families, which show no other bug.
             let cases = cases(norm, kind).into_iter().take_while(|case| case.trial == Trial::Bounds);
             let scenarios: Vec<Scenario> = cases.map(|case| Scenario::new(&case)).collect();
             let right: Vec<_> = scenarios.iter().map(|scenario| two_calls(None, scenario)).collect();
             assert!(right.iter().flatten().all(Stored::is_ok));
             for &bug in Bug::ALL {
-                // A sum of one part is a call without parts. `Call::new` plants no other bug, which one scenario shows as well as all.
+                // A sum of one part is a call without parts. `Call::new` plants no other bug, and
+                // one scenario is enough to show that.
                 let is_planted =
                     bug.applies_to(norm, kind) || kind == Kind::ForwardParts && bug.applies_to(norm, Kind::Forward);
                 let tried = if is_planted { scenarios.len() } else { 1 };
@@ -61,12 +63,13 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
     }
 }
 
-/// With every tensor that the kind of call may have.
+/// A case with every tensor that the kind of call may have.
 fn full(kind: Kind, norm: Norm, dtypes: DTypes, rows: usize, cols: usize) -> Case {
     Case { present: OPTIONAL, dtypes, ..Case::plain(kind, norm, dtypes.activation, rows, cols) }.normalized()
 }
 
-/// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them; every tensor with gaps of its own.
+/// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them; every tensor has
+/// different gaps.
 #[test]
 fn correct_kernel_is_within_bounds_and_writes_every_result_and_no_gap() {
     for norm in Norm::ALL {

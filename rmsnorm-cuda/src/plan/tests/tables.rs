@@ -47,7 +47,7 @@ fn what_no_kernel_takes_is_refused_with_the_reason() {
     const CODES: &str = "16.to_codes.tensor";
     let cases: &[(&str, u32, Numbers, &str)] = &[
         (BLOCK, 512, &[("threads", 256)], "blocks is missing"),
-        (BLOCK, 512, &[("threads", 256), ("blocks", 8), ("colour", 1)], "nothing is called \"colour\""),
+        (BLOCK, 512, &[("threads", 256), ("blocks", 8), ("colour", 1)], "unknown name \"colour\""),
         (BLOCK, 512, &[("threads", 0), ("blocks", 8)], "threads are from 1 to 1024"),
         (BLOCK, 512, &[("threads", u32::MAX), ("blocks", 8)], "threads are from 1 to 1024"),
         (BLOCK, 512, &[("threads", 48), ("groups", 2), ("blocks", 8)], "a power of two or a multiple of 32"),
@@ -103,7 +103,9 @@ fn what_is_no_table_of_this_backend_is_refused() {
     };
     let long = "16.forward.rms.long";
     assert!(refused(|table| drop(table.ladders.remove("16.finds_scale"))).contains("no ladder \"16.finds_scale\""));
-    assert!(refused(|table| drop(table.ladders.insert("17".into(), vec![]))).contains("nothing is called \"17\""));
+    assert!(
+        refused(|table| drop(table.ladders.insert("17".into(), vec![]))).contains("unknown ladder or number \"17\"")
+    );
     assert!(refused(|table| table.numbers.clear()).contains("no number \"split_bytes\""));
     assert!(
         refused(|table| *table.numbers.entry("split_bytes".into()).or_default() = u64::MAX).contains("split_bytes is")

@@ -31,8 +31,8 @@ fn what_no_shader_takes_is_refused_with_the_reason() {
         ("forward.wide", packs(5), "packs is 5, which is not from 1 to 4"),
         ("backward.wide", division(&[1], 512, 5), "most is 5, which is not from 1 to 4"),
         ("backward.wide", Entry::none(), "rows of less than 1024 pairs of quads have no packs"),
-        ("to_codes", Entry::none().with("most", 1), "nothing is called \"most\""),
-        ("backward.f16", packs(1), "nothing is called \"packs\""),
+        ("to_codes", Entry::none().with("most", 1), "unknown name \"most\""),
+        ("backward.f16", packs(1), "unknown name \"packs\""),
         ("backward.f16", division(&[0], 512, 1), "whole is 0"),
         ("backward.f16", division(&[6], 512, 1), "whole is 6"),
         ("backward.f16", division(&[1; 6], 512, 1), "whole has 6 numbers"),
@@ -54,7 +54,7 @@ fn what_no_shader_takes_is_refused_with_the_reason() {
     table.ladders.remove("forward.rms");
     assert_eq!(Tuning::from_table(&table), Err("it has no ladder \"forward.rms\"".into()));
     table.ladders.insert("forward.gms".into(), vec![]);
-    assert_eq!(Tuning::from_table(&table), Err("nothing is called \"forward.gms\"".into()));
+    assert_eq!(Tuning::from_table(&table), Err("unknown ladder or number \"forward.gms\"".into()));
 }
 
 /// A table whose rungs are drawn, some of them away.
