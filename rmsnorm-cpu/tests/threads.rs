@@ -8,7 +8,7 @@ use rmsnorm_spec::{Error, NormSpec};
 fn no_thread_at_all_is_refused() {
     let error = CpuBackend::with(Isa::Portable, 0).unwrap_err();
     assert!(matches!(error, Error::Unavailable { backend: "cpu", .. }), "{error}");
-    assert!(error.to_string().ends_with("at least 1 thread is needed, got 0"), "{error}");
+    assert!(error.to_string().ends_with("threads must be at least 1, got 0"), "{error}");
 }
 
 #[test]

@@ -158,8 +158,8 @@ fn vectors_that_cannot_be_made_are_errors() {
     };
     let norm = NormSpec::rms(2, 3, 1e-5);
     let inputs = ForwardInputs::new(&x);
-    assert_eq!(message(&norm, inputs, &[Tensor::Dweight]), "wanted: dweight is no output of a forward call");
-    assert_eq!(message(&norm, inputs, &[Tensor::Weight]), "wanted: weight is no output of a forward call");
+    assert_eq!(message(&norm, inputs, &[Tensor::Dweight]), "wanted: dweight is not an output of a forward call");
+    assert_eq!(message(&norm, inputs, &[Tensor::Weight]), "wanted: weight is not an output of a forward call");
     let mean = "mean must not be given: rms norm does not remove the mean";
     assert_eq!(message(&norm, inputs, &[Tensor::Mean]), mean);
     let sum = "residual_out must not be given: there is no residual to add";
@@ -168,10 +168,10 @@ fn vectors_that_cannot_be_made_are_errors() {
     let large = message(&NormSpec::rms(usize::MAX, 3, 1e-5), inputs, &[]);
     assert!(large.starts_with("y: 18446744073709551615 rows at a stride of 3"), "{large}");
     let large = message(&NormSpec::rms(1 << 60, 3, 1e-5), inputs, &[]);
-    assert!(large.starts_with("cpu device error: no 13835058055282163712 bytes of memory for the y"), "{large}");
+    assert!(large.starts_with("cpu device error: cannot allocate 13835058055282163712 bytes for the y"), "{large}");
     let dy = BackwardInputs::new(&x, &x, &[1.0; 2]);
     let error = backend.backward_vec(&norm, dy, &[Tensor::Workspace]).unwrap_err();
-    assert_eq!(error.to_string(), "wanted: workspace is no output of a backward call");
+    assert_eq!(error.to_string(), "wanted: workspace is not an output of a backward call");
 }
 
 /// What is overwritten must hold values.

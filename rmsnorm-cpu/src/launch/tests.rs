@@ -44,9 +44,9 @@ fn a_matrix_in_groups_is_split_anywhere() {
 fn no_room_says_how_many_bytes_for_what() {
     let message = |error: Error| error.to_string();
     let small = message(no_room::<f32>("workspace", 100, &"a reason"));
-    assert_eq!(small, "cpu device error: no 400 bytes of memory for the workspace: a reason");
+    assert_eq!(small, "cpu device error: cannot allocate 400 bytes for the workspace: a reason");
     let large = message(no_room::<bf16>("tensor", usize::MAX, &"a reason"));
-    assert_eq!(large, format!("cpu device error: no {} bytes of memory for the tensor: a reason", usize::MAX));
+    assert_eq!(large, format!("cpu device error: cannot allocate {} bytes for the tensor: a reason", usize::MAX));
 }
 
 fn pool() -> rayon::ThreadPool {
