@@ -20,6 +20,7 @@ use crate::{launch, plan};
 /// Cheap to clone; clones share the pool. Results do not depend on the instruction set or the
 /// number of threads.
 ///
+/// # After a fork
 /// A child process has none of its parent's threads. A backend made before the fork runs on the
 /// calling thread there, and so does [`new`](Self::new) if the parent has called it.
 /// [`with`](Self::with) starts new threads for the child. If the parent has used rayon's global
@@ -67,6 +68,7 @@ impl CpuBackend {
 
     /// As [`new`](Self::new), with an error for an unusable tuning table.
     ///
+    /// # Errors
     /// `Unavailable`, with the reason, if the table named by `RMSNORM_TUNING` does not fit.
     pub fn try_new() -> Result<Self, Error> {
         let (tuning, source) = table()?;
@@ -81,6 +83,7 @@ impl CpuBackend {
     /// This instruction set and exactly this number of threads. With 1 thread all work runs on the
     /// calling thread.
     ///
+    /// # Errors
     /// `Unavailable` if the processor lacks the instruction set (the error then names the backend,
     /// such as `cpu-avx2`), `threads` is 0, the threads cannot be started, or the table named by
     /// `RMSNORM_TUNING` does not fit.
@@ -168,6 +171,7 @@ impl CpuBackend {
     /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache
     /// or, if `streaming`, past it. The kernels' speed is compared with it.
     ///
+    /// # Errors
     /// `Length` if the lengths differ. Nothing is written then.
     pub fn copy(&self, from: &[f32], to: &mut [f32], streaming: bool) -> Result<(), Error> {
         if from.len() != to.len() {

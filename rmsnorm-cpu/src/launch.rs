@@ -30,6 +30,7 @@ pub(crate) trait SliceBackend: NormBackend {
 
     /// Converts an output view that is read and overwritten, so it must hold values.
     ///
+    /// # Errors
     /// `Unsupported` if the view may be uninitialized.
     fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
 

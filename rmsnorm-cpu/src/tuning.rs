@@ -47,6 +47,7 @@ impl Tuning {
 
     /// The numbers of a table, if all are in range.
     ///
+    /// # Errors
     /// A text that names the number out of range and its limits.
     pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
         table.has_no_more_than(&Tuning::ZEN5.to_table())?;

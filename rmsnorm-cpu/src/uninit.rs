@@ -12,6 +12,7 @@ use crate::{CpuBackend, plan};
 /// which takes longer than a norm in newly mapped memory. Same kernels, same bits. Made by
 /// [`CpuBackend::uninit`]; to get results in vectors, call [`CpuBackend::forward_vec`].
 ///
+/// # What is written
 /// If a call succeeds, it has written every element of every given output: `rows * cols` of a
 /// matrix, without the gaps between strided rows. If it fails, it may have written any of them or
 /// none. The contents of a workspace are unspecified after a call.

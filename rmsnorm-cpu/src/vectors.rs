@@ -147,6 +147,7 @@ impl CpuBackend {
     /// With [`NormSpec::residual_after`], `residual_out` is always returned, and the others,
     /// including `y`, only if wanted.
     ///
+    /// # Errors
     /// As `forward`; `InvalidArgument` if `wanted` has a tensor that is not an output; `Device` if
     /// memory cannot be allocated.
     ///

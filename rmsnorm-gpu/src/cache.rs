@@ -67,6 +67,7 @@ impl Entry {
 
     /// Stores `data` for later processes.
     ///
+    /// # Errors
     /// Errors of the file system. The entry is then unchanged.
     pub fn write(&self, data: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().ok_or(io::ErrorKind::NotFound)?;
@@ -101,6 +102,7 @@ impl Cache {
 
     /// The data stored under `id`. If there is none, calls `make` and stores its result.
     ///
+    /// # Errors
     /// Errors of `make` only.
     pub fn get_or<E>(&self, id: Id, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let Some(entry) = self.entry(id) else { return make() };

@@ -10,6 +10,7 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIter
 /// for one item. The threads end with the call, so a later `fork` loses none. After an error no
 /// other item is begun.
 ///
+/// # Errors
 /// The first error of `work` to occur.
 pub fn try_for_each<T: Sync, E: Send>(items: &[T], work: impl Fn(&T) -> Result<(), E> + Sync) -> Result<(), E> {
     let threads = available_parallelism().map_or(1, NonZero::get).min(items.len());

@@ -49,6 +49,7 @@ pub fn to_rungs<T: Copy>(ladder: &[Rung<T>], entry: impl Fn(T) -> Entry) -> Vec<
 /// Replaces a built-in ladder with the ladder `name` of `table`. `best` reads the settings on a
 /// rung.
 ///
+/// # Errors
 /// A text that names the invalid rung and the reason.
 pub fn replace<T: Clone + PartialEq>(
     ladder: &mut Ladder<T>,
