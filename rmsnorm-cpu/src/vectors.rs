@@ -36,12 +36,12 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
         ForwardInputs { x: x.into(), weight: None, bias: None, residual: None, next_weight: None, next_bias: None }
     }
 
-    /// With this weight.
+    /// With this weight (cols).
     pub fn weight(self, weight: &'a [W]) -> Self {
         ForwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With this bias.
+    /// With this bias (cols).
     pub fn bias(self, bias: &'a [W]) -> Self {
         ForwardInputs { bias: Some(bias), ..self }
     }
@@ -57,7 +57,7 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
         ForwardInputs { next_weight: Some(next_weight), ..self }
     }
 
-    /// With this bias of the next norm.
+    /// With this bias (cols) of the next norm.
     pub fn next_bias(self, next_bias: &'a [W]) -> Self {
         ForwardInputs { next_bias: Some(next_bias), ..self }
     }
@@ -67,14 +67,14 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ForwardOutputs<T, R = T> {
-    /// The normalized rows.
+    /// The normalized rows (rows, cols).
     pub y: Vec<T>,
     /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or, with
     /// [`NormSpec::residual_after`], of the norm and `residual`.
     pub residual_out: Vec<R>,
-    /// The mean of every row.
+    /// The mean of every row (rows).
     pub mean: Vec<f32>,
-    /// `1 / sqrt(var + eps)` of every row.
+    /// `1 / sqrt(var + eps)` of every row (rows).
     pub rstd: Vec<f32>,
     /// The mean of every row of `residual_out`, for the next norm.
     pub next_mean: Vec<f32>,
@@ -109,12 +109,12 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
         BackwardInputs { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, dresidual_out: None }
     }
 
-    /// With the forward pass's weight.
+    /// With the forward pass's weight (cols).
     pub fn weight(self, weight: &'a [W]) -> Self {
         BackwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With the forward pass's mean.
+    /// With the forward pass's mean (rows).
     pub fn mean(self, mean: &'a [f32]) -> Self {
         BackwardInputs { mean: Some(mean), ..self }
     }
@@ -129,13 +129,13 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackwardOutputs<T, W = T, R = T> {
-    /// The gradient of `x` and of `residual`.
+    /// The gradient of `x` and of `residual` (rows, cols).
     pub dx: Vec<T>,
-    /// The same in the residual stream's dtype.
+    /// `dx` in the residual stream's dtype.
     pub dresidual: Vec<R>,
-    /// The gradient of `weight`.
+    /// The gradient of `weight` (cols).
     pub dweight: Vec<W>,
-    /// The gradient of `bias`.
+    /// The gradient of `bias` (cols).
     pub dbias: Vec<W>,
 }
 

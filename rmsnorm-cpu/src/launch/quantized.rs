@@ -82,7 +82,10 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         }
         (_, Some(scales)) => compact.scaling(&quant, scales, groups),
         // A `Checked` call has scales unless the scale is given; the type system needs the error.
-        (_, None) => return Err(Error::Missing { arg: "scales", why: "codes without their scales are no values" }),
+        (_, None) => {
+            let why = "the codes cannot be decoded without it: pass scales(..) or scales_e8m0(..)";
+            return Err(Error::Missing { arg: "scales", why });
+        }
     };
     let residual = match (residual, args.residual_out) {
         (None, _) => Residual::Absent,
