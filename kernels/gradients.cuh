@@ -44,8 +44,8 @@ struct Gradients {
     }
 
     // For packs of eight. Two lanes trade halves, so that each access to a partial row fills whole
-    // sectors of 32 bytes. The even lane then has the first four columns of both lanes, and the odd
-    // lane the last four. All lanes of a warp must call it together.
+    // sectors of 32 bytes. The even lane then has the first four columns of each lane, and the odd
+    // lane the last four of each. All lanes of a warp must call it together.
     __device__ void trade() {
         const bool is_odd = threadIdx.x % 2 != 0;
         #pragma unroll

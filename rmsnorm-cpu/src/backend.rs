@@ -207,7 +207,8 @@ impl CpuBackend {
         if tasks > 1 && std::process::id() != self.process { 1 } else { tasks }
     }
 
-    /// Runs `work` in this backend's pool if it has several tasks, otherwise on the calling thread.
+    /// Runs `work` in this backend's pool, if there is one and `work` has several tasks; otherwise
+    /// on the calling thread.
     pub(crate) fn install<O: Send>(&self, tasks: usize, work: impl FnOnce() -> O + Send) -> O {
         match self.pool.as_ref().and_then(|pool| pool.0.as_ref()) {
             Some(pool) if tasks > 1 => pool.install(work),

@@ -184,7 +184,7 @@ pub(crate) fn copy(isa: Isa, work: &mut CopyRange<'_>) {
     run_any(isa, work);
 }
 
-/// The scale of a tensor, computed like the stages compute it.
+/// The scale of a tensor, in the floating-point mode of the stages.
 #[inline(never)]
 pub(crate) fn scale(quant: &QuantSpec, amax: f32) -> f32 {
     let _ieee = IeeeMode::enter();

@@ -220,7 +220,7 @@ impl Simd for Avx2 {
             let least = _mm256_max_ps(lanes[i], _mm256_set1_ps(-128.0));
             let integers = _mm256_cvtps_epi32(_mm256_min_ps(least, _mm256_set1_ps(127.0)));
             let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(lanes[i], lanes[i]));
-            // The lowest byte, because packing treats the integers as unsigned.
+            // Only the lowest byte: packing would saturate a negative integer.
             _mm256_and_si256(_mm256_and_si256(integers, is_number), _mm256_set1_epi32(0xff))
         }))
     }
@@ -351,8 +351,7 @@ fn pack_bytes(lanes: [__m256i; REGISTERS]) -> __m256i {
     unsafe {
         let low = _mm256_packus_epi32(lanes[0], lanes[1]);
         let high = _mm256_packus_epi32(lanes[2], lanes[3]);
-        // Packing works within halves of registers, so groups of four bytes come out in the order 0
-        // 2 4 6 1 3 5 7.
+        // Packing works within halves: groups of four bytes come out as 0 2 4 6 1 3 5 7.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order)
     }

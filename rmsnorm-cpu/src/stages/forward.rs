@@ -350,8 +350,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
         });
     }
 
-    /// Equation (1): h, the input of the norm. It is computed again on each visit, from the cache:
-    /// stored on the first visit, it could not bypass the cache.
+    /// Equation (1): h, the input of the norm. It is computed on each visit, from the cache. If the
+    /// first visit stored it, the store could not bypass the cache.
     #[inline(always)]
     pub(super) fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
         let x = self.x().load::<S, _>(piece);
