@@ -1,7 +1,7 @@
 //! Plans as text, for tables and reports. Every backend uses this notation.
 //!
-//! A step is a program's name and its settings, such as `forward threads=16 packs=2x8 rows=16x2
-//! grid=32768`:
+//! A step is a program's name and its settings, such as
+//! `forward threads=16 packs=2x8 rows=16x2 grid=32768`:
 //!
 //! | word | says |
 //! |---|---|
