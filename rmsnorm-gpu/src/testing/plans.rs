@@ -101,9 +101,9 @@ pub struct Planned<'a, P: Planner> {
     pub access: P::Access,
     /// The call without its size.
     pub call: Call,
-    /// Its size.
+    /// Rows of the call.
     pub rows: usize,
-    /// Its size.
+    /// Columns of the call.
     pub cols: usize,
     /// The plan.
     pub plan: P::Plan,
