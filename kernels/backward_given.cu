@@ -1,4 +1,4 @@
-// The second half of backward on a rank's columns: math.md, equation (18), then (10) to (12).
+// The second phase of backward on a rank's columns: math.md, equation (18), then (10) to (12).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 backward_given(const __grid_constant__ Params p, const __grid_constant__ Columns c) {

@@ -1,10 +1,11 @@
 // Rows of backward: math.md, equations (7) to (12). A row stays on chip between its two uses.
 //
-// Rows are loaded ahead into a ring of STAGES slots in shared memory. A thread reads back only what it has copied itself,
-// so that the one barrier of a step is that of the sums. A thread owns the same columns in every row: the weights, and
-// the sums of dweight and dbias, stay in its registers for a whole chunk of rows.
+// Rows are prefetched into a ring of STAGES slots in shared memory. A thread reads back only data
+// that it copied itself, so the only barrier of a step is the barrier of the sums. A thread owns
+// the same columns in every row: its weights and its sums of dweight and dbias stay in registers
+// for a whole chunk of rows.
 
-// A thread's part of one row, as it waits in shared memory. Threads are neighbours, so that banks do not collide.
+// One row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
 struct Slot {
     Pack<R> x[PACKS][THREADS];
     Pack<T> dy[PACKS][THREADS];
@@ -25,7 +26,7 @@ static_assert((GROUPS & (GROUPS - 1)) == 0, "groups are folded by a tree");
 static_assert(THREADS_PER_ROW % 32 == 0 || (THREADS_PER_ROW < 32 && 32 % THREADS_PER_ROW == 0), "the threads of a row are lanes or warps");
 static_assert(CLUSTER > 1 || THREADS_PER_ROW <= 32 || GROUPS <= 15, "each group of several warps has a barrier");
 
-// What a thread knows while it works on its chunk. A step is UNROLL rows of every group.
+// The state of a thread during its chunk. A step is UNROLL rows of every group.
 struct Worker {
     const Params& p;
     Slot (*ring)[UNROLL];
@@ -33,7 +34,7 @@ struct Worker {
     RowSums<UNROLL * SUMS> sums;
     unsigned group, first;
     int left;
-    // Of the block, and the rows of this group.
+    // Steps of the block, and rows of this group.
     unsigned steps, rows;
     Pack<W> weights[PACKS];
     Gradients gradients;
@@ -47,7 +48,7 @@ struct Worker {
             weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
     }
 
-    // A block, or a cluster of them, has one chunk of rows.
+    // A block, or a cluster of blocks, has one chunk of rows.
     __device__ static unsigned chunk() { return blockIdx.x / CLUSTER; }
 
     __device__ void begin() {
@@ -57,8 +58,8 @@ struct Worker {
         gradients.clear();
     }
 
-    // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time. The plan keeps
-    // GROUPS * chunks within 32 bits.
+    // Rows are dealt to the chunks in turn, so that the whole device reads and writes in one region
+    // at a time. The plan keeps GROUPS * chunks within 32 bits.
     __device__ unsigned long long row(unsigned step, int u) const {
         const unsigned chunks = unsigned(p.chunks);
         return (unsigned long long)(step * UNROLL + u) * (GROUPS * chunks) + (group * chunks + chunk());
@@ -91,7 +92,8 @@ struct Worker {
         close_batch();
     }
 
-    // The thread's part of the row sums, and its columns' part of the gradients. Past the end of a row dy is zero.
+    // Adds the thread's columns to the row sums and the gradients. Past the end of a row dy is
+    // zero.
     __device__ void first_pass(const Slot& slot, Statistics row, float* totals) {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
@@ -99,12 +101,13 @@ struct Worker {
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
-            // Each pack has its own sums: in short rows one sum of all would be a longer chain than math.md allows.
+            // Each pack has separate sums: in short rows, one sum over all packs would be a longer
+            // chain than math.md allows.
             float parts[SUMS] = {};
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
                 float x_hat = (x[i] - row.mean) * row.rstd;
-                // Past the end dy is zero, which does not help where x_hat overflows.
+                // Past the end dy is zero, but an infinite x_hat would make the product NaN.
                 if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
                 const float wdy = weighted_gradient(dy[i], weight[i]);
                 parts[0] += wdy * x_hat;
@@ -124,7 +127,7 @@ struct Worker {
             if (exists(step, u)) first_pass(ring[slot][u], statistics[u], totals + u * SUMS);
     }
 
-    // dx of one pack, before its rounding.
+    // dx of one pack before rounding.
     __device__ void gradient(
         const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
     ) const {
@@ -145,7 +148,8 @@ struct Worker {
 #endif
     }
 
-    // Writes dx and dresidual. With REFILLS each pack makes room for the row that is STAGES steps ahead.
+    // Writes dx and dresidual. With REFILLS, each pack read starts the copy of the row STAGES steps
+    // ahead.
     template <bool REFILLS>
     __device__ void second_passes(unsigned step, int slot, const Rows& statistics, const Totals& totals) {
         #pragma unroll
@@ -168,7 +172,7 @@ struct Worker {
         if constexpr (REFILLS) close_batch();
     }
 
-    // A row's two passes one after the other.
+    // Runs the two passes of each row one after the other.
     __device__ void run_in_turn() {
         Rows now, next;
         #pragma unroll 1
@@ -187,7 +191,8 @@ struct Worker {
         }
     }
 
-    // A row's statistics are needed again after the next row's first pass, which has no registers for them.
+    // Keeps a row's statistics in shared memory. They are needed again after the next row's first
+    // pass, which has no registers for them.
     __device__ void keep(unsigned step, const Rows& statistics) {
         sync_lanes();
         if (threadIdx.x % LANES == 0)
@@ -201,7 +206,8 @@ struct Worker {
         for (int u = 0; u < UNROLL; ++u) statistics[u] = kept[step % 2][u][threadIdx.x / LANES];
     }
 
-    // The next row's first pass runs while this row's sums are exchanged: for the largest clusters.
+    // The next row's first pass runs during the exchange of this row's sums. Used for the largest
+    // clusters.
     __device__ void run_overlapped() {
         constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
         Rows now, next;
@@ -231,7 +237,7 @@ struct Worker {
         }
     }
 
-    // Adds up the gradients of the block's groups; those of the first group are then the whole block's.
+    // Adds the gradients of the block's groups; the first group then has the block's sums.
     __device__ void sum_groups(float* shared) {
         constexpr int VALUES = KEPT * PACKS * PACK;
         float* values = &gradients.sums[0][0][0];
@@ -244,7 +250,8 @@ struct Worker {
         const unsigned part = threadIdx.x / WIDTH, place = threadIdx.x % WIDTH;
         #pragma unroll
         for (unsigned half = THREADS / WIDTH / 2; half > 0; half /= 2) {
-            // What the upper half stores was read by the round before, or is part of the ring.
+            // The memory that the upper half overwrites was read in the previous round, or belongs
+            // to the ring.
             __syncthreads();
             if (part >= half && part < 2 * half)
                 #pragma unroll
@@ -257,7 +264,8 @@ struct Worker {
     }
 };
 
-// The rows of the block's chunk: dx, and the partial sums of dweight and dbias if the program keeps any.
+// Processes the block's chunk: dx, and the partial sums of dweight and dbias unless other blocks
+// compute them.
 __device__ inline void run_rows(const Params& p, char* shared) {
     __shared__ float exchange[2][GROUPS][UNROLL * SUMS][SENDERS];
     __shared__ Statistics kept[2][UNROLL][THREADS / LANES];

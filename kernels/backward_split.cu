@@ -1,18 +1,20 @@
-// Backward where the matrices fit the L2: math.md, equations (7) to (12), in one launch. dweight and dbias need no sum over a row, so
-// that some blocks have rows and write dx, and the others have columns and write dweight and dbias. x and dy are read
-// twice, but there are no partial rows, and no block waits for one that has the other kind of work.
+// Backward in one launch, for matrices that fit the L2: math.md, equations (7) to (12). dweight and
+// dbias need no sum over a row. So some blocks have rows and write dx; the others have columns and
+// write dweight and dbias. x and dy are read twice, but there are no partial rows, and blocks of
+// one kind never wait for blocks of the other.
 
-// A block of columns has COLUMN_LANES packs of them, and shares the rows with the other blocks of its cluster.
+// A block of columns has COLUMN_LANES packs of columns, and shares the rows with the other blocks
+// of its cluster.
 constexpr int COLUMN_WIDTH = COLUMN_LANES * PACK;
 constexpr int COLUMN_GROUPS = THREADS / COLUMN_LANES;
 constexpr int COLUMN_WARPS = THREADS / 32;
 static_assert(CLUSTER == 1, "a row has one block");
 static_assert(COLUMN_LANES <= 32 && THREADS % 32 == 0, "lanes that share columns are found by shuffles");
 
-// Rows that a thread has on their way.
+// Rows that a thread loads at once.
 constexpr int COLUMN_BATCH = 4;
 
-// What threads, then blocks exchange: dweight's columns, then dbias's.
+// The sums that threads, then blocks, exchange: columns of dweight, then of dbias.
 using ColumnSums = float[GRADIENTS][COLUMN_WIDTH];
 
 __device__ inline unsigned cluster_size() {
@@ -23,7 +25,8 @@ __device__ inline unsigned cluster_size() {
     return size;
 }
 
-// A barrier of a cluster whose size the launch says; of a block where there are none.
+// A barrier of the cluster, with the size given at launch; of the block on devices without
+// clusters.
 __device__ inline void all_blocks_barrier() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -32,7 +35,7 @@ __device__ inline void all_blocks_barrier() {
 #endif
 }
 
-// What block `rank` of the cluster has at an address of shared memory.
+// Reads the value at the same address of shared memory in block `rank` of the cluster.
 __device__ inline float load_of_block(const float* address, unsigned rank) {
 #if __CUDA_ARCH__ >= 900
     float value;
@@ -44,7 +47,7 @@ __device__ inline float load_of_block(const float* address, unsigned rank) {
 #endif
 }
 
-// A pack of one row: all of it, or the first `left` columns.
+// Loads a pack of one row: all of it, or the first `left` columns.
 template <class E>
 __device__ inline Pack<E> load_column_pack(const E* from, int left) {
     const bool is_part = HAS_TAIL && left < PACK;
@@ -52,7 +55,7 @@ __device__ inline Pack<E> load_column_pack(const E* from, int left) {
     return load_whole<Reuse::ByNone>(from);
 }
 
-// dy * x_hat and dy, summed over every `stride`-th row from `row` on.
+// Adds dy * x_hat and dy over every `stride`-th row from `row` on.
 __device__ inline void sum_rows(
     const Params& p, unsigned long long row, unsigned long long stride, unsigned long long col, int left, float (&sums)[GRADIENTS][PACK]
 ) {
@@ -70,7 +73,7 @@ __device__ inline void sum_rows(
         }
         #pragma unroll
         for (int u = 0; u < COLUMN_BATCH; ++u) {
-            // A row that is not there has nothing to add.
+            // A missing row adds nothing.
             if (row + u * stride >= p.rows) continue;
             float x_hat[PACK], values[PACK];
             unpack(x[u], x_hat);
@@ -85,7 +88,7 @@ __device__ inline void sum_rows(
     }
 }
 
-// The columns of block `index` of those that have columns.
+// The work of column block `index`.
 __device__ inline void run_columns(const Params& p, unsigned index, char* shared) {
     ColumnSums* of_warps = reinterpret_cast<ColumnSums*>(shared);
     ColumnSums& block_sums = of_warps[COLUMN_WARPS];
@@ -126,12 +129,13 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
             G* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
             if (begin + place < p.cols) store_gradient(gradient + begin + place, sum);
         }
-    // Shared memory stays until it has been read.
+    // Keep shared memory until other blocks have read it.
     all_blocks_barrier();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_split(const __grid_constant__ Params p) {
-    // Begins on 128 bytes: a line that cp.async copies is then one line of shared memory, which takes half as long as two.
+    // Aligned to 128 bytes: a line that cp.async copies is then one line of shared memory, which
+    // takes half as long as two.
     extern __shared__ __align__(128) char shared[];
     if (blockIdx.x < p.chunks) run_rows(p, shared);
     else run_columns(p, blockIdx.x - unsigned(p.chunks), shared);

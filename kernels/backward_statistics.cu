@@ -1,7 +1,8 @@
-// The first half of backward on a rank's columns: math.md, equations (7) and (17). A block, or a cluster of them, reads its rows once.
+// The first phase of backward on a rank's columns: math.md, equations (7) and (17). A block, or a
+// cluster of blocks, reads its rows once.
 
-// As `sum_pack`, of products: which of two would contract with their addition is left to no compiler, as a row has the same bits however
-// memory is accessed.
+// `sum_pack` for products, with additions that never contract to FMA. The compiler could contract
+// either operand, and the choice would make the bits of a row depend on the access width.
 __device__ inline float sum_products(float (&values)[PACK]) {
     #pragma unroll
     for (int half = PACK / 2; half > 0; half /= 2)

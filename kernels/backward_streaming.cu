@@ -1,6 +1,7 @@
-// Backward for rows that fit nowhere on chip, in two passes: math.md, equations (7) to (10), then (10) to (12).
+// Backward for rows that do not fit on chip, in two passes: math.md, equations (7) to (10), then
+// (10) to (12).
 
-// mean_wdy_xhat and mean_wdy of every row. A block, or a cluster of them, has a row at a time.
+// mean_wdy_xhat and mean_wdy of every row. A block, or a cluster of blocks, has one row at a time.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_row_sums(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][2][SENDERS];
     RowSums<2> sums(exchange, 0, threadIdx.x);
@@ -10,11 +11,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
         const Statistics statistics(p, row);
         float totals[2] = {};
-        // Sums of packs, of blocks of them, and of all: one sum of all would be a longer chain than math.md allows.
+        // Sums packs, then blocks of packs, then all blocks. One running sum would be a longer
+        // chain than math.md allows.
         for (unsigned long long col = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK; col < p.cols;) {
             const unsigned long long end = min(p.cols, col + (unsigned long long)BLOCK_VISITS * STEP);
             float block[2] = {};
-            // Measured (docs/tried.md).
+            // The unroll factors are measured (docs/tried.md).
             #pragma unroll (IS_LAYER ? 1 : 4)
             for (; col < end; col += STEP) {
                 float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], parts[2] = {};

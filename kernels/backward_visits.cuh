@@ -1,7 +1,7 @@
-// Backward for rows that are visited column by column: what backward_streaming.cu and the halves of backward on a rank's columns have in
-// common.
+// Backward for rows that are visited column by column. Shared by backward_streaming.cu and both
+// phases of backward on a rank's columns.
 
-// Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).
+// Every pack counts as pack 0 of a thread with one pack, its last (`may_pass_end`).
 static_assert(PACKS == 1);
 
 struct Statistics {
@@ -21,7 +21,7 @@ __device__ inline void load_terms(
     unpack(load_pack<Reuse::ByNone>(ROW(dy, row) + col, 0, left), dy);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
-        // Past the end x and dy are zero, which does not help where x_hat overflows.
+        // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.
         x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
         wdy[i] = weighted_gradient(dy[i], weight[i]);
     }
@@ -37,8 +37,8 @@ struct Averages {
     float wdy_xhat, wdy;
 };
 
-// dx, and the partial sums of dweight and dbias; `averages_of` says what a row's are. A block has THREADS * PACK columns of the rows of a
-// chunk.
+// dx, and the partial sums of dweight and dbias. `averages_of(row)` returns the averages of a row.
+// A block has THREADS * PACK columns of the rows of a chunk.
 template <class AveragesOf>
 __device__ inline void write_columns(const Params& p, const AveragesOf& averages_of) {
     const unsigned long long tiles = (p.cols + STEP - 1) / STEP, works = tiles * p.chunks;

@@ -1,5 +1,5 @@
-// Zeroes p.cols bytes from p.y.data on: what the kernel behind it adds to, takes as locks, or leaves gaps in. A memset by the driver takes a
-// microsecond more, since no kernel may overlap it.
+// Zeroes p.cols bytes at p.y.data: accumulators, locks or gaps of the next kernel's outputs. The
+// driver's memset takes 1 us more, because no kernel may overlap it.
 
 constexpr int PIECE = 16;
 

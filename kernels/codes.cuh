@@ -1,43 +1,43 @@
-// 8-bit codes: their conversion from f32 and their stores. math.md, equation (Q5).
+// 8-bit codes: conversion from f32, and stores. math.md, equation (Q5).
 #if IS_QUANTIZED
 
-// The formats, as CODES names them.
+// The formats; the macro CODES is one of them.
 constexpr int E4M3 = 0, E5M2 = 1, INT8 = 2;
 
-// Q: the value of the largest code that a scale makes use of.
+// Q of math.md: the value of the largest code that scales use.
 constexpr float LARGEST_CODE = CODES == E4M3 ? 448.0f : CODES == E5M2 ? 57344.0f : 127.0f;
 
-// PACK codes that one thread has side by side, as 32-bit words.
+// PACK consecutive codes of one thread, as 32-bit words.
 struct Codes { unsigned words[PACK / 4]; };
 
-// One access takes as many codes as an access to the widest matrix takes of its elements.
+// One access stores as many codes as an access to the widest matrix has elements.
 constexpr int CODES_ACCESS = ACCESS_BYTES * PACK / 16 > 0 ? ACCESS_BYTES * PACK / 16 : 1;
 
 #if CODES == 2
-// To the nearest, ties to even, and within [-128, 127]; 0 of NaN, which has no code.
+// Rounds to nearest even within [-128, 127]. NaN, which has no code, becomes 0.
 __device__ inline unsigned code_of(float value) {
     const float inside = fminf(fmaxf(value, -128.0f), 127.0f);
-    // The sum's lowest bits are the integer: it rounds as it is added.
+    // The addition rounds: the sum's lowest bits are the integer.
     return value == value ? __float_as_uint(inside + 12582912.0f) & 0xffu : 0u;
 }
 #elif __CUDA_ARCH__ < 890
-// By integers: to the nearest, ties to even; the largest beyond it, also of infinities; NaN of NaN.
+// With integer arithmetic: rounds to nearest even, saturates (also infinities) and keeps NaN.
 __device__ inline unsigned code_of(float value) {
     constexpr unsigned SHIFT = CODES == E4M3 ? 20 : 21, MIN_EXPONENT = CODES == E4M3 ? 121 : 113;
     const unsigned sign = __float_as_uint(value) >> 24 & 0x80u, bits = min(__float_as_uint(fabsf(value)), __float_as_uint(LARGEST_CODE));
     const unsigned exponent = bits >> 23;
     const bool is_normal = exponent >= MIN_EXPONENT;
-    // From 25 on all bits are shifted out.
+    // A shift of 25 removes all bits.
     const unsigned shift = is_normal ? SHIFT : min(SHIFT + MIN_EXPONENT - exponent, 25u);
     const unsigned significand = is_normal ? bits : (bits & 0x007fffffu) | 0x00800000u;
     const unsigned rounded = (significand + (1u << (shift - 1)) - 1 + ((significand >> shift) & 1)) >> shift;
-    // A carry runs into the exponent, as it should.
+    // A carry correctly increases the exponent.
     const unsigned code = is_normal ? rounded - ((MIN_EXPONENT - 1) << 23 >> SHIFT) : rounded;
     return value == value ? sign | code : 0x7fu;
 }
 #endif
 
-// The codes of two values, the first in the lower byte.
+// Codes of two values, the first in the lower byte.
 __device__ inline unsigned join_codes(float low, float high) {
 #if CODES < 2 && __CUDA_ARCH__ >= 890
     unsigned short pair;
@@ -64,8 +64,8 @@ __device__ inline void store_byte(void* to, unsigned byte) {
     asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "r"(byte) : "memory");
 }
 
-// Stores the part of pack k that lies in the row. Where a transposed copy follows, the L2 lets codes of wide stores go first, as it does
-// the copy (16384x4096 with the copy: 92 us for 94).
+// Stores the columns of pack k that are in the row. If a transposed copy follows, wide stores let
+// the L2 evict codes first, as the copy does (16384x4096 with the copy: 92 us instead of 94 us).
 __device__ inline void store_codes(Code* first, int k, int left, const Codes& codes) {
     Code* to = first + k * STEP;
     if (!is_in_row(k, 0, left)) return;

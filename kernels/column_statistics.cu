@@ -1,5 +1,5 @@
-// The first half of forward on a rank's columns: math.md, equations (1) and (15). A block, or a cluster of them, reads its rows once, for
-// layer norm twice, unless they stay in registers.
+// The first phase of forward on a rank's columns: math.md, equations (1) and (15). A block, or a
+// cluster of blocks, reads its rows once (layer norm: twice), unless they stay in registers.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 column_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {

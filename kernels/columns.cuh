@@ -1,25 +1,25 @@
-// Rows whose columns are divided among ranks: what all ranks have found of a row, and what it is for the whole of it. math.md, equations
-// (15) to (18).
+// Rows with columns divided among ranks: combines the ranks' numbers for a row into the statistics
+// of the whole row. math.md, equations (15) to (18).
 //
-// Every rank makes the same of it, whatever else its kernel does, so that all have the same bits: in the order of the ranks, and by
-// operations that do not contract.
+// All ranks get the same bits in every kernel, because numbers are added in rank order with
+// operations that are not contracted to FMA.
 
-// The argument beside Params: the mirror of `Columns` in rmsnorm-cuda/src/params.rs, field for field.
+// The second kernel argument: mirrors `Columns` in rmsnorm-cuda/src/params.rs field by field.
 struct Columns {
-    float* numbers; // a first half writes (rows, numbers), a second one reads (ranks, rows, numbers)
+    float* numbers; // first phase: (rows, numbers); second phase: (ranks, rows, numbers)
     unsigned ranks;
     unsigned unused;
-    float columns[MOST_COLUMN_RANKS]; // of each rank
+    float columns[MOST_COLUMN_RANKS]; // columns of each rank
 };
 
 static_assert(sizeof(Columns) == COLUMNS_BYTES, "kernels/columns.cuh and rmsnorm-cuda/src/params.rs differ");
 
-// Numbers of a row.
+// Numbers per row.
 constexpr int NUMBERS = IS_BACKWARD ? (IS_LAYER ? 2 : 1) : (IS_LAYER ? 3 : 1);
 
-// What a thread has where threads have rows: those of a group, or of a cluster of blocks, take turns at them.
+// The position of a thread in kernels whose groups (or clusters of blocks) take turns at the rows.
 struct Turn {
-    unsigned group, thread; // of the group
+    unsigned group, thread; // `thread` within the group
     unsigned long long first_row, rows_apart, first_col;
 
     __device__ Turn() : group(threadIdx.x / THREADS_PER_ROW), thread(threadIdx.x % THREADS_PER_ROW) {
@@ -28,24 +28,25 @@ struct Turn {
         first_col = (unsigned long long)(cluster_rank() * THREADS_PER_ROW + thread) * PACK;
     }
 
-    // Whether it writes what is one for a row.
+    // Whether this thread writes the values that a row has once.
     __device__ bool is_writer() const { return thread == 0 && cluster_rank() == 0; }
 };
 
-// The mean of a rank's own columns. The rank itself and whoever reads what it has found must have the same.
+// The mean of one rank's columns. That rank and the readers of its numbers must compute the same
+// bits.
 __device__ inline float own_mean(float sum, float columns) { return __fdiv_rn(sum, columns); }
 
-// A row, as all ranks have found it.
+// The numbers of all ranks for one row.
 struct Found {
     const Columns& c;
-    const float* first; // number of rank 0
-    unsigned long long stride; // to those of the next rank
+    const float* first; // the numbers of rank 0
+    unsigned long long stride; // to the numbers of the next rank
 
     __device__ Found(const Columns& c, const float* first, unsigned long long stride) : c(c), first(first), stride(stride) {}
 
     __device__ float number(unsigned rank, int i) const { return first[rank * stride + i]; }
 
-    // In the order of the ranks; `of` says what each adds.
+    // Sums `of(rank)` in rank order.
     template <class Of>
     __device__ float sum(const Of& of) const {
         float sum = of(0);
@@ -60,7 +61,8 @@ struct Found {
 };
 
 #if !IS_BACKWARD
-// What a rank finds of its columns of a row: equation (15). `each` calls what it is given with every pack that a thread has.
+// The numbers of a rank's columns of a row: equation (15). `each` calls its argument with every
+// pack of the thread.
 template <class Sums, class Each>
 __device__ inline void find_numbers(const Params& p, Sums& sums, const Each& each, float (&numbers)[NUMBERS]) {
     float mean = 0.0f;
@@ -81,7 +83,7 @@ __device__ inline void find_numbers(const Params& p, Sums& sums, const Each& eac
     if constexpr (IS_LAYER) numbers[1] = found[1];
 }
 
-// Of a whole row: equation (16).
+// The statistics of a whole row: equation (16).
 struct Statistics {
     float mean, rstd;
 

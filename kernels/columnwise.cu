@@ -1,21 +1,22 @@
-// The copy along columns: math.md, equations (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
-// stored. A block has tiles of 128 rows and 64 columns, one after the other, and a thread of a tile PACK columns of a few rows.
+// The columnwise copy: math.md, equations (Q1) to (Q5) of the transposed matrix, from x and the
+// statistics that forward stored. A block processes tiles of 128 rows and 64 columns one after the
+// other. A thread has PACK columns of a few rows of a tile.
 //
-// Codes meet in shared memory as words of four rows, each column's turned so that neither threads side by side nor those of the next
-// rows meet in a bank.
+// Codes are collected in shared memory as words of four rows. Each column is rotated so that
+// neither adjacent threads nor threads of the next rows conflict in a bank.
 
 constexpr int TILE_ROWS = 128, TILE_COLS = 64, WORDS = TILE_ROWS / 4, STRIP = 16;
 constexpr int THREADS_ACROSS = TILE_COLS / PACK, ROWS_OF_THREAD = TILE_ROWS * THREADS_ACROSS / THREADS;
 static_assert(ROWS_OF_THREAD % 4 == 0, "a thread has whole words of a column");
 
-// Rows whose magnitudes a warp folds, and those of a tile that share a scale.
+// Rows that a warp reduces to magnitudes, and scales of a column of a tile.
 constexpr int ROWS_OF_WARP = TILE_ROWS / WARPS, SETS = TILE_ROWS / SET;
 static_assert(SET % ROWS_OF_WARP == 0 && SETS * TILE_COLS <= THREADS, "a thread finds one scale at most");
 
-// Where word w of a tile's column lies.
+// The place of a word of a tile's column.
 __device__ inline int place(int col, int word) { return col * WORDS + (word ^ (col / 8 * 4)); }
 
-// What a thread reads of a row.
+// The inputs of a thread from one row.
 struct Addends {
     Pack<T> x;
 #if HAS_RESIDUAL
@@ -33,7 +34,7 @@ __device__ inline void load_addends(const Params& p, unsigned long long row, uns
     addends.rstd = p.rstd[row];
 }
 
-// (Q1) of a thread's columns in a row.
+// Equation (Q1) for a thread's columns in a row.
 __device__ inline void values_of(
     const Params& p, int left, const Addends& addends, const float (&weight)[PACK], const float (&bias)[PACK], float (&values)[PACK]
 ) {
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
         const unsigned long long row0 = number / across * TILE_ROWS, col0 = number % across * TILE_COLS;
         const int rows = int(min(p.rows - row0, (unsigned long long)TILE_ROWS));
         const int cols = int(min(p.cols - col0, (unsigned long long)TILE_COLS)), left = cols - pack;
-        // All loads before the first value.
+        // Issue all loads before the first value is used.
         Addends addends[ROWS_OF_THREAD] = {};
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r)
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             values_of(p, left, addends[r], weight, bias, values[r]);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
-                // Where there is no row a bias would count.
+                // In a missing row the bias would count.
                 if (first_row + r >= rows) values[r][i] = 0.0f;
                 largest[i] = larger(largest[i], fabsf(values[r][i]));
             }
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             }
         }
         __syncthreads();
-        // Eight threads have a column of the tile.
+        // Eight threads store a column of the tile.
         const int strip = threadIdx.x % (TILE_ROWS / STRIP) * STRIP;
         #pragma unroll
         for (int c = threadIdx.x / (TILE_ROWS / STRIP); c < TILE_COLS; c += THREADS / (TILE_ROWS / STRIP)) {

@@ -1,4 +1,5 @@
-// Element types and their conversions. f32 arithmetic throughout; a stored value is rounded once, to nearest even.
+// Element types and conversions. Arithmetic is f32; a stored value is rounded once, to nearest
+// even.
 
 template <class A, class B> constexpr bool IS_SAME = false;
 template <class A> constexpr bool IS_SAME<A, A> = true;
@@ -10,7 +11,7 @@ struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 struct Code { unsigned char bits; };
 
-// PACK elements that one thread owns side by side, as 32-bit words.
+// PACK consecutive elements of one thread, as 32-bit words.
 template <class E>
 struct alignas(PACK * sizeof(E) < 16 ? PACK * sizeof(E) : 16) Pack {
     static constexpr int BYTES = PACK * sizeof(E);
@@ -37,7 +38,8 @@ template <> __device__ inline bf16 from_f32<bf16>(float value) {
 #if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
 #else
-    // Half of the last place, less one where the kept part is even: ties go to even. A NaN keeps its quiet bit only.
+    // Add half a unit of the last kept place, minus one if the kept part is even: ties go to even.
+    // A NaN keeps only its quiet bit.
     const unsigned bits = __float_as_uint(value);
     const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
     narrow.bits = is_nan ? 0x7fff : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -92,7 +94,7 @@ template <class E> __device__ inline Pack<E> pack(const float (&values)[PACK]) {
     return result;
 }
 
-// The sum of a pack's values, by a tree: the shortest chain of additions, and the shortest wait.
+// The sum of a pack's values as a tree: fewest dependent additions and lowest latency.
 __device__ inline float sum_pack(float (&values)[PACK]) {
     #pragma unroll
     for (int half = PACK / 2; half > 0; half /= 2)

@@ -1,11 +1,13 @@
 // Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
 //
-// y reads its row a second time, from the L1. The registers that would have held it are better spent on more rows at a
-// time, and the caches are told which read is the last, so that they keep what is still to be written. IS_HELD: the row stays in
-// registers, where a residual makes a second read twice as much, and in a call so small that all its rows are under way at once.
+// A row is loaded twice: once for the statistics and once, from the L1, to write y. The registers
+// that it would occupy hold more rows at a time instead. Hints tell the caches which load is the
+// last, so that they keep rows that are still needed. IS_HELD: the row stays in registers. This is
+// used with a residual, which doubles the second load, and in calls so small that all rows are in
+// flight at once.
 //
-// A residual that comes after the norm is read once, together with x, and waits in registers; there the sum takes its place, for a
-// norm of its own.
+// A residual added after the norm is loaded once, together with x, and stays in registers. The sum
+// replaces it there, for the second norm.
 
 static_assert(IS_HELD || !HAS_PARTS, "several parts are read once");
 
@@ -20,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
     constexpr unsigned BLOCK_ROWS = GROUPS * UNROLL;
     const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * BLOCK_ROWS;
     for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * BLOCK_ROWS; block < p.rows; block += stride) {
-        // Row u of this group. Where a block has one row, the loop has asked already whether it exists.
+        // Row u of this group. If a block has one row, the loop condition implies that the row
+        // exists.
         const auto row = [&](int u) { return block + u * GROUPS + group; };
         const auto exists = [&](int u) { return BLOCK_ROWS == 1 || row(u) < p.rows; };
         Parts h = {};
@@ -63,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
 #endif
         find_statistics_of(h, mean, rstd);
 
-        // READS_LATE: each pack is read just before it is needed. Else all are asked for at once.
+        // READS_LATE: each pack is loaded just before it is used. Otherwise all loads are issued at
+        // once.
         if constexpr (!READS_LATE && !IS_HELD) load_rows(Bool<true>{});
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {

@@ -1,33 +1,36 @@
-// Forward for rows that the registers of a cluster hold: math.md, equations (1) to (6). A cluster has one row. Clusters come
-// and go, so that the device's memory always has rows to load and rows to store.
+// Forward for rows that fit the registers of a cluster: math.md, equations (1) to (6). A cluster
+// has one row. Clusters start and end all the time, so the memory always has both loads and stores.
 //
-// What would be waited for is begun early: the cluster meets once its row is on the way, and without a fence; blocks hand
-// each other what they know of it once for each norm, by stores that a barrier in shared memory counts. With READS_EARLY the weights
-// come while the row does; what is read late is read for BATCH packs together, by layer norm the first of them during the exchange.
-// A residual that comes after the norm is read with the row, or, with READS_LATE, late.
+// Latencies are overlapped. The cluster barrier, without a fence, comes after the row's loads are
+// issued. Blocks exchange their moments once per norm, with stores that an mbarrier in shared
+// memory counts. With READS_EARLY the weights are loaded together with the row. Late loads are
+// issued for BATCH packs together; in layer norm the first batch overlaps the exchange. A residual
+// added after the norm is loaded with the row, or late with READS_LATE.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 
-// What a warp knows of its part of a row. RMS norm: the sum of the squares. Layer norm: a center near the mean of the part,
-// and the sums of the deviations from it and of their squares; math.md, section 8, has what they make together.
+// Moments of a warp's columns of a row. RMS norm: the sum of squares. Layer norm: a center near the
+// mean of these columns, and the sums of the deviations from it and of their squares. math.md,
+// section 8, combines them.
 #if IS_LAYER
 enum Moment { CENTER, DEVIATIONS, SQUARES, MOMENTS };
 #else
 enum Moment { SQUARES, MOMENTS };
 #endif
 
-// What all warps of a cluster know, handed to all of them, once.
+// The moments of all warps of a cluster, sent to every block once.
 struct Exchange {
     unsigned long long arrived;
     float sent[MOMENTS][SENDERS];
 
-    // By one thread, before it goes to meet the others of the cluster.
+    // Called by one thread, before the cluster barrier.
     __device__ void init() {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;"
             :: "r"(shared_address(&arrived)) : "memory");
     }
 
-    // By all lanes of a warp. Layer norm's upper half has the deviations, the others the squares; all have the center.
+    // Called by all lanes of a warp. In layer norm `own` is the deviations in the upper half of the
+    // warp and the squares in the lower half. All lanes have the center.
     __device__ void send(float center, float own) {
         constexpr unsigned HALF = IS_LAYER ? 16 : 32;
         const unsigned lane = threadIdx.x % 32, barrier = shared_address(&arrived);
@@ -35,7 +38,7 @@ struct Exchange {
             asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                 :: "r"(barrier), "r"(int(sizeof(sent))) : "memory");
         }
-        // Lane i of some writes to block i.
+        // Lane i (modulo HALF) writes to block i.
         const auto store = [&](int moment, float value, unsigned to) {
             float& at = sent[moment][cluster_rank() * WARPS + threadIdx.x / 32];
             if (to < CLUSTER) {
@@ -61,7 +64,7 @@ private:
     __device__ static unsigned shared_address(const void* object) { return unsigned(__cvta_generic_to_shared(object)); }
 };
 
-// The columns that sender i has of a row.
+// The number of columns of sender i in a row.
 __device__ inline float columns_of(unsigned long long cols, int i) {
     constexpr int WARP_COLUMNS = 32 * PACK;
     const unsigned first = ((i / WARPS) * THREADS_PER_ROW + (i % WARPS) * 32) * PACK;
@@ -69,7 +72,8 @@ __device__ inline float columns_of(unsigned long long cols, int i) {
     return float((PACKS - 1) * WARP_COLUMNS + max(0, min(last, WARP_COLUMNS)));
 }
 
-// Finds the center of a warp's part of a row, and the sum that the lane sends: of the squares or, in the upper half, the deviations.
+// Computes the center of a warp's columns, and the sum that the lane sends: the squares or, in the
+// upper half, the deviations.
 template <class E>
 __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long long cols, int left, float& center, float& own) {
     const auto load = [&](int k) { return h[k]; };
@@ -77,30 +81,30 @@ __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long lon
     center = 0.0f;
 #if IS_LAYER
     const float columns = columns_of(cols, cluster_rank() * WARPS + threadIdx.x / 32);
-    // A warp without columns has zeros.
+    // A warp without columns has center 0.
     center = reduce_lanes<32>(sum_packs<PACKS>(load)) / max(columns, 1.0f);
 #endif
     sum_packs_about<PACKS>(load, center, left, squares, deviations);
 #if IS_LAYER
-    // An infinite center is what the mean becomes.
+    // An infinite center must reach the mean unchanged.
     own = reduce_lanes<32>(squares, is_finite(center) ? deviations : 0.0f);
 #else
     own = reduce_lanes<32>(squares);
 #endif
 }
 
-// Mean and rstd of a row, of what its warps know.
+// Mean and rstd of a row from the moments of its warps.
 __device__ inline void find_statistics(const Params& p, const float (&sent)[MOMENTS][SENDERS], float& mean, float& rstd) {
     mean = 0.0f;
 #if IS_LAYER
     mean = __fmul_rn(p.share, total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; }));
-    // About that mean, as if each warp had summed about it.
+    // Move the sums to that mean, as if each warp had used it.
     const auto shift = [&](int i) { return sent[CENTER][i] - mean; };
     const float deviations = total_of([&](int i) { return sent[DEVIATIONS][i] + columns_of(p.cols, i) * shift(i); });
     float squares = total_of([&](int i) {
         const float own = sent[SQUARES][i], columns = columns_of(p.cols, i);
         const float moved = shift(i) * (2.0f * sent[DEVIATIONS][i] + columns * shift(i));
-        // What is too large for f32 stays so, also where a warp has no columns.
+        // A sum that overflowed stays infinite. A warp without columns adds nothing.
         return is_finite(own) && columns > 0.0f ? own + moved : own;
     });
     correct_mean(p.share, deviations, mean, squares);
@@ -111,7 +115,8 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
 }
 
 #if !HAS_PARTS
-// A thread's part of h. The hint is measured: 1024x131072 96 % of the copy, with none 95 %, with evict_first 92 %.
+// Loads a pack of h. The hint is measured: 1024x131072 reaches 96 % of copy speed, without a hint
+// 95 %, with evict_first 92 %.
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     const Pack<T> x = load_pack<Reuse::ByThread>(ROW(x, row) + first, k, left);
 #if RESIDUAL_BEFORE
@@ -165,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
 
     float center, own;
     find_moments(h, p.cols, left, center, own);
-    // The other blocks must be there, with their barriers, before anything is sent.
+    // The other blocks and their mbarriers must exist before anything is sent.
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     exchange.send(center, own);
 

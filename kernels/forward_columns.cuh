@@ -1,4 +1,4 @@
-// Packs of h that a thread reads together: what both halves of forward on a rank's columns have in common.
+// Batches of packs of h, shared by both phases of forward on a rank's columns.
 
 __device__ inline void load_packs(const Params& p, unsigned long long row, Visit at, Pack<H> (&h)[BATCH]) {
     #pragma unroll
@@ -8,7 +8,7 @@ __device__ inline void load_packs(const Params& p, unsigned long long row, Visit
     }
 }
 
-// What `use` does with each of them, and then behind the last.
+// Calls `use` for each pack of a batch, and returns the position after the batch.
 template <class Use>
 __device__ inline Visit use_packs(Visit at, const Pack<H> (&h)[BATCH], const Use& use) {
     #pragma unroll

@@ -1,14 +1,18 @@
-// Forward on a rank's columns, in one kernel on each rank: math.md, equations (1), (15), (16), then (4) to (6).
+// Forward on a rank's columns in one kernel per rank: math.md, equations (1), (15), (16), then (4)
+// to (6).
 //
-// A block has one row at a time, and a thread the same columns in each of its rows. What is found of a row is one slot; for each rank one
-// thread sends it there, and waits for what comes from there. The row after the next is on its way, and what is found of the next is sent,
-// before what the others have found of this one is waited for. All blocks are on the device at once (plan/forward_exchange.rs), and each takes its rows in their
-// order: whoever has the first row that is not complete on some rank has sent what it has found. A rank whose row is too long for this has
-// gather_numbers.cu in its place, which sends the same slots.
+// A block has one row at a time, and a thread the same columns in each of its rows. The numbers of
+// a row fit one slot. For each other rank, one thread sends this rank's slot and waits for that
+// rank's slot. Before a block waits for the numbers of its current row, it has loaded the row after
+// next and sent the numbers of the next row. All blocks are resident at once
+// (plan/forward_exchange.rs) and take their rows in order, so the first row that is incomplete on
+// some rank has been sent by its blocks on every rank. If a row is too long for this kernel, the
+// rank runs gather_numbers.cu, which sends the same slots.
 //
-// In place is safe: each element of x and of the residual is read by the thread that stores y and the sum over it, and before.
+// In place is safe: the thread that stores y and the sum over x and the residual has read those
+// elements before.
 
-static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "what is found of a row is one slot");
+static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "the numbers of a row fit one slot");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers g, const __grid_constant__ Columns c) {
@@ -20,7 +24,8 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     wait_for_earlier_kernels();
 
     Group group(g, PACK);
-    // Rows count from the first of this launch; of the call's tensors they are these.
+    // `row` counts from the first row of this launch; `of_call` converts it to a row of the
+    // tensors.
     const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
     const auto load = [&](unsigned long long row, Pack<H> (&h)[PACKS]) {
         #pragma unroll
@@ -33,7 +38,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
 #endif
         }
     };
-    // Sums up this rank's part of a row, and sends what was found.
+    // Computes this rank's numbers of a row and sends them.
     const auto find = [&](unsigned long long row, const Pack<H> (&h)[PACKS]) {
         const auto each = [&](const auto& use) {
             #pragma unroll
@@ -72,7 +77,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
             #pragma unroll
             for (int i = 0; i < NUMBERS; ++i) found[turn][rank][i] = __uint_as_float(slot.words[i]);
         }
-        // Whoever writes there again does so two rows later, behind this barrier of the next.
+        // `found[turn]` is written again two rows later, after the barrier of the next row.
         __syncthreads();
         const Statistics statistics(p, Found(c, found[turn][0], NUMBERS));
         turn ^= 1;

@@ -1,4 +1,4 @@
-// The second half of forward on a rank's columns: math.md, equation (16), then (4) to (6).
+// The second phase of forward on a rank's columns: math.md, equation (16), then (4) to (6).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_given(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
@@ -8,7 +8,7 @@ forward_given(const __grid_constant__ Params p, const __grid_constant__ Columns 
     admit_next_kernel();
 
     for (unsigned long long row = turn.first_row; row < p.rows; row += turn.rows_apart) {
-        // On their way while the statistics are made.
+        // Loads overlap the computation of the statistics.
         Pack<H> h[BATCH];
         load_packs(p, row, start, h);
         const Statistics statistics(p, Found(c, c.numbers + row * NUMBERS, p.rows * NUMBERS));

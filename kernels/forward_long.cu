@@ -1,24 +1,24 @@
-// Forward for rows that are too long for the L1: math.md, equations (1) to (6).
+// Forward for rows that do not fit the L1: math.md, equations (1) to (6).
 //
-// A block, or a cluster of them, copies its row to shared memory. A thread reads back only what it has copied itself, so
-// that the only barriers are those of the sums. While one row is summed, others of the same multiprocessor are on their
-// way: rows are not loaded ahead.
+// A block, or a cluster of blocks, copies its row to shared memory. A thread reads back only data
+// that it copied itself, so only the sums need barriers. Rows are not prefetched: while one block
+// sums a row, other blocks of the same multiprocessor load theirs.
 //
-// BATCH packs are read from shared memory together. With READS_EARLY the weights come while the row does, and the bias while
-// the last sum is exchanged: what they take of the way from the L2 is free then.
+// BATCH packs are read from shared memory together. With READS_EARLY the weights are loaded with
+// the row, and the bias during the exchange of the last sum, when the path from the L2 is idle.
 
-// A thread's part of a row. Threads are neighbours, so that banks do not collide.
+// The row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
 struct Slot {
 #if !HAS_PARTS
     Pack<T> x[PACKS][THREADS];
 #endif
 #if HAS_RESIDUAL || HAS_PARTS
-    Pack<R> residual[PACKS][THREADS]; // the sum with it, or of parts, once it is known
+    Pack<R> residual[PACKS][THREADS]; // replaced by h once it is computed
 #endif
 };
 
 #if HAS_PARTS
-// Parts meet in registers, with the residual; shared memory has their sum.
+// Parts and residual are added in registers; shared memory holds their sum.
 __device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     #pragma unroll
     for (int batch = 0; batch < PACKS; batch += BATCH) {
@@ -41,7 +41,7 @@ __device__ inline void start_row(const Params& p, unsigned long long row, unsign
 }
 #endif
 
-// Waits for the row, and adds a residual that comes before the norm.
+// Waits for the row, and adds a residual that is added before the norm.
 __device__ inline void finish_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
     wait_copies<0>();
 #if RESIDUAL_BEFORE

@@ -1,10 +1,10 @@
-// h where x is the sum of several parts: math.md, equation (1'). What all programs of forward have in common.
+// h if x is the sum of several parts: math.md, equation (1'). Used by all kernels of forward.
 //
-// What one addition gives goes into the next, and at the end into a rounding: there is no product beside it to contract with.
+// Each sum is only added to and finally rounded. There is no product that could contract to an FMA.
 
 #if HAS_PARTS
 
-// Parts that a thread asks for together. Of up to four, as most calls have, none waits for another.
+// Parts that a thread loads together. Most calls have at most four, so no load waits for another.
 constexpr int PARTS_AHEAD = 4;
 
 template <class E>
@@ -15,7 +15,8 @@ __device__ inline void add_to(float (&sum)[PACK], const Pack<E>& addend) {
     for (int i = 0; i < PACK; ++i) sum[i] += values[i];
 }
 
-// COUNT packs of a thread's part of h, from pack `begin` on; those behind the thread's last are left as they are.
+// Computes COUNT packs of h from pack `begin` on. Packs after the thread's last one are not
+// written.
 template <Reuse REUSE, int COUNT>
 __device__ inline void add_parts(
     const Params& p, unsigned long long row, unsigned long long first, int begin, int left, Pack<R>* h
@@ -25,7 +26,7 @@ __device__ inline void add_parts(
     #pragma unroll
     for (int k = 0; k < COUNT; ++k)
         #pragma unroll
-        for (int i = 0; i < PACK; ++i) sums[k][i] = -0.0f; // leaves every first part what it is, a zero's sign too
+        for (int i = 0; i < PACK; ++i) sums[k][i] = -0.0f; // -0 keeps every first part unchanged, including the sign of a zero
 #if HAS_RESIDUAL
     Pack<R> residual[COUNT];
     #pragma unroll
@@ -64,7 +65,7 @@ __device__ inline void add_parts(
     }
 }
 
-// A thread's part of h, BATCH packs at a time.
+// Computes all packs of a thread, BATCH at a time.
 template <Reuse REUSE>
 __device__ inline void add_parts(const Params& p, unsigned long long row, unsigned first, int left, Pack<R> (&h)[PACKS]) {
     #pragma unroll

@@ -1,17 +1,18 @@
-// Rows in the registers of a block, which may read them again from the L1: what forward.cu and quantized_forward.cu have in common.
+// Rows in the registers of a block, which may load them again from the L1. Shared by forward.cu and
+// quantized_forward.cu.
 
-// A thread's part of some rows of its group.
+// A thread's packs of UNROLL rows of its group.
 using Parts = Pack<H>[UNROLL][PACKS];
 
-// Comes after the last read, so that in place nothing is overwritten too early.
+// Stores residual_out, after the last load of the row: in place it overwrites x or the residual.
 __device__ inline void store_residual_out(const Params& p, unsigned long long row, unsigned first, int k, int left, const Pack<H>& h) {
 #if RESIDUAL_BEFORE
     if (p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, h);
 #endif
 }
 
-// A thread's part of h, by the first read or by the last. A row that is held has the first's hint, which is the faster one though nothing
-// is read again (docs/tried.md).
+// Loads a pack of h, for the first or the last time. A held row is loaded once, but with the first
+// load's hint, which is faster (docs/tried.md).
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;

@@ -1,12 +1,12 @@
-// Forward for rows that fit nowhere on chip: math.md, equations (1) to (6). A block, or a cluster of them, reads
-// its row once for each sum and once more for y.
+// Forward for rows that do not fit on chip: math.md, equations (1) to (6). A block, or a cluster of
+// blocks, reads its row once for each sum and once more for y.
 
 __device__ inline void write_y(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
     for (; at.is_inside(); at.advance()) write_pack(p, row, at, load_h(p, row, at), mean, rstd);
 }
 
 #if NORMS_TWICE
-// What `load_h` and `write_y` are to the second norm: it reads the sums of the first, each thread those that it has stored.
+// `load_h` and `write_y` for the second norm. Each thread reads the sums that it stored itself.
 __device__ inline Pack<R> load_sum(const Params& p, unsigned long long row, const Visit& at) {
     return load_pack<Reuse::ByNone>(ROW(residual_out, row) + at.col, 0, at.left());
 }

@@ -1,10 +1,10 @@
-// Rows that fit nowhere on chip, visited again and again: what forward_streaming.cu, quantized_forward_streaming.cu and the halves of
-// forward on a rank's columns have in common.
+// Rows that do not fit on chip and are read repeatedly. Shared by forward_streaming.cu,
+// quantized_forward_streaming.cu and both phases of forward on a rank's columns.
 
-// Every pack is pack 0 of a thread that has one: its first and its last (`may_pass_end`).
+// Every pack counts as pack 0 of a thread with one pack, its last (`may_pass_end`).
 static_assert(PACKS == 1);
 
-// The part of a row that one thread visits: packs that are THREADS_PER_ROW * CLUSTER packs apart.
+// A position in a row. The packs that a thread visits are THREADS_PER_ROW * CLUSTER packs apart.
 struct Visit {
     unsigned long long col, cols;
 
@@ -29,7 +29,8 @@ __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const 
 #endif
 }
 
-// Visits a thread's packs in blocks, and closes each: long sums are sums of blocks, so that no chain of additions is long.
+// Visits a thread's packs in blocks of BLOCK_VISITS and closes each block. Long sums are sums of
+// block sums, so that no chain of additions is long.
 template <class Add, class Close>
 __device__ inline void visit_in_blocks(Visit at, const Add& add, const Close& close) {
     while (at.is_inside()) {
@@ -40,7 +41,7 @@ __device__ inline void visit_in_blocks(Visit at, const Add& add, const Close& cl
     }
 }
 
-// Mean and rstd of a row, of which `load` says what it has at a visit.
+// Mean and rstd of a row; `load(at)` returns its pack at a visit.
 template <class Sums, class Load>
 __device__ inline void find_statistics(
     const Params& p, Sums& sums, const Load& load, const Visit& start, float (&mean)[1], float (&rstd)[1]
@@ -67,7 +68,7 @@ __device__ inline void find_statistics(
     find_statistics(p, sums, sum_of, about, [] {}, mean, rstd);
 }
 
-// y of a pack, once the statistics are known, and residual_out.
+// Writes y and residual_out of a pack, given the statistics.
 __device__ inline void write_pack(
     const Params& p, unsigned long long row, const Visit& at, const Pack<H>& h, float mean, float rstd
 ) {

@@ -1,8 +1,9 @@
-// Hands every rank what all have found of the rows whose columns are divided among them: math.md, equations (15) and (17). `all` is
-// (ranks, rows, numbers), with this rank's share in its place.
+// All-gather of the numbers of rows with columns divided among ranks: math.md, equations (15) and
+// (17). `all` is (ranks, rows, numbers) and already holds this rank's numbers.
 //
-// A thread has a row at a time, and the numbers of a row are one slot. All of a thread's rows are sent before the first is waited for.
-// All blocks are on the device at once (plan/gather_numbers.rs), and the ranks' rows are the same: whoever is waited for has been sent.
+// A thread has one row at a time, and the numbers of a row fit one slot. A thread sends all its
+// rows before it waits for the first. All blocks are resident at once (plan/gather_numbers.rs) and
+// all ranks have the same rows, so every awaited slot has been sent.
 
 static_assert(PACK == 4 && sizeof(T) == 4, "a slot has four numbers");
 
@@ -36,7 +37,7 @@ gather_numbers(const __grid_constant__ Params p, const __grid_constant__ Peers g
                 if (i < numbers) to[i] = __uint_as_float(slots[0][rank].words[i]);
         }
     }
-    // All threads have read the epoch.
+    // After this barrier all threads have read the epoch.
     __syncthreads();
     group.end();
 }

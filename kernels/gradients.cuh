@@ -1,23 +1,26 @@
-// Sums of dweight and dbias over rows: how a block hands its share on, and how what has the whole sum stores it.
+// Sums of dweight and dbias over rows: storing a block's partial sums and the final sum.
 
 constexpr int GRADIENTS = HAS_DWEIGHT + HAS_DBIAS;
 
-// Of these, what threads keep while they work on rows: none where other threads have the columns.
+// Gradients that a thread sums while it works on rows: none if other threads have the columns.
 constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 
-// Whether lanes can trade sums before they store them: lane 2 n and the next have neighbouring columns, and a pack is two words of four.
+// Whether lanes can trade sums before they store them: lanes 2n and 2n + 1 have adjacent columns,
+// and a pack is two vectors of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 
-// wdy of equation (7). Layer norm's does not contract with the mean that is taken from it: where a row is one column, the two are the same.
+// wdy of equation (7). In layer norm it must not contract with the subtraction of its mean: in a
+// row of one column the two are equal.
 __device__ inline float weighted_gradient(float dy, float weight) { return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight; }
 
-// A sum over all rows: rounded once, where G is narrower than a sum, or added to what is there.
+// Stores a sum over all rows: rounded once if G is narrower than f32, or added to the previous
+// value.
 __device__ inline void store_gradient(G* gradient, float sum) {
     if constexpr (ADDS_TO_GRADIENTS) sum = to_f32(*gradient) + sum;
     *gradient = from_f32<G>(sum);
 }
 
-// Partial rows are padded, so that each begins on 32 bytes.
+// Partial rows are padded so that each begins on 32 bytes.
 __device__ inline unsigned long long partial_stride(unsigned long long cols) {
     return (cols + (ROW_MULTIPLE - 1)) / ROW_MULTIPLE * ROW_MULTIPLE;
 }
@@ -40,8 +43,9 @@ struct Gradients {
         if constexpr (KEPT > 0 && HAS_DBIAS) sums[HAS_DWEIGHT][k][i] += dy;
     }
 
-    // For packs of eight. Two lanes trade halves, so that each access to a partial row fills whole sectors of 32 bytes: the even lane
-    // then has the first four of both lanes' columns, and the odd lane the last four. All lanes of a warp come here together.
+    // For packs of eight. Two lanes trade halves, so that each access to a partial row fills whole
+    // sectors of 32 bytes. The even lane then has the first four columns of each lane, and the odd
+    // lane the last four of each. All lanes of a warp must call it together.
     __device__ void trade() {
         const bool is_odd = threadIdx.x % 2 != 0;
         #pragma unroll
@@ -50,7 +54,7 @@ struct Gradients {
             for (int k = 0; k < PACKS; ++k)
                 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    // Selected, not branched on: lanes apart would store half a sector each.
+                    // A select, not a branch: divergent lanes would each store half a sector.
                     const float low = sums[g][k][i], high = sums[g][k][PACK - 4 + i];
                     const float got = __shfl_xor_sync(~0u, is_odd ? low : high, 1);
                     sums[g][k][i] = is_odd ? got : low;
@@ -59,21 +63,21 @@ struct Gradients {
     }
 };
 
-// Where sums i to i + 3 of pack k belong, from the thread's first column on.
+// The column of sums i to i + 3 of pack k, counted from the thread's first column.
 template <bool IS_TRADED>
 __device__ inline int column_of(int k, int i) {
     return k * STEP + (IS_TRADED ? 2 * i - int(threadIdx.x % 2) * 4 : i);
 }
 
-// Of a thread that has nothing to hand on, whatever the pack and whoever it trades with.
+// `left` of a thread without columns to store; small enough for every pack and trade.
 constexpr int NOTHING_LEFT = -(1 << 30);
 
 #if ACCUMULATE == 1
-// Spin locks, of which each knows whether its row was written yet. Whoever holds one runs, so it is given back however
-// many blocks are resident.
+// Spin locks that also record whether their row was written. A lock's holder is always resident, so
+// the lock is released at any occupancy.
 enum Lock : unsigned { Untouched, Held, Written };
 
-// Whether the row is still untouched.
+// Takes the lock, and returns whether the row is still unwritten.
 __device__ inline bool acquire(unsigned* lock) {
     unsigned was = Held;
     if (threadIdx.x == 0) {
@@ -92,9 +96,9 @@ __device__ inline void release(unsigned* lock) {
 }
 #endif
 
-// Adds to four values that other blocks add to as well.
+// Adds to four values that other blocks add to concurrently.
 __device__ inline void accumulate(float* to, const float* values) {
-    // The compilers of CUDA 12.0 and before have no such instruction.
+    // Compilers up to CUDA 12.0 do not know this instruction.
 #if __CUDA_ARCH__ >= 900 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
         :: "l"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
@@ -104,14 +108,15 @@ __device__ inline void accumulate(float* to, const float* values) {
 #endif
 }
 
-// The part of a partial row that a block owns: which one, of how many.
+// The part of a partial row that a block owns: its index and the number of parts.
 struct Slice {
     unsigned long long index, count;
 };
 
-// Stores or adds a thread's gradients, which begin at column `col` and end `left` columns behind it. The padding is written too, so
-// that whole words of four move. All threads of the block come here. TRADES: all of a row's threads have `left` counted to the end of
-// the row, so that neighbours may store each other's.
+// Stores or adds a thread's gradients, which begin at column `col` and end `left` columns later.
+// Padding is written too, so that whole vectors of four are stored. All threads of the block must
+// call it. TRADES: all threads of a row must pass `left` counted to the end of the row, because
+// neighbours store each other's columns.
 template <bool TRADES>
 __device__ inline void hand_on(
     const Params& p, unsigned long long chunk, Slice slice, unsigned long long col, int left, Gradients& gradients
@@ -134,7 +139,7 @@ __device__ inline void hand_on(
 #if ACCUMULATE == 1
     unsigned* lock = p.locks + target * slice.count + slice.index;
     if (!acquire(lock))
-        // Past the L1, which may hold what the row was before another block's turn.
+        // Bypass the L1, which may hold the row from before another block's addition.
         each([](const float* from, float* sums) {
             const float4 before = __ldcg(reinterpret_cast<const float4*>(from));
             sums[0] += before.x; sums[1] += before.y; sums[2] += before.z; sums[3] += before.w;
@@ -143,7 +148,7 @@ __device__ inline void hand_on(
     each([](float* to, const float* sums) {
         if constexpr (ACCUMULATE == 2) accumulate(to, sums);
         else {
-            // In one piece: compilers split an assignment of a float4 here.
+            // One 16-byte store: compilers split an assignment of a float4 here.
             const unsigned words[4] = {__float_as_uint(sums[0]), __float_as_uint(sums[1]), __float_as_uint(sums[2]), __float_as_uint(sums[3])};
             store<16>(to, words);
         }

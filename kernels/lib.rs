@@ -1,5 +1,6 @@
-//! The CUDA C++ of `rmsnorm-cuda`, as text: headers (`.cuh`) and one file per stage. It has no `#include`; what puts a
-//! program together, and what it leaves open (`-D` options), is in that crate's `source.rs`.
+//! The CUDA C++ of `rmsnorm-cuda` as text: headers (`.cuh`) and one file per kernel. The files have
+//! no `#include`. `source.rs` of `rmsnorm-cuda` joins the files of a program and sets its `-D`
+//! options.
 #![forbid(unsafe_code)]
 
 rmsnorm_gpu::sources! {

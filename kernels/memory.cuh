@@ -1,24 +1,24 @@
-// Moving packs between memory and registers, at the width that the alignment allows.
+// Moves packs between memory and registers, as wide as the alignment allows.
 //
-// A thread owns PACK consecutive columns whatever the alignment. ACCESS_BYTES only says in how many pieces they move, so
-// that results have the same bits wherever a tensor lies.
+// A thread owns PACK consecutive columns at every alignment. ACCESS_BYTES only sets the size of an
+// access, so the bits of results do not depend on alignment.
 
-// The bytes of one access to a tensor of E.
+// Bytes of one access to a tensor of E.
 template <class E>
 constexpr int ACCESS = ACCESS_BYTES < int(sizeof(E)) ? int(sizeof(E))
                      : ACCESS_BYTES > Pack<E>::BYTES ? Pack<E>::BYTES
                      : ACCESS_BYTES;
 
-// Halves of words are moved by code of their own.
+// Accesses of 2 bytes have separate code.
 template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 
-// The bytes of one access where a pack moves in whole words.
+// Bytes of one access if a pack moves in whole words.
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
-// Who wants the data after this access: nobody, the same thread once more, or the other rows.
+// The next reader of the data: none, the same thread once more, or the other rows.
 enum class Reuse { ByNone, ByThread, ByRows };
 
-// 16 bytes that the caches keep for a second read, or let go first.
+// Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.
 template <bool KEEPS>
 __device__ inline void load_with_hint(const void* from, unsigned* words) {
 #if __CUDA_ARCH__ >= 800
@@ -42,7 +42,7 @@ template <int BYTES, Reuse REUSE>
 __device__ inline void load(const void* from, unsigned* words) {
     if constexpr (BYTES == 16) {
         if constexpr (REUSE == Reuse::ByRows) {
-            // Volatile, so that it stays behind the wait for earlier kernels.
+            // Volatile, so that it stays after the wait for earlier kernels.
             asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
         } else if constexpr (REUSE == Reuse::ByThread) {
@@ -57,7 +57,7 @@ __device__ inline void load(const void* from, unsigned* words) {
     }
 }
 
-// 8 or 16 bytes that the L2 lets go first.
+// Stores 8 or 16 bytes that the L2 evicts first.
 template <int BYTES>
 __device__ inline void store_with_hint(void* to, const unsigned* words) {
     unsigned long long policy;
@@ -71,7 +71,8 @@ __device__ inline void store_with_hint(void* to, const unsigned* words) {
     }
 }
 
-// LETS_GO: the L2 may let it go first. Narrower stores, and devices before sm_80, have no such hint.
+// LETS_GO: the L2 may evict the data first. Narrower stores, and devices before sm_80, have no such
+// hint.
 template <int BYTES, bool LETS_GO = false>
 __device__ inline void store(void* to, const unsigned* words) {
 #if __CUDA_ARCH__ >= 800
@@ -97,7 +98,7 @@ __device__ inline void store_half(void* to, unsigned half) {
     asm volatile("st.global.u16 [%0], %1;" :: "l"(to), "h"((unsigned short)half) : "memory");
 }
 
-// The first `count` elements of a pack, one at a time; zeros behind them.
+// Loads the first `count` elements of a pack one at a time; the rest are zeros.
 template <class E>
 __device__ inline Pack<E> load_elements(const E* from, int count) {
     Pack<E> pack = {};
@@ -122,22 +123,22 @@ __device__ inline void store_elements(E* to, const Pack<E>& pack, int count) {
     }
 }
 
-// Columns from a thread's pack to its next: packs of neighbouring threads are neighbours in memory.
+// Columns from one pack of a thread to the next. Packs of adjacent threads are adjacent in memory.
 constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
 
-// The columns from a thread's first one to the end of the row, which may lie before it.
+// Columns from a thread's first one to the end of the row; negative if the row ends earlier.
 __device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
 
-// Whether pack k may reach past the end of the row. A thread has no more packs than the row needs (plan.rs), so that only
-// its last one does: where loops are unrolled, the others cost no comparison.
+// Whether pack k may reach past the end of the row. A thread has no more packs than the row needs
+// (plan.rs), so only its last pack can. In unrolled loops the other packs cost no comparison.
 __device__ constexpr bool may_pass_end(int k) { return IS_RAGGED && k == PACKS - 1; }
 
-// Whether column i of pack k is one of the row's.
+// Whether column i of pack k is in the row.
 __device__ inline bool is_in_row(int k, int i, int left) {
     return !may_pass_end(k) || k * STEP + (HAS_TAIL ? i : 0) < left;
 }
 
-// Whether only the first columns of pack k are the row's.
+// Whether only the first columns of pack k are in the row.
 __device__ inline bool has_part(int k, int left) { return HAS_TAIL && may_pass_end(k) && left - k * STEP < PACK; }
 
 // A whole pack.
@@ -151,7 +152,8 @@ __device__ inline Pack<E> load_whole(const E* from) {
     return pack;
 }
 
-// Pack k of a thread, from the address of its first column; zeros past the end of the row.
+// Loads pack k of a thread from the address of its first column. Columns past the end of the row
+// are zeros.
 template <Reuse REUSE, class E>
 __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
     const E* from = first + k * STEP;
@@ -160,7 +162,7 @@ __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
     return load_whole<REUSE>(from);
 }
 
-// Stores the part of pack k that lies in the row.
+// Stores the columns of pack k that are in the row.
 template <class E>
 __device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack) {
     E* to = first + k * STEP;
@@ -172,14 +174,14 @@ __device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack
     }
 }
 
-// Pack k of the weight or the bias, from a thread's first column; nothing where there is none.
+// Loads pack k of the weight or the bias, if EXISTS. `first` is the thread's first column.
 template <bool EXISTS>
 __device__ inline Pack<W> load_parameter(const W* first, int k, int left) {
     if constexpr (EXISTS) return load_pack<Reuse::ByRows>(first, k, left);
     else return {};
 }
 
-// The weights of a pack, with the offset: weight', or ones.
+// The weights of a pack plus the offset (weight' of math.md); ones without a weight.
 template <bool EXISTS = HAS_WEIGHT>
 __device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&weight)[PACK]) {
     if constexpr (EXISTS) {
@@ -194,8 +196,8 @@ __device__ inline void unpack_weight(const Pack<W>& raw, float offset, float (&w
     }
 }
 
-// A copy of pack k to shared memory that runs on while the thread does; `wait_copies` waits for it. Only the thread that
-// asked for it reads what arrives, so that no barrier is needed.
+// Starts an asynchronous copy of pack k to shared memory; `wait_copies` waits for it. Only the
+// thread that started a copy reads the data, so no barrier is needed.
 template <class E>
 __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left) {
 #if __CUDA_ARCH__ >= 800
@@ -205,7 +207,7 @@ __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left
         #pragma unroll
         for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
             const char* from = reinterpret_cast<const char*>(first + k * STEP) + byte;
-            // What lies past the end is not read but zeroed.
+            // Columns past the end are zeroed, not read.
             const int bytes = !may_pass_end(k) ? WORD_ACCESS<E>
                             : HAS_TAIL ? max(0, min(left_bytes - byte, WORD_ACCESS<E>))
                             : left_bytes <= 0 ? 0
@@ -228,7 +230,7 @@ __device__ inline void close_batch() {
 #endif
 }
 
-// Until at most PENDING of the latest batches are under way.
+// Waits until at most the PENDING latest batches are in flight.
 template <int PENDING>
 __device__ inline void wait_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -236,16 +238,16 @@ __device__ inline void wait_copies() {
 #endif
 }
 
-// Kernels may overlap (programmatic dependent launch), but no memory is touched before all earlier work is complete and
-// visible.
+// Kernels may overlap (programmatic dependent launch), but this kernel touches no memory until all
+// earlier work is complete and visible.
 __device__ inline void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// The next kernel may take its place on the device as soon as every block of this one runs. For kernels of few blocks:
-// where small blocks come and go by the thousand, this instruction halves their rate.
+// Lets the next kernel start as soon as every block of this one runs. Only for kernels with few
+// blocks: with thousands of short blocks, this instruction halves their rate.
 __device__ inline void admit_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

@@ -1,22 +1,22 @@
-// What forward does with one pack once the statistics are known.
+// Operations of forward on one pack, and the statistics of a row.
 //
-// RESIDUAL_AFTER: the residual is added to what the norm gives, and the rounded sum is residual_out. NORMS_TWICE: y is the norm of
-// that sum, by parameters of its own. math.md, equations (13) and (14). HAS_PARTS: x is the sum of several matrices. math.md,
-// equation (1').
+// RESIDUAL_AFTER: residual_out is the rounded sum of the residual and the norm. NORMS_TWICE: y is a
+// second norm, applied to that sum with its own parameters. math.md, equations (13) and (14).
+// HAS_PARTS: x is the sum of several matrices. math.md, equation (1').
 
 #define RESIDUAL_BEFORE (HAS_RESIDUAL && !RESIDUAL_AFTER)
 
-// Whether what is normalized is a rounded sum: of x and the residual, of the parts of x, or of both.
+// Whether the norm's input is a rounded sum: of x and the residual, of the parts of x, or of both.
 #define IS_SUM (RESIDUAL_BEFORE || HAS_PARTS)
 
-// The type of what is normalized: x, or the rounded sum.
+// The type of the norm's input h: x, or the rounded sum.
 #if IS_SUM
 using H = R;
 #else
 using H = T;
 #endif
 
-// Adds a pack's part of sum(h).
+// Adds a pack to the thread's partial sums of h.
 template <class E>
 __device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
     float values[PACK];
@@ -25,14 +25,16 @@ __device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
     for (int i = 0; i < PACK; ++i) sums[i] += values[i];
 }
 
-// What is summed about a mean: the squares of the deviations and, for layer norm, the deviations, which tell what that mean misses.
+// Sums about a mean: the squared deviations and, for layer norm, the deviations, which measure the
+// error of that mean.
 constexpr int ABOUT_MEAN = IS_LAYER ? 2 : 1;
 
-// A thread's part of these sums. Of the deviations there is one, as registers have no room for one of each place.
+// A thread's partial sums. The deviations have one accumulator, because registers do not suffice
+// for PACK of them.
 struct AboutMean {
     float squares[PACK] = {}, deviations = 0.0f;
 
-    // Columns past the end hold zeros, which are not part of the row.
+    // Columns past the end of the row hold zeros that must not count.
     __device__ static float deviation(float value, float mean, int k, int i, int left) {
         return !IS_LAYER || is_in_row(k, i, left) ? value - mean : 0.0f;
     }
@@ -66,18 +68,20 @@ constexpr float LARGEST = 3.40282347e38f;
 
 __device__ inline bool is_finite(float value) { return value - value == 0.0f; }
 
-// From the sums about a first mean to the mean and the squares about it: math.md, 5.1. A mean that is not finite stays. Nothing contracts,
-// so that a row has the same bits in every kernel; nothing branches, as registers would spill on either side of a branch.
+// Corrects the mean and the sum of squares about it: math.md, 5.1. A mean that is not finite is
+// kept. Nothing is contracted to FMA, so that a row has the same bits in every kernel. There is no
+// branch, because registers would spill around one.
 __device__ inline void correct_mean(float share, float deviations, float& mean, float& squares) {
     const float missed = is_finite(deviations) ? __fmul_rn(deviations, share) : 0.0f;
-    // No more is taken than there is, and of infinity nothing. NaN stays.
+    // At most `squares` is subtracted, and nothing from infinity. NaN is kept.
     const float taken = fminf(__fmul_rn(deviations, missed), LARGEST);
     squares = __fsub_rn(squares, fminf(taken, squares));
     mean = __fadd_rn(mean, missed);
 }
 
-// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)` is the thread's part of the sum of row u,
-// `about(u, mean, squares, deviations)` finds its part of the sums about a mean; `meanwhile` is done while the last sums are exchanged.
+// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)`
+// returns the thread's partial sum of row u. `about(u, mean, squares, deviations)` computes its
+// partial sums about a mean. `meanwhile` runs during the exchange of the last sums.
 template <int COUNT, class Sums, class SumOf, class About, class Meanwhile>
 __device__ inline void find_statistics(
     const Params& p, Sums& sums, const SumOf& sum_of, const About& about, const Meanwhile& meanwhile,
@@ -108,18 +112,19 @@ __device__ inline void find_statistics(
     }
 }
 
-// The thread's part of sum(h) of a row that stays on chip: `load` says what is in pack k. TOGETHER packs are read at a time.
+// The thread's partial sum of h in a row that stays on chip. `load(k)` returns pack k; TOGETHER
+// packs are read at a time.
 template <int TOGETHER, class Load>
 __device__ inline float sum_packs(const Load& load) {
     float sums[PACK];
-    // Zeros to add the first to would be so many additions more.
+    // Starting from zeros would cost PACK more additions.
     unpack(load(0), sums);
     #pragma unroll TOGETHER
     for (int k = 1; k < PACKS; ++k) add_pack(load(k), sums);
     return sum_pack(sums);
 }
 
-// The thread's part of the sums about a mean.
+// The thread's partial sums about a mean.
 template <int TOGETHER, class Load>
 __device__ inline void sum_packs_about(const Load& load, float mean, int left, float& squares, float& deviations) {
     AboutMean about;
@@ -128,7 +133,7 @@ __device__ inline void sum_packs_about(const Load& load, float mean, int left, f
     about.total(squares, deviations);
 }
 
-// The same of rows that stay on chip: `load` says what is in pack k of row u.
+// Mean and rstd of rows that stay on chip. `load(u, k)` returns pack k of row u.
 template <int TOGETHER, int COUNT, class Sums, class Load, class Meanwhile>
 __device__ inline void find_statistics(
     const Params& p, Sums& sums, const Load& load, int left, const Meanwhile& meanwhile, float (&mean)[COUNT], float (&rstd)[COUNT]
@@ -140,7 +145,7 @@ __device__ inline void find_statistics(
     find_statistics(p, sums, [&](int u) { return sum_packs<TOGETHER>(row(u)); }, about, meanwhile, mean, rstd);
 }
 
-// y from h, in place.
+// Replaces h with y in `values`.
 template <bool ADDS_BIAS = HAS_BIAS>
 __device__ inline void normalize(
     float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
@@ -156,8 +161,8 @@ __device__ inline void normalize(
     }
 }
 
-// residual_out from what the norm gave and a residual that comes after it. Past the end there may be anything, but for a second
-// norm zeros.
+// residual_out from the norm and the residual. Columns past the end of the row are undefined, but
+// zeros if a second norm follows.
 __device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual, int k, int left) {
     float sum[PACK];
     unpack(residual, sum);
@@ -166,7 +171,7 @@ __device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R
     return pack<R>(sum);
 }
 
-// h from x and residual, as it is stored.
+// h = x + residual, rounded as it is stored.
 __device__ inline Pack<R> add_residual(const Pack<T>& x, const Pack<R>& residual) {
     float sum[PACK], addend[PACK];
     unpack(x, sum);

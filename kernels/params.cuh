@@ -9,7 +9,7 @@ struct Matrix {
 // T: activations; W: weight and bias; R: residual stream; G: gradients of weight and bias. Absent tensors are null.
 struct Params {
 #if IS_BACKWARD
-    Matrix<const R> x; // what was normalized
+    Matrix<const R> x; // the input of the norm
 #else
     Matrix<const T> x;
 #endif
@@ -39,15 +39,15 @@ struct Params {
     Matrix<R> dresidual;
 #if IS_QUANTIZED || HAS_ROW_GROUPS || NORMS_TWICE || HAS_PARTS
     Matrix<Code> codes;
-    Matrix<Code> codes_t; // its rows are columns
+    Matrix<Code> codes_t; // transposed
     const float* scale;
     void* scales;
     float* amax;
-    unsigned* found; // the largest magnitude, blocks that have looked for it
+    unsigned* found; // largest magnitude, number of finished blocks
     unsigned long long scales_stride;
     float amax_floor;
     float amax_ceiling;
-    Matrix<Code> codes_columnwise; // its rows are columns
+    Matrix<Code> codes_columnwise; // transposed
     void* scales_columnwise;
     unsigned long long scales_columnwise_stride;
 #endif
@@ -81,9 +81,9 @@ static_assert(sizeof(Params) == PARAMS_BYTES, "kernels/params.cuh and rmsnorm-cu
 // ROW(x, row): the address of a row's first element, in p's matrix x.
 
 #if HAS_ROW_GROUPS
-// Elements from row 0 to this row. There is no division: the product with the reciprocal is the exact quotient of numbers
-// of 32 bits (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation, 2019, theorem 1). The host refuses more
-// rows.
+// Elements from row 0 to `row`. Without a division: the product with the reciprocal is the exact
+// quotient of 32-bit numbers (D. Lemire, O. Kaser, N. Kurz: Faster remainder by direct computation,
+// 2019, theorem 1). The host rejects more rows.
 __device__ inline unsigned long long row_start(
     const Params& p, unsigned long long row_stride, unsigned long long group_stride, unsigned row) {
     const unsigned low = p.group_reciprocal, high = p.group_reciprocal >> 32;

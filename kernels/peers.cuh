@@ -1,32 +1,38 @@
-// How ranks hand each other their parts of a row, through memory that all of them reach.
+// Exchange of parts of rows between ranks, through memory that all of them can access.
 //
-// A rank writes its part into slots in the memory of every other rank, and waits for theirs in its own. The data is the flag: a word
-// that holds EMPTY_WORD has not come yet, and data of these bits, which are NaN, is sent as another NaN. Words are compared as integers.
-// Whoever has read a slot empties it. Where a pack lies in its slot follows from its row and its columns alone, never from the block that
-// moves it, so that the grids of ranks may differ.
+// A rank writes its part into slots in the memory of every other rank, and waits for the other
+// ranks' parts in its own memory. The data is the flag: a word with the bits EMPTY_WORD has not
+// arrived. Data with these bits, a NaN, is sent as another NaN. Words are compared as integers. The
+// reader of a slot empties it. The place of a pack in its slot depends only on its row and columns,
+// never on the block that sends it, so the grids of ranks may differ.
 //
-// There are two sets of slots, taken in turn, as the epoch is even or odd. The epoch lies in the memory of the device, where a graph that
-// is replayed finds the next one. A rank fills a set again two calls later, in n + 2: after it has heard from all others in call n + 1,
-// which they send when their call n has ended, and with it all reading and emptying of that set. (Where rows have owners it may hear of the others by an
-// owner's result, which is sent when the owner has heard from all.)
+// There are two sets of slots, used in turn for even and odd epochs. The epoch lies in device
+// memory, so that a replayed graph finds the next one. A rank fills a set again two calls later, in
+// call n + 2: after it has received from all others in call n + 1. They send in call n + 1 after
+// their call n has ended, and with it all reading and emptying of that set. (If rows have owners, a
+// rank may hear of the others through an owner's result, which the owner sends after it has
+// received from all.)
 //
-// Order. Every access to a slot is relaxed, of system scope. A word is data or empty as a whole, and what is waited for is the data
-// itself, so that no other access has to be ordered with it. What is left is that a word is emptied, by its reader, before it is filled
-// two calls later. The emptying comes before what its reader sends in call n + 1, by the end of its kernel n; that is observed by the
-// writer in its call n + 1, and so comes before what it sends in call n + 2. PTX's memory model would name this an order only if what is
-// sent were released and what is received acquired, which costs half a microsecond a call. We rely on this instead: accesses of system
-// scope to a word all take place in the L2 of the device that has it, and a kernel that has ended has nothing under way there. So do the
-// other libraries that have this protocol; the stress test is what we have for it.
+// Memory order. Every access to a slot is relaxed, with system scope. A word is data or empty as a
+// whole, and the awaited value is the data itself, so no other access must be ordered with it. One
+// order remains: a reader empties a word before the writer fills it two calls later. The emptying
+// precedes the reader's sends of call n + 1, because its kernel n has ended. The writer observes
+// these sends in its call n + 1, before it sends in call n + 2. PTX's memory model guarantees this
+// order only with release on the sends and acquire on the receives, which costs 0.5 us per call. We
+// rely on this instead: all accesses of system scope to a word take place in the L2 of the device
+// that owns it, and a kernel that has ended has no accesses in flight there. Other libraries with
+// this protocol rely on the same; our evidence is the stress test.
 
-// One rank's part in the group. The argument beside Params: the mirror of `Peers` in rmsnorm-cuda/src/peers/params.rs, field for field.
+// One rank's view of the group. The second kernel argument: mirrors `Peers` in
+// rmsnorm-cuda/src/peers/params.rs field by field.
 struct Peers {
-    char* send[MOST_RANKS]; // what this rank has in the memory of rank r; null for itself
-    const char* receive[MOST_RANKS]; // what rank r has in the memory of this one; null for itself
-    unsigned long long set_bytes; // from the slots of even epochs to those of odd ones
+    char* send[MOST_RANKS]; // this rank's slots in the memory of rank r; null for itself
+    const char* receive[MOST_RANKS]; // rank r's slots in the memory of this rank; null for itself
+    unsigned long long set_bytes; // distance of the two sets of slots
     struct State* state;
-    unsigned* report; // in the memory of the host; as State::missing
+    unsigned* report; // in host memory; holds the same as State::missing
     unsigned long long deadline; // nanoseconds
-    unsigned long long first_row; // of the call's rows, or of each owner's, those of this launch
+    unsigned long long first_row; // of this launch, among the call's or each owner's rows
     unsigned long long rows;
     unsigned rank;
     unsigned unused;
@@ -34,22 +40,22 @@ struct Peers {
 
 static_assert(sizeof(Peers) == PEERS_BYTES, "kernels/peers.cuh and rmsnorm-cuda/src/peers/params.rs differ");
 
-// What a rank keeps from launch to launch. All zeros at first.
+// The state of a rank, kept between launches. Initially zeros.
 struct State {
-    unsigned epoch; // launches that are done
-    unsigned ended; // blocks of this one that are
-    unsigned missing; // a rank that did not come, plus one; 0 while all did
+    unsigned epoch; // finished launches
+    unsigned ended; // finished blocks of the current launch
+    unsigned missing; // 1 + a rank that timed out; 0 if none did
 };
 
-static_assert(sizeof(State) <= STATE_BYTES, "a rank's state takes more than its memory has for it");
+static_assert(sizeof(State) <= STATE_BYTES, "State is larger than STATE_BYTES");
 
 // A pack of x is one access to a slot.
 static_assert(Pack<T>::BYTES == 16, "PACK is not 16 bytes of T");
 
-// Bytes from the slot of a thread's pack to that of its next.
+// Bytes from the slot of one pack of a thread to the next.
 constexpr int SLOT_STEP = STEP * sizeof(T);
 
-// Polls of a slot between two looks at the clock.
+// Polls of a slot between two reads of the clock.
 constexpr unsigned POLLS_PER_LOOK = 64;
 
 __device__ inline Pack<T> load_slot(const char* from) {
@@ -70,14 +76,15 @@ __device__ inline unsigned load_state(const unsigned* from) {
     return value;
 }
 
-// Nanoseconds, the same for all of a device.
+// Nanoseconds; one clock for the whole device.
 __device__ inline unsigned long long clock_now() {
     unsigned long long now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
 
-// As it is sent. A rank takes what it sends for its own part, too, so that all add the same bits.
+// Replaces words that look empty. A rank applies it to its own part too, so that all ranks add the
+// same bits.
 __device__ inline Pack<T> without_empty(Pack<T> pack) {
     constexpr unsigned OTHER_NAN = sizeof(T) == 4 ? 0x7fffffffu : 0x7fff7fffu;
     #pragma unroll
@@ -100,14 +107,16 @@ __device__ inline Pack<T> empty_slot() {
     return empty;
 }
 
-// What a thread knows of the group in one launch.
+// A thread's view of the group in one launch.
 struct Group {
     const Peers& g;
-    unsigned long long set; // bytes to the slots of this epoch
+    unsigned long long set; // offset of this epoch's slots
     unsigned long long row_bytes;
-    // Sends nothing: a rank was missing before this launch. The others may still read what was sent last, and wait for more in vain.
+    // Sends nothing, because a rank was missing before this launch. Others may still read the
+    // previous data, and their wait for more times out.
     bool is_silent;
-    // Waits for nothing: a rank is missing. What is computed from here on is of no use, and keeps the threads of a block together.
+    // Waits for nothing, because a rank is missing. Results from here on are meaningless; computing
+    // goes on to keep the threads of a block together.
     bool has_given_up;
 
     __device__ Group(const Peers& g, unsigned long long cols) : g(g), row_bytes((cols + PACK - 1) / PACK * 16) {
@@ -115,7 +124,8 @@ struct Group {
         is_silent = has_given_up = load_state(&g.state->missing) != 0;
     }
 
-    // Bytes from the first slot to that of a row's columns. Rows count from the first of the launch.
+    // The offset of the slot for a row and its columns from `first` on. `row` counts from the first
+    // row of the launch.
     __device__ unsigned long long slot(unsigned long long row, unsigned first) const {
         return set + row * row_bytes + (unsigned long long)first / PACK * 16;
     }
@@ -127,20 +137,21 @@ struct Group {
             if (rank != g.rank) store_slot(g.send[rank] + slot, part);
     }
 
-    // The same to one rank, by one thread.
+    // Sends to one rank; called by one thread.
     __device__ void send_to(unsigned rank, unsigned long long slot, const Pack<T>& part) const {
         if (!is_silent) store_slot(g.send[rank] + slot, part);
     }
 
-    // What one rank has sent, once it is there.
+    // Waits for one rank's slot and returns it.
     __device__ Pack<T> receive_from(unsigned rank, unsigned long long slot) {
         Pack<T> parts[1];
         receive_from(rank, slot, [](int) { return true; }, parts);
         return parts[0];
     }
 
-    // The same of up to COUNT packs of a thread; `exists` says which are to come. A rank that must wait itself before it sends has as many
-    // deadlines as PATIENCE says: who keeps it waiting is found out first.
+    // Waits for up to COUNT packs of a thread from one rank; `exists(i)` tells which are expected.
+    // If the sender itself must wait for others, PATIENCE multiplies the deadline, so that the rank
+    // that it waits for is reported first.
     template <unsigned PATIENCE = 1, int COUNT, class Exists>
     __device__ void receive_from(unsigned rank, unsigned long long slot, const Exists& exists, Pack<T> (&parts)[COUNT]) {
         const char* from = g.receive[rank] + slot;
@@ -165,7 +176,8 @@ struct Group {
             if (exists(i)) store_slot(from + i * SLOT_STEP, empty_slot());
     }
 
-    // Fills in the parts of the other ranks, of up to COUNT packs of a thread, once they are there; `exists` says which packs are to come.
+    // Waits for up to COUNT packs of a thread from every other rank and fills in their parts;
+    // `exists(i)` tells which packs are expected.
     template <int COUNT, class Exists>
     __device__ void receive(unsigned long long slot, const Exists& exists, Pack<T> (&parts)[COUNT][RANKS]) {
         unsigned long long start = 0;
@@ -196,7 +208,8 @@ struct Group {
                 if (rank != g.rank && exists(i)) store_slot(g.receive[rank] + slot + i * SLOT_STEP, empty);
     }
 
-    // The last block of a launch moves the epoch on. All threads of the block have read it: they have met at a barrier since.
+    // The last block of a launch advances the epoch. All threads of the block must have read it: a
+    // barrier must precede this call.
     __device__ void end() const {
         if (threadIdx.x == 0 && atomicAdd(&g.state->ended, 1) == gridDim.x - 1) {
             g.state->ended = 0;
@@ -205,7 +218,8 @@ struct Group {
     }
 
 private:
-    // Says which rank did not come: the first that anybody misses, to this device and to the host.
+    // Reports a missing rank to the device and the host: the lowest one that the first thread to
+    // give up misses.
     template <int COUNT, class Exists>
     __device__ void give_up(const Exists& exists, const Pack<T> (&parts)[COUNT][RANKS]) {
         unsigned missing = 0;

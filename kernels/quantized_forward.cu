@@ -1,11 +1,13 @@
-// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A thread has the same columns in each of its rows.
+// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A thread has the same columns
+// in each of its rows.
 //
-// A row is read from memory once, as in forward.cu, and again from the L1. What a scale takes is found on the way: of a block of
-// columns by the lanes that have it, of a row together with its sum where products say it (IS_FACTORED), and else in a visit more.
+// A row is read from memory once, as in forward.cu, and again from the L1. The largest magnitude
+// for a scale is computed on the way: for a block of columns by the lanes that have it, for a row
+// together with its sum if products suffice (IS_FACTORED). Otherwise it takes one more read.
 
 static_assert(UNROLL == 1, "the registers of a second row are those of codes and scales");
 
-// The part of a row that one thread has.
+// A thread's columns in a row, and the row's statistics.
 struct Part {
     unsigned long long row;
     unsigned first;
@@ -13,7 +15,7 @@ struct Part {
     float mean, rstd;
 };
 
-// The products of h and the weight, without the mean; else v, and y where it is kept.
+// The products of h - mean and the weight, without rstd. Otherwise v, and y is stored if KEEPS_Y.
 template <bool IS_PRODUCT, bool KEEPS_Y>
 __device__ inline void values_of(const Params& p, const Part& at, int k, const Pack<H>& h, float (&values)[PACK]) {
     float weight[PACK];
@@ -29,7 +31,7 @@ __device__ inline void values_of(const Params& p, const Part& at, int k, const P
     }
 }
 
-// The largest |v| of a part, which is read again: nothing is kept for a visit that few rows take.
+// The largest |v| of a part. Reads the row again, because few rows need it.
 __device__ inline float find_amax(const Params& p, const Part& at) {
     float magnitude = 0.0f;
     #pragma unroll (IS_FACTORED ? 1 : 2)
@@ -41,8 +43,8 @@ __device__ inline float find_amax(const Params& p, const Part& at) {
     return magnitude;
 }
 
-// The scale of a block of columns, which the lanes that have it find together, with what makes codes of its values; whether products
-// say it.
+// The scale of a block of columns, computed by its lanes together, with the factor for its values
+// in `scale.reciprocal`. Returns whether the products suffice.
 template <bool IS_PRODUCT>
 __device__ inline bool find_scale(const Params& p, const Part& at, int chunk, const float (&values)[CHUNK][PACK], Scale& scale) {
     float magnitude = 0.0f;
@@ -56,11 +58,12 @@ __device__ inline bool find_scale(const Params& p, const Part& at, int chunk, co
     return says_amax(magnitude) && makes_codes(scale.reciprocal);
 }
 
-// Writes the codes of a part, and scales of blocks; gives the largest magnitude of what codes are made of, where it is looked for. `h` has
-// been read again, unless READS_LATE says that each pack is just before it is needed. `is_known`: whether products say all scales.
+// Writes the codes of a part and the scales of blocks. Returns the largest magnitude of the encoded
+// values if FINDS_AMAX. `h` was loaded again, unless READS_LATE: then each pack is loaded just
+// before it is used. `is_known`: whether products suffice for all scales.
 template <bool IS_PRODUCT>
 __device__ inline float write_part(const Params& p, const Part& at, bool exists, Pack<H> (&h)[PACKS], float power, float factor, bool& is_known) {
-    // Where products make nearly all codes, the others may take their time.
+    // This path is rare, so its loop is not unrolled.
     constexpr bool IS_RARE = IS_FACTORED && !IS_PRODUCT;
     float largest = 0.0f;
     #pragma unroll (IS_RARE ? 1 : PACKS)
@@ -99,7 +102,8 @@ __device__ inline float write_part(const Params& p, const Part& at, bool exists,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward(const __grid_constant__ Params p) {
-    // Whether the largest product of a row goes with its sum. Layer norm's products are of the mean that the sum corrects.
+    // Whether the largest product of a row is exchanged with its sum. In layer norm the products
+    // depend on the mean that the sum corrects.
     constexpr bool SENDS_PRODUCT = IS_FACTORED && SCALE == BY_ROW && !IS_LAYER;
     constexpr int SENT = ABOUT_MEAN + SENDS_PRODUCT;
     __shared__ float exchange[2][GROUPS][SENT][SENDERS];
@@ -109,12 +113,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
     RowSums<SENT> sums(exchange, group, thread);
     wait_for_earlier_kernels();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
-    float largest = 0.0f; // of all rows of the thread
+    float largest = 0.0f; // over all rows of the thread
 
     const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * GROUPS;
     for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * GROUPS; block < p.rows; block += stride) {
         at.row = block + group;
-        // Where a block has one row, the loop has asked already.
+        // If a block has one row, the loop condition implies that the row exists.
         const bool exists = GROUPS == 1 || at.row < p.rows;
         Pack<H> h[PACKS] = {};
         const auto load_row = [&](auto is_last) {
@@ -153,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         }
         at.rstd = reciprocal_root(sent[0] * p.share + p.eps);
 
-        // Whether products make the row's codes, and by which factor; else v does.
+        // Whether codes come from products, and with which factor; otherwise they come from v.
         bool is_product = IS_FACTORED;
         float factor = given.reciprocal;
         if constexpr (SCALE == GIVEN) is_product &= given.power == 1.0f;
@@ -178,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if (is_product) factor *= at.rstd;
         }
         if constexpr (!READS_LATE) load_row(Bool<true>{});
-        // By blocks the lanes of a warp exchange, those of rows that are not there too.
+        // With scales of blocks all lanes of a warp exchange, also lanes of missing rows.
         if (exists || SCALE == BY_BLOCK) {
             float magnitude = 0.0f;
             if (IS_FACTORED && is_product) {

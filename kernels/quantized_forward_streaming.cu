@@ -1,12 +1,13 @@
-// Forward to codes for rows that do not stay on chip: math.md, equations (1) to (6) and (Q1) to (Q5). A block, or a cluster of them,
-// reads its row once for each sum, once for the largest magnitude where that is looked for first, and once more for the codes.
+// Forward to codes for rows that do not stay on chip: math.md, equations (1) to (6) and (Q1) to
+// (Q5). A block, or a cluster of blocks, reads its row once for each sum, once for the largest
+// magnitude if the scale needs it first, and once more for the codes.
 
 __device__ inline void load_parameters(const Params& p, const Visit& at, float (&weight)[PACK], float (&bias)[PACK]) {
     unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
     unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
 }
 
-// The largest |v| of the thread's part.
+// The largest |v| of the thread's columns.
 __device__ inline float find_amax(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
     float magnitude = 0.0f;
     for (; at.is_inside(); at.advance()) {
@@ -19,8 +20,8 @@ __device__ inline float find_amax(const Params& p, unsigned long long row, Visit
     return magnitude;
 }
 
-// Codes, scales of blocks and what else is kept; the largest |v|, where it is looked for on the way. By blocks the lanes of a warp visit
-// together what one of them has.
+// Writes codes, scales of blocks, y and residual_out. Returns the largest |v| if FINDS_AMAX. With
+// scales of blocks, all lanes of a warp stay in the loop while any lane has columns.
 __device__ inline float write_row(
     const Params& p, unsigned long long row, Visit at, float mean, float rstd, float power, float reciprocal
 ) {
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
     wait_for_earlier_kernels();
     admit_next_kernel();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
-    float largest = 0.0f; // of all rows of the thread
+    float largest = 0.0f; // over all rows of the thread
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
         float mean[1] = {0.0f}, rstd[1];

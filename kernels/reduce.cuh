@@ -1,8 +1,10 @@
-// Sums over the threads that share a row, in an order that depends on the tile alone, and largest magnitudes.
+// Sums and largest magnitudes over the threads that share a row. The order of additions depends
+// only on the tile.
 //
-// Lanes of a warp exchange by shuffles, warps through shared memory, the blocks of a cluster through each other's shared
-// memory. One barrier a sum: two buffers alternate, so that nobody overwrites what another still reads.
-// Of two sums that overlap, the second is sent only after the first was received.
+// Lanes of a warp exchange with shuffles, warps through shared memory, blocks of a cluster through
+// distributed shared memory. Each sum takes one barrier: two buffers alternate, so that no thread
+// overwrites values that another still reads. If two sums overlap, the second is sent only after
+// the first was received.
 
 constexpr int THREADS = THREADS_PER_ROW * GROUPS;
 constexpr int LANES = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
@@ -23,13 +25,14 @@ __device__ inline void cluster_barrier() {
 #endif
 }
 
-// Orders shared memory among the lanes of a row. Other rows of the warp may be elsewhere.
+// Orders shared memory accesses among the lanes of a row. Other rows of the warp may be at other
+// instructions.
 __device__ inline void sync_lanes() {
     constexpr unsigned FIRST = LANES < 32 ? (1u << LANES % 32) - 1 : ~0u;
     __syncwarp(FIRST << (threadIdx.x % 32 / LANES * LANES));
 }
 
-// The larger of two magnitudes; NaN if one is.
+// The larger of two magnitudes; NaN if either is NaN.
 __device__ inline float larger(float one, float other) {
 #if __CUDA_ARCH__ >= 800
     float result;
@@ -40,7 +43,7 @@ __device__ inline float larger(float one, float other) {
 #endif
 }
 
-// What two threads have makes one: their sum, or the larger.
+// Combines the values of two threads: their sum, or the larger.
 struct Sum { __device__ static float of(float one, float other) { return one + other; } };
 struct Larger { __device__ static float of(float one, float other) { return larger(one, other); } };
 
@@ -51,7 +54,8 @@ __device__ inline float reduce_lanes(float value) {
     return value;
 }
 
-// Two sums, by as many shuffles as one and one more: the lower half of the lanes gets the first, the upper half the second.
+// Two sums, with one shuffle more than one sum takes. The lower half of the lanes gets the first,
+// the upper half the second.
 template <int WIDTH>
 __device__ inline float reduce_lanes(float first, float second) {
     const bool is_upper = threadIdx.x % WIDTH >= WIDTH / 2;
@@ -59,11 +63,11 @@ __device__ inline float reduce_lanes(float first, float second) {
     return reduce_lanes<WIDTH / 2>(own + __shfl_xor_sync(~0u, others, WIDTH / 2));
 }
 
-// What all senders of a row have, made one; `of` says what sender i has.
+// Combines the values of all senders of a row; `of(i)` is the value of sender i.
 template <class Both = Sum, class Of>
 __device__ inline float total_of(const Of& of) {
     if constexpr (SENDERS <= TREE_SENDERS) {
-        // A tree over what every thread reads itself is sooner done than shuffles.
+        // A tree in every thread, over values that it reads itself, is faster than shuffles.
         float totals[SENDERS];
         #pragma unroll
         for (int i = 0; i < SENDERS; ++i) totals[i] = of(i);
@@ -91,7 +95,7 @@ __device__ inline float total_of(const float (&sent)[SENDERS]) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Where block `rank` of the cluster has what this block has at an address of its shared memory.
+// Maps an address of this block's shared memory to the same object of block `rank` of the cluster.
 __device__ inline unsigned of_block(unsigned address, unsigned rank) {
     asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
     return address;
@@ -105,25 +109,26 @@ struct RowSums {
 
     __device__ RowSums(float (*shared)[GROUPS][MOST][SENDERS], unsigned group, unsigned thread)
         : buffers(shared), group(group), thread(thread), turn(0) {
-        // The other blocks must exist before their shared memory is written.
+        // Waits until the other blocks exist, so that their shared memory can be written.
         cluster_barrier();
     }
 
-    // Each of the values, summed over the threads of the row; every thread gets the sums.
+    // Sums each of the values over the threads of the row; every thread gets the sums.
     template <int COUNT>
     __device__ void sum(float (&values)[COUNT]) {
         send(values);
         receive(values);
     }
 
-    // The first SUMS of the values, summed over the threads of the row; of the others the largest, which are magnitudes.
+    // Sums the first SUMS values over the threads of the row, and takes the largest of each other
+    // value, a magnitude.
     template <int SUMS, int COUNT>
     __device__ void reduce(float (&values)[COUNT]) {
         send<COUNT, SUMS>(values);
         receive<COUNT, SUMS>(values);
     }
 
-    // The first half of `sum`. What a thread does before `receive` hides the time that the exchange takes.
+    // The first half of `sum`. Work between `send` and `receive` hides the latency of the exchange.
     template <int COUNT, int SUMS = COUNT>
     __device__ void send(float (&values)[COUNT]) {
         static_assert(COUNT <= MOST, "the buffers are too small");
@@ -133,7 +138,7 @@ struct RowSums {
         arrive();
     }
 
-    // The second half: the same values, as `send` left them.
+    // The second half of `sum`, with the values that `send` returned.
     template <int COUNT, int SUMS = COUNT>
     __device__ void receive(float (&values)[COUNT]) {
         if constexpr (SENDERS > 1) {
@@ -184,8 +189,8 @@ private:
     }
 };
 
-// 1 / sqrt(value), with a relative error of at most 2^-23: the device's estimate and one step of Newton's method.
-// Zero, infinity and NaN give what IEEE 754 says.
+// 1 / sqrt(value) with a relative error of at most 2^-23: the device's estimate and one Newton
+// step. Zero, infinity and NaN follow IEEE 754.
 __device__ inline float reciprocal_root(float value) {
     float root;
     asm("rsqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(value));

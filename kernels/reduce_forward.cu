@@ -1,14 +1,18 @@
-// Forward of a sum whose parts are the x of as many ranks: math.md, equations (1') and (2) to (6), in one kernel on each rank.
+// Forward of the sum of all ranks' x: math.md, equations (1') and (2) to (6), in one kernel per
+// rank.
 //
-// A block has one row at a time, and a thread the same columns in each of its rows. The next row is sent before this one is waited for.
-// All blocks are on the device at once (plan.rs), and each takes its rows in their order: whoever has the first row that is not complete
-// on some rank has sent its part of it. For the same reason no other kernel is admitted early: it would take room from blocks that
-// others wait for.
+// A block has one row at a time, and a thread the same columns in each of its rows. The next row is
+// sent before the block waits for this one. All blocks are resident at once (plan.rs) and take
+// their rows in order, so the first row that is incomplete on some rank has been sent by its blocks
+// on every rank. For the same reason no other kernel is admitted early: it would take room from
+// blocks that others wait for.
 //
-// IS_HELD: what was sent, h and the parameters stay in registers. Else a row is too long for that: what was sent is read again, and h
-// lies in shared memory, of which a thread reads back only what it has written itself.
+// IS_HELD: sent parts, h and the parameters stay in registers. Otherwise, for longer rows, the sent
+// part is read again, and h lies in shared memory. There a thread reads back only data that it
+// wrote itself.
 //
-// In place is safe: each element of x and of the residual is read last by the thread that stores y and the sum over it.
+// In place is safe: the thread that stores y and the sum over x and the residual is the last to
+// read those elements.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
@@ -20,7 +24,8 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     wait_for_earlier_kernels();
 
     Group group(g, p.cols);
-    // Rows count from the first of this launch; of the call's tensors they are these.
+    // `row` counts from the first row of this launch; `of_call` converts it to a row of the
+    // tensors.
     const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
     const auto exists = [&](int k) { return k < PACKS && is_in_row(k, 0, left); };
     const auto load_x = [&](unsigned long long row, int k) {
@@ -30,7 +35,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
         if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, of_call(row)) + first, k, left);
         else return {};
     };
-    // Sends this rank's part of a row, and keeps it where rows are held.
+    // Sends this rank's part of a row, and keeps it if rows are held.
     const auto send = [&](unsigned long long row, Pack<T> (&kept)[PACKS]) {
         const unsigned long long slot = group.slot(row, first);
         #pragma unroll (IS_HELD ? PACKS : 1)

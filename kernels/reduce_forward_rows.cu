@@ -1,33 +1,39 @@
-// Forward of a sum whose parts are the x of as many ranks, where each rank adds the rows that it owns: math.md, equations (1') and (2) to (6), in
-// one kernel on each rank.
+// Forward of the sum of all ranks' x, with rows divided among owners: math.md, equations (1') and
+// (2) to (6), in one kernel per rank.
 //
-// A rank sends its part of a row to the rank that owns it. That one adds, normalizes, and sends the others what `sends` says: y, the sum h,
-// which each then normalizes itself, or nothing. A part and a result have slots of their own, which follow from the row.
+// A rank sends its part of a row to the row's owner. The owner adds the parts, normalizes, and
+// sends a result as `sends` tells: y, the sum h (which each rank normalizes itself), or nothing.
+// Parts and results have separate slots, which depend only on the row.
 //
-// Launch rows are dealt in turn: row i of every owner, then row i + 1. A block has one at a time, and a thread the same columns in each of its
-// rows. The part of the next row is sent before this row is waited for. All blocks are on the device at once (plan.rs), and each takes its
-// rows in their order: whoever has the first row that is not complete on some rank has sent its part of it, and its owner waits for nothing
-// else before it sends the result. For the same reason no other kernel is admitted early.
+// Launch rows are ordered across owners: row i of every owner, then row i + 1. A block has one row
+// at a time, and a thread the same columns in each of its rows. The part of the next row is sent
+// before the block waits for this row. All blocks are resident at once (plan.rs) and take their
+// rows in order. So the first row that is incomplete on some rank has been sent by its blocks on
+// every rank, and its owner waits for nothing but these parts before it sends the result. For the
+// same reason no other kernel is admitted early.
 //
-// A set of slots is filled again two calls later (peers.cuh), by a rank that has heard from all others in the call between: of what an owner
-// sends every rank gets some, and it was sent when the owner had heard from all. Where owners send nothing, ranks without a row of their own
-// would hear nothing: every row that is not there is owned, too, and one empty pack of it is sent.
+// A set of slots is filled again two calls later (peers.cuh), by a rank that has heard from all
+// others in the call between. Every rank gets a result from an owner that has received from all. If
+// owners send nothing, ranks without rows would hear from nobody. So missing rows have owners too,
+// and one empty pack is sent for each.
 //
-// Who has given up sends no result: of y a block knows together whether it has, of h a thread for its own packs. For a result a rank waits
-// twice as long as for a part: its owner, who waits for parts, finds out sooner who is missing, and so does whoever owns a row.
+// A rank that has given up sends no result. For y the threads of a block decide this together, for
+// h each thread decides for its packs. The deadline for a result is twice the deadline for a part:
+// an owner waits for parts and reports the missing rank first.
 //
-// IS_HELD: h stays in registers. Else it lies in shared memory, of which a thread reads back only what it has written itself. In place: as in
-// reduce_forward.cu.
+// IS_HELD: h stays in registers. Otherwise it lies in shared memory, where a thread reads back only
+// data that it wrote itself. In place: as in reduce_forward.cu.
 
 constexpr unsigned SENDS_NOTHING = 0, SENDS_Y = 1, SENDS_H = 2;
 
-// A row of h lies in a slot for one of x where both have one dtype; elsewhere the host does not ask for it.
+// A row of h fits a slot for a row of x if both have one dtype. Otherwise the host does not request
+// SENDS_H.
 constexpr bool IS_H_SENDABLE = sizeof(R) == sizeof(T);
 
-// Whether there are registers for the parameters throughout.
+// Whether the parameters stay in registers for the whole kernel.
 constexpr bool HOLDS_PARAMETERS = IS_HELD && RANKS <= 4 && !IS_LAYER;
 
-// The words of a pack as another type, which is the same where it matters.
+// The words of a pack as another type. In all code that runs, the two types are the same.
 template <class To, class From>
 __device__ inline Pack<To> same_words(const Pack<From>& from) {
     Pack<To> to = {};
@@ -39,9 +45,9 @@ __device__ inline Pack<To> same_words(const Pack<From>& from) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward_rows(
     const __grid_constant__ Params p, const __grid_constant__ Peers g,
-    unsigned long long rows_per_rank, // that a rank owns; the last ones have fewer or none
-    unsigned long long first_own, // row of what there is of own rows alone: the residual, the sum, the statistics
-    unsigned long long first_of_y, // row
+    unsigned long long rows_per_rank, // rows of an owner; the last owners have fewer or none
+    unsigned long long first_own, // the row of the call at which residual, sum and statistics begin
+    unsigned long long first_of_y, // the row of the call at which y begins
     unsigned sends) {
     extern __shared__ __align__(16) char shared[];
     __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
@@ -52,9 +58,9 @@ reduce_forward_rows(
 
     Group group(g, p.cols);
     const auto owner_of = [](unsigned launch_row) { return launch_row % RANKS; };
-    // Among the rows of its owner in this launch.
+    // The index among its owner's rows in this launch.
     const auto of_owner = [](unsigned launch_row) { return launch_row / RANKS; };
-    // Of the call's rows this one, which there may not be.
+    // The row of the call, which may be past the end.
     const auto of_call = [&](unsigned launch_row) {
         return owner_of(launch_row) * rows_per_rank + g.first_row + of_owner(launch_row);
     };
@@ -66,14 +72,15 @@ reduce_forward_rows(
         if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, row - first_own) + first, k, left);
         else return {};
     };
-    // Sends every other rank a pack of a result. One after the other: the addresses of all would take the registers that parts need.
+    // Sends a pack of a result to every other rank, one after the other: the addresses of all ranks
+    // would take registers that parts need.
     const auto send_result = [&](unsigned long long slot, const Pack<T>& pack) {
         #pragma unroll 1
         for (unsigned rank = 0; rank < RANKS; ++rank)
             if (rank != g.rank) group.send_to(rank, slot, pack);
     };
     const unsigned launch_rows = unsigned(g.rows) * RANKS;
-    // Sends this rank's part of a row, if it is another's.
+    // Sends this rank's part of a row to its owner, if that is another rank.
     const auto send_part = [&](unsigned launch_row) {
         const unsigned owner = owner_of(launch_row);
         if (launch_row >= launch_rows || owner == g.rank) return;
@@ -117,7 +124,7 @@ reduce_forward_rows(
             }
             continue;
         }
-        // Parts of a row on their way to its owner, and its result on its way from there.
+        // The result's slot. Slots for results come after the slots for parts.
         const unsigned long long result = group.slot(g.rows + of_owner(launch_row), first);
         if (is_own) {
             const unsigned long long slot = group.slot(of_owner(launch_row), first);
@@ -178,7 +185,7 @@ reduce_forward_rows(
         };
         normalize_row(p, sums, h, parameters, store, left, row - first_own);
     }
-    // All threads have read the epoch.
+    // After this barrier all threads have read the epoch.
     __syncthreads();
     group.end();
 }

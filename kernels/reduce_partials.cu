@@ -1,7 +1,7 @@
-// The second stage of dweight and dbias: adds partial rows in a fixed order, and stores their sum.
+// The second stage of dweight and dbias: adds partial rows in a fixed order and stores the sum.
 //
-// THREADS_PER_ROW threads own PACK columns each, a float4; GROUPS of them share the partial rows and meet in shuffles, then in
-// shared memory. A thread has UNROLL rows on their way.
+// THREADS_PER_ROW threads own PACK columns each, one float4. GROUPS such groups share the partial
+// rows and combine with shuffles, then through shared memory. A thread loads UNROLL rows at once.
 
 static_assert(PACK == 4 && THREADS_PER_ROW <= 32 && THREADS % 32 == 0);
 
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) reduce_part
     if (col < p.cols) {
         #pragma unroll 1
         for (unsigned long long row = group; row < p.partial_rows; row += GROUPS * UNROLL) {
-            // All of them on their way at once.
+            // Issue all loads before the first addition.
             float4 values[UNROLL];
             #pragma unroll
             for (int i = 0; i < UNROLL; ++i) {

@@ -1,11 +1,12 @@
-// What the kernels of a sum over ranks have in common: how parts are added, and how a row of their sum is normalized.
+// Code shared by the kernels of a sum over ranks: adding parts, and normalizing a row of their sum.
 
-// Packs that are read together, and waited for together.
+// Packs that are loaded and waited for together.
 constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
 
-// h from the parts in the order of their ranks, of which `rank` has the own one, and the residual: additions in f32, one rounding.
+// h from the parts in rank order and the residual: additions in f32, one rounding. `own` is the
+// part of rank `rank`.
 __device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pack<T> (&others)[RANKS], const Pack<R>& residual) {
-    // Word by word, so that a choice between two is one of values and not of addresses.
+    // Selects word by word, so that the compiler selects values and not addresses.
     const auto unpack_part = [&](unsigned of, float (&values)[PACK]) {
         Pack<T> part;
         #pragma unroll
@@ -28,7 +29,8 @@ __device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pac
     return pack<R>(sum);
 }
 
-// Normalizes a row of h, of which `h` says what is in pack k: hands every pack of y to `store`, and writes the statistics, those of row `place`.
+// Normalizes a row: `h(k)` is its pack k. Passes every pack of y to `store`, and writes the
+// statistics of row `place`.
 template <class H, class Parameters, class Store>
 __device__ inline void normalize_row(
     const Params& p, RowSums<ABOUT_MEAN>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
@@ -50,7 +52,7 @@ __device__ inline void normalize_row(
     }
 }
 
-// A thread's weights and biases: in registers, or read when they are needed.
+// A thread's weights and biases: held in registers, or loaded on use.
 template <bool HELD>
 struct Parameters {
     const Params& p;

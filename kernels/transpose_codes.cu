@@ -1,16 +1,17 @@
-// The transposed copy of codes: math.md, section 10. A block has tiles of 128 rows and 128 columns, one after the other. The last tile
-// comes first: its codes were written last, and are in the L2 still (16384x4096: 90 us with the norm, in their order 92).
+// The transposed copy of codes: math.md, section 10. A block processes tiles of 128 rows and 128
+// columns one after the other. The last tile comes first: its codes were written last and are still
+// in the L2 (16384x4096 with the norm: 90 us, first tile first 92 us).
 //
-// A tile lies in shared memory as words of four columns, each row's turned so that neither the accesses along rows nor those down the
-// columns meet in a bank.
+// A tile is stored in shared memory as words of four columns. Each row is rotated so that accesses
+// along rows and down columns have no bank conflicts.
 
 constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16;
 static_assert(THREADS == SIDE / STRIP * WORDS, "a thread has 16 rows of 4 columns");
 
-// Where word w of a tile's row lies.
+// The place of a word of a tile's row.
 __device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP * 4)); }
 
-// The byte of each of four words, as one word: the first word's is the lowest.
+// Gathers one byte of each of four words into a word; the first word's byte is the lowest.
 __device__ inline unsigned gather(const unsigned* words, int byte) {
     const unsigned low = __byte_perm(words[0], words[1], byte | (4 + byte) << 4);
     const unsigned high = __byte_perm(words[2], words[3], byte | (4 + byte) << 4);
@@ -20,7 +21,7 @@ __device__ inline unsigned gather(const unsigned* words, int byte) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_codes(const __grid_constant__ Params p) {
     __shared__ __align__(16) unsigned tile[SIDE * WORDS];
     const unsigned long long across = (p.cols + SIDE - 1) / SIDE, tiles = (p.rows + SIDE - 1) / SIDE * across;
-    // Whether every row of either begins at a multiple of 16 bytes.
+    // Whether every row of both matrices begins on 16 bytes.
     unsigned long long bytes = (unsigned long long)p.codes.data | p.codes.row_stride | (unsigned long long)p.codes_t.data | p.codes_t.row_stride;
 #if HAS_ROW_GROUPS
     bytes |= p.codes_group_stride;
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
         const unsigned long long number = tiles - 1 - turn;
         const unsigned long long row0 = number / across * SIDE, col0 = number % across * SIDE;
         const int rows = int(min(p.rows - row0, (unsigned long long)SIDE)), cols = int(min(p.cols - col0, (unsigned long long)SIDE));
-        // Of the codes, eight threads have a row of the tile.
+        // Eight threads read a row of the tile.
         constexpr int THREADS_OF_ROW = SIDE / STRIP;
         const int strip = threadIdx.x % THREADS_OF_ROW * STRIP;
         #pragma unroll

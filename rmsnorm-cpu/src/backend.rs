@@ -17,12 +17,15 @@ use crate::{launch, plan};
 
 /// Normalizes slices on the calling thread and, for large calls, on a rayon thread pool.
 ///
-/// Cheap to clone; clones share the pool. Results do not depend on the instruction set or on the number of threads.
+/// Cheap to clone; clones share the pool. Results do not depend on the instruction set or the
+/// number of threads.
 ///
 /// # After a fork
-/// A child process has none of its parent's threads: what was made before the fork runs on the calling thread there, and so does
-/// [`new`](Self::new) if the parent has called it. [`with`](Self::with) starts threads of the child's own. If the parent has used
-/// rayon's global pool and never called `new`, its child takes `with`: threads that are not there cannot be told from others.
+/// A child process has none of its parent's threads. A backend made before the fork runs on the
+/// calling thread there, and so does [`new`](Self::new) if the parent has called it.
+/// [`with`](Self::with) starts new threads for the child. If the parent has used rayon's global
+/// pool but never called `new`, the child must call `with`: rayon's global pool has lost its
+/// threads, and `new` cannot tell.
 ///
 /// # Example
 /// ```
@@ -43,28 +46,30 @@ use crate::{launch, plan};
 #[derive(Clone, Debug)]
 pub struct CpuBackend {
     caps: Caps,
-    /// `None`: the pool of the calling thread, which is rayon's global one unless the caller installed another.
+    /// `None`: the pool of the calling thread. That is rayon's global pool unless the caller
+    /// installed another.
     pool: Option<Arc<Pool>>,
-    /// The process that has the pool's threads.
+    /// The process that owns the pool's threads.
     process: u32,
-    /// Where the table comes from.
+    /// The source of the tuning table.
     source: &'static Source,
 }
 
 impl CpuBackend {
-    /// The strongest instruction set of this processor, and the rayon pool of the calling thread: the one that the
-    /// thread belongs to, else the global one, which is started if it was not. Where the system refuses its threads,
-    /// everything runs on the caller's. If `RMSNORM_TUNING` names a table that does not fit, the built-in one is used;
-    /// [`try_new`](Self::try_new) refuses.
+    /// The strongest instruction set of this processor, and the rayon pool of the calling thread:
+    /// the pool that the thread belongs to, or the global pool, which is started if needed. If the
+    /// system refuses its threads, all work runs on the calling thread. If the table named by
+    /// `RMSNORM_TUNING` does not fit, the built-in one is used; [`try_new`](Self::try_new) returns
+    /// an error instead.
     pub fn new() -> Self {
         let (tuning, source) = table().unwrap_or((Tuning::ZEN5, &BUILT_IN));
         CpuBackend::of_pool(tuning, source)
     }
 
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), with an error for an unusable tuning table.
     ///
     /// # Errors
-    /// `Unavailable` if `RMSNORM_TUNING` names a table that does not fit, with the reason.
+    /// `Unavailable`, with the reason, if the table named by `RMSNORM_TUNING` does not fit.
     pub fn try_new() -> Result<Self, Error> {
         let (tuning, source) = table()?;
         Ok(CpuBackend::of_pool(tuning, source))
@@ -75,11 +80,13 @@ impl CpuBackend {
         CpuBackend { caps: Caps { isa: Isa::detect(), threads, tuning }, pool: None, process, source }
     }
 
-    /// This instruction set and exactly this number of threads. With 1 thread everything runs on the caller's.
+    /// This instruction set and exactly this number of threads. With 1 thread all work runs on the
+    /// calling thread.
     ///
     /// # Errors
-    /// `Unavailable` if the processor lacks the instruction set (of the backend `cpu-avx2`, say), `threads` is 0, the
-    /// threads cannot be started, or `RMSNORM_TUNING` names a table that does not fit.
+    /// `Unavailable` if the processor lacks the instruction set (the error then names the backend,
+    /// such as `cpu-avx2`), `threads` is 0, the threads cannot be started, or the table named by
+    /// `RMSNORM_TUNING` does not fit.
     ///
     /// # Example
     /// ```
@@ -99,10 +106,11 @@ impl CpuBackend {
         }
         let unavailable = |reason| Error::Unavailable { backend: "cpu", reason };
         if threads == 0 {
-            return Err(unavailable("at least 1 thread is needed, got 0".into()));
+            return Err(unavailable("threads must be at least 1, got 0".into()));
         }
         let (tuning, source) = table()?;
-        // One thread splits nothing, so nobody asks whose it is, and the system is not asked either.
+        // With one thread nothing is split, so the process id is not needed, and the system call is
+        // saved.
         let process = if threads == 1 { 0 } else { std::process::id() };
         let pool = if threads == 1 {
             None
@@ -113,9 +121,10 @@ impl CpuBackend {
         Ok(CpuBackend { caps: Caps { isa, threads, tuning }, pool, process, source })
     }
 
-    /// The strongest instruction set and exactly this number of threads, which all who ask for as many share: for libraries whose
-    /// own number of threads may change from call to call (PyTorch's). They are started when they are first asked for, end with
-    /// the process, and are a child's own after a fork.
+    /// The strongest instruction set and exactly this number of threads, shared by all callers that
+    /// pass the same number. For libraries with a number of threads that may change from call to
+    /// call (PyTorch). The threads start on the first request and end with the process. After a
+    /// fork, a child starts new ones.
     ///
     /// # Errors
     /// As [`with`](Self::with).
@@ -138,7 +147,8 @@ impl CpuBackend {
                     return Ok(backend.clone());
                 }
                 Some(shared) => place = &shared.next,
-                // If another thread is first here, its backend is looked at next, and this one's threads end.
+                // If another thread sets this entry first, the loop checks its backend next, and
+                // this one's threads end.
                 None => drop(place.set(Box::new(Shared {
                     backend: CpuBackend::with(Isa::detect(), threads)?,
                     next: OnceLock::new(),
@@ -152,16 +162,17 @@ impl CpuBackend {
         self.caps.isa
     }
 
-    /// The threads that large calls are split over: 1 in a child of the process that has more.
+    /// The number of threads that large calls are split over; 1 in a child of the process that owns
+    /// the threads.
     pub fn threads(&self) -> usize {
         self.tasks_here(self.caps.threads)
     }
 
-    /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache or past it: what the
-    /// kernels' speed is measured against.
+    /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache
+    /// or, if `streaming`, past it. The kernels' speed is compared with it.
     ///
     /// # Errors
-    /// `Length` if the lengths differ; nothing is written then.
+    /// `Length` if the lengths differ. Nothing is written then.
     pub fn copy(&self, from: &[f32], to: &mut [f32], streaming: bool) -> Result<(), Error> {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
@@ -172,12 +183,13 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Which table calls are planned by, in words: `built in`, or a file and when it was made. No bits depend on it.
+    /// The tuning table in use: `built in`, or a file and its date. The bits of results do not
+    /// depend on it.
     pub fn tuning(&self) -> String {
         self.source.to_string()
     }
 
-    /// The same threads, planned by another table.
+    /// The same threads with another tuning table.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: Tuning) -> Self {
         static TRIED: Source = Source::Tried;
@@ -188,14 +200,15 @@ impl CpuBackend {
         &self.caps
     }
 
-    /// The tasks that work is split into in this process, of those of its plan: 1 in a child of the one that has the threads,
-    /// where nobody would take the others. The bits of a result do not depend on it.
+    /// The number of tasks in this process, for a plan with `tasks` tasks. It is 1 in a child
+    /// process, which has no threads for the others. The bits of a result do not depend on it.
     pub(crate) fn tasks_here(&self, tasks: usize) -> usize {
-        // The system is asked only where there is something to split.
+        // The process id takes a system call, so it is read only if there are tasks to split.
         if tasks > 1 && std::process::id() != self.process { 1 } else { tasks }
     }
 
-    /// Runs `work` where its forks go to this backend's pool; work that will not fork stays on the calling thread.
+    /// Runs `work` in this backend's pool, if there is one and `work` has several tasks; otherwise
+    /// on the calling thread.
     pub(crate) fn install<O: Send>(&self, tasks: usize, work: impl FnOnce() -> O + Send) -> O {
         match self.pool.as_ref().and_then(|pool| pool.0.as_ref()) {
             Some(pool) if tasks > 1 => pool.install(work),
@@ -204,7 +217,7 @@ impl CpuBackend {
     }
 }
 
-/// The device in words: `x86_64, avx512, 2 threads`.
+/// The device as text: `x86_64, avx512, 2 threads`.
 impl fmt::Display for CpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let threads = self.threads();
@@ -268,8 +281,8 @@ impl SliceBackend for CpuBackend {
     }
 }
 
-/// A backend that [`CpuBackend::shared`] has made, and the one made after it. A list, as a lock that some thread holds at a fork is
-/// never released in the child.
+/// A backend made by [`CpuBackend::shared`], and the next one. A list without a lock, because a
+/// lock held by another thread during a fork is never released in the child.
 struct Shared {
     backend: CpuBackend,
     next: OnceLock<Box<Shared>>,
@@ -277,10 +290,10 @@ struct Shared {
 
 static SHARED: OnceLock<Box<Shared>> = OnceLock::new();
 
-/// Of tables.
+/// The source of the built-in table.
 static BUILT_IN: Source = Source::BuiltIn;
 
-/// The table that the environment says.
+/// The tuning table chosen by the environment.
 fn table() -> Result<(Tuning, &'static Source), Error> {
     match Tuning::of_process() {
         Ok((tuning, source)) => Ok((*tuning, source)),
@@ -288,40 +301,44 @@ fn table() -> Result<(Tuning, &'static Source), Error> {
     }
 }
 
-/// A backend's own threads, and the process that has them.
+/// The threads of a backend, and the process that owns them.
 #[derive(Debug)]
 struct Pool(Option<rayon::ThreadPool>, u32);
 
 impl Drop for Pool {
     fn drop(&mut self) {
         if std::process::id() != self.1 {
-            // In a child there is no thread to end, and a lock that one held at the fork is never released.
+            // A child has no threads to end, and a lock held by one during the fork is never
+            // released.
             std::mem::forget(self.0.take());
         }
     }
 }
 
-/// Bytes of address space that must be left when a thread starts. Its stack takes 2 MiB, and glibc reserves as much as this for its heap.
-/// It is beyond what allocators keep for themselves, so that each request reaches the system.
+/// Bytes of address space that must be free when a thread starts. Its stack takes 2 MiB, and glibc
+/// reserves 64 MiB for its heap. Allocators keep no free blocks of this size, so each request
+/// reaches the system.
 const ROOM_OF_A_THREAD: usize = 64 << 20;
 
-/// Starts a thread, and waits until it runs. A thread maps memory before it runs, and the process aborts where the system refuses that.
-/// So there must be room first, and threads start one after the other.
+/// Starts a thread and waits until it runs. A thread maps memory before it runs, and the process
+/// aborts if the system refuses. So this checks for room first, and threads start one after the
+/// other.
 fn start(thread: rayon::ThreadBuilder) -> io::Result<()> {
     let mut room = Vec::<u8>::new();
     room.try_reserve_exact(ROOM_OF_A_THREAD).map_err(|_| io::ErrorKind::OutOfMemory)?;
     drop(black_box(room));
     let (running, is_running) = mpsc::channel();
     thread::Builder::new().spawn(move || {
-        // Whoever waits for it is there.
+        // The receiver is still waiting.
         let _: Result<(), _> = running.send(());
         thread.run();
     })?;
     is_running.recv().map_err(io::Error::other)
 }
 
-/// The pool that forks of the calling thread go to: its threads, 1 if there is none and nothing may fork, and the process that has them.
-/// The system is asked for the number of the process once, as that takes a tenth of a call of one row.
+/// The pool that splits work of the calling thread: its number of threads (1 if there are none and
+/// nothing may be split), and the process that owns them. The process id is read once, because that
+/// takes a tenth of the time of a call of one row.
 fn pool_here() -> (usize, u32) {
     if rayon::current_thread_index().is_some() {
         return (rayon::current_num_threads(), std::process::id());
@@ -329,9 +346,10 @@ fn pool_here() -> (usize, u32) {
     static GLOBAL: OnceLock<(usize, u32)> = OnceLock::new();
     *GLOBAL.get_or_init(|| {
         let threads = match rayon::ThreadPoolBuilder::new().spawn_handler(start).build_global() {
-            // The system's own error is the source: no thread could be started, and asking rayon again would panic.
+            // The error has a source if the system refused a thread. Asking rayon again would
+            // panic.
             Err(error) if error.source().is_some() => 1,
-            // Started here, or earlier by the application.
+            // Started here, or before by the application.
             Ok(()) | Err(_) => rayon::current_num_threads(),
         };
         (threads, std::process::id())

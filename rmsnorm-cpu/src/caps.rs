@@ -1,4 +1,4 @@
-//! What the processor offers, read once.
+//! The processor's features, read once.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::tuning::Tuning;
 /// The instruction set that the kernels use. Results have the same bits on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// What the compilation target guarantees: SSE2 on x86-64, NEON on aarch64.
+    /// The instructions that the compilation target guarantees: SSE2 on x86-64, NEON on aarch64.
     Portable,
     /// AVX2 with FMA and F16C (x86-64-v3).
     Avx2,
@@ -33,7 +33,7 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// Whether this processor has it.
+    /// Whether this processor has this instruction set.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,
@@ -73,7 +73,7 @@ fn has_avx512() -> bool {
     false
 }
 
-/// What a plan depends on besides the problem.
+/// The inputs of a plan other than the problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     pub(crate) isa: Isa,

@@ -9,15 +9,15 @@ use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
 use crate::{CpuBackend, memory, plan};
 
-/// Elements on a cache line of their own: the offset that a case asks for is then the alignment that the kernels see,
-/// wherever the allocator has put the rest.
+/// Elements that begin on a cache line, so that the offset of a test case is the alignment that the
+/// kernels see.
 pub struct AlignedBuffer<T> {
     storage: Vec<T>,
     first: usize,
 }
 
 impl<T: Stored> AlignedBuffer<T> {
-    /// `len` zeros. Pages of it that nobody writes to take no memory.
+    /// `len` zeros. Pages that are never written take no memory.
     fn zeros(len: usize) -> Result<Self, Error> {
         let storage: Vec<T> = memory::zeros("tensor", len.saturating_add(ALIGNMENT / size_of::<T>()))?;
         let first = storage.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT / size_of::<T>());
@@ -48,7 +48,7 @@ impl Harness for CpuBackend {
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic {
             mean_roundings: 1.0,
-            // A division, correctly rounded.
+            // A correctly rounded division.
             quotient_error: 1.0 / f64::from(1u32 << 24),
             depth_cols: plan::depth_cols,
             depth_rows: plan::depth_rows,
@@ -148,12 +148,12 @@ mod tests {
         assert_eq!(backend.download(&buffer).unwrap().len(), 1000);
     }
 
-    /// More than any address space: an answer, not an abort.
+    /// More than any address space gives an error, not an abort.
     #[test]
     fn memory_that_cannot_be_had_is_an_error() {
         for len in [1 << 60, 1 << 62, usize::MAX] {
             let error = CpuBackend::new().upload_parts::<f32>(len, &[]).map(|_| ()).unwrap_err();
-            assert!(error.to_string().starts_with("cpu device error: no "), "{error}");
+            assert!(error.to_string().starts_with("cpu device error: cannot allocate "), "{error}");
         }
     }
 }

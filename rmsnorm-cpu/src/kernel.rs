@@ -1,8 +1,8 @@
-//! The stage bodies. Each is compiled once per instruction set. Those of common calls are compiled for each dtype of activations and
-//! residual stream as well. This is the only place that chooses a body.
+//! The stage bodies. Each is compiled once per instruction set; the bodies of common calls also
+//! once per dtype of activations and residual stream. Only this module selects a body.
 //!
-//! They are compiled here and not in the caller's crate, so that they are as fast in a caller's debug build: no function that others
-//! call is generic.
+//! They are compiled in this crate, so that they are fast in a caller's debug build: the functions
+//! that callers use are not generic.
 
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{DType, DTypes, bf16, f16};
@@ -20,14 +20,14 @@ use crate::stages::forward::parts::PartsRows;
 use crate::stages::quantized_forward::QuantizedRows;
 use crate::stages::reduce_partials::PartialRows;
 
-/// An instruction set of this processor that has a body for each dtype in common stages.
+/// An instruction set with a body per dtype for the common stages.
 #[derive(Clone, Copy)]
 enum Wide {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The target's own instructions, where the crate has no other set.
+    /// The instructions of the target, on architectures without another set here.
     #[cfg(not(target_arch = "x86_64"))]
     Target,
 }
@@ -46,7 +46,8 @@ impl Wide {
         }
     }
 
-    /// Does a stage's work. The closure makes the work inside the body, as moving it costs a call of one row tens of nanoseconds.
+    /// Runs a stage. The closure makes the stage inside the body, because moving it would cost a
+    /// call of one row tens of nanoseconds.
     fn run<W: Stage>(self, work: impl FnOnce() -> W) {
         let _ieee = IeeeMode::enter();
         match self {
@@ -68,7 +69,7 @@ impl Wide {
     }
 }
 
-// A module each, so that they are compiled side by side.
+// One module per instruction set, so that they are compiled in parallel.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
@@ -101,13 +102,13 @@ mod portable {
     }
 }
 
-/// Does a stage's work by the instruction set that the target guarantees.
+/// Runs a stage with the instructions that the target guarantees.
 fn run_portable(work: impl Stage) {
     let _ieee = IeeeMode::enter();
     portable::run(work);
 }
 
-/// Does a stage's work by a body that serves all dtypes.
+/// Runs a stage in a body for all dtypes.
 fn run_any(isa: Isa, work: impl Stage) {
     match Wide::of(isa) {
         Some(wide) => wide.run(|| work),
@@ -115,8 +116,8 @@ fn run_any(isa: Isa, work: impl Stage) {
     }
 }
 
-/// Does a stage's work by a body for the dtypes of the activations and of the residual stream. A weight is asked for its dtype: that
-/// takes no time that can be measured.
+/// Runs a stage in a body for the dtypes of activations and residual stream. The weight's dtype is
+/// tested at run time, which takes no measurable time.
 macro_rules! run_mix {
     ($isa:expr, $work:expr, $dtypes:expr) => {{
         let DTypes { activation, residual, .. } = $dtypes;
@@ -158,17 +159,17 @@ pub(crate) fn parts(isa: Isa, work: &mut PartsRows<'_>) {
     run_any(isa, work);
 }
 
-/// Either half of a forward call on a rank's columns.
+/// Either phase of a forward call on a rank's columns.
 pub(crate) fn columns(isa: Isa, work: &mut ColumnsRows<'_>) {
     run_any(isa, work);
 }
 
-/// The first half of a backward call on a rank's columns.
+/// The first phase of a backward call on a rank's columns.
 pub(crate) fn sums(isa: Isa, work: &mut SumsBlocks<'_>) {
     run_any(isa, work);
 }
 
-/// The copy of codes along columns.
+/// The columnwise copy of codes.
 pub(crate) fn columnwise(isa: Isa, work: &mut ColumnwiseCols<'_>) {
     run_any(isa, work);
 }
@@ -183,15 +184,15 @@ pub(crate) fn copy(isa: Isa, work: &mut CopyRange<'_>) {
     run_any(isa, work);
 }
 
-/// The scale of a tensor, in the arithmetic of the stages.
+/// The scale of a tensor, in the floating-point mode of the stages.
 #[inline(never)]
 pub(crate) fn scale(quant: &QuantSpec, amax: f32) -> f32 {
     let _ieee = IeeeMode::enter();
     std::hint::black_box(quant).scale(std::hint::black_box(amax))
 }
 
-/// Rounding to nearest and gradual underflow, for as long as it lives: audio and game code flushes subnormals on its
-/// threads, and results must not depend on the thread that computes them.
+/// Sets rounding to nearest and gradual underflow until it is dropped. Audio and game code flushes
+/// subnormals on its threads, and results must not depend on the thread.
 struct IeeeMode {
     #[cfg(target_arch = "x86_64")]
     caller: u32,

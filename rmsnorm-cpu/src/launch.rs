@@ -1,5 +1,5 @@
-//! Runs a validated call: builds the stages' work from its arguments and splits it over threads. Takes no decisions;
-//! those are in the plan.
+//! Runs a validated call: builds the stages' work from its arguments and splits it over threads.
+//! All decisions are in the plan.
 
 use rmsnorm_spec::{
     AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore, NormBackend,
@@ -20,21 +20,21 @@ use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::reduce_partials::PartialRows;
 use crate::stages::{Matrix, MatrixMut, RowStarts};
 
-/// A backend on slices, and what the views of its outputs may be used for.
+/// A backend on slices, and the permitted uses of its output views.
 pub(crate) trait SliceBackend: NormBackend {
-    /// A view that is read.
+    /// Converts an input view.
     fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E];
 
-    /// A view that is written, and never read before.
+    /// Converts an output view that is written and not read before.
     fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E>;
 
-    /// A view that is overwritten, so that it must hold values.
+    /// Converts an output view that is read and overwritten, so it must hold values.
     ///
     /// # Errors
-    /// `Unsupported` if it need not.
+    /// `Unsupported` if the view may be uninitialized.
     fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
 
-    /// The first `len` elements of a workspace, with any values.
+    /// The first `len` elements of a workspace. Their values do not matter.
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
 }
 
@@ -71,7 +71,8 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     Ok(())
 }
 
-/// The rows of a forward call that adds the residual before the norm. Of several parts, x is all of them.
+/// The rows of a forward call with the residual added before the norm. With several parts, `x` is
+/// all of them.
 fn forward_rows<'a, B: SliceBackend>(
     spec: &NormSpec,
     plan: &Plan,
@@ -81,7 +82,7 @@ fn forward_rows<'a, B: SliceBackend>(
     let (x, y) = match (args.x, args.y) {
         (Source::Read(x), Some(y)) => (Some(matrix::<B>(x, spec)?), matrix_mut::<B>(y, spec)?),
         (Source::Overwrite(y), _) => (None, overwritten::<B>(y, spec)?),
-        // A `Checked` forward call has one of the two; the error is for the type system only.
+        // A `Checked` forward call has one of the two; the type system needs the error.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
     let residual = residual_of::<B>(args.residual, args.residual_out, spec)?;
@@ -100,7 +101,7 @@ fn forward_rows<'a, B: SliceBackend>(
     })
 }
 
-/// A residual, and where its sum goes.
+/// A residual, and the destination of its sum.
 fn residual_of<'a, B: SliceBackend>(
     residual: Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
     residual_out: Option<Rows<AnyOut<'a, B>>>,
@@ -116,13 +117,13 @@ fn residual_of<'a, B: SliceBackend>(
     })
 }
 
-/// A residual that is added after the norm, and perhaps the next norm.
+/// Forward with the residual added after the norm, and optionally the next norm.
 fn forward_after<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
     let (spec, plan, dtypes) = (spec_of(&call), plan_here(backend, call.problem()), call.problem().dtypes);
     let args = call.into_args();
     let x = match args.x {
         Source::Read(x) => matrix::<B>(x, &spec)?,
-        // A `Checked` call reads it; the error is for the type system only.
+        // A `Checked` call reads `x`; the type system needs the error.
         Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
     };
     let residual = residual_of::<B>(args.residual, args.residual_out, &spec)?;
@@ -152,13 +153,13 @@ fn forward_after<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward
     Ok(())
 }
 
-/// The plan, with no more tasks than this process has threads for.
+/// The plan, with tasks limited to this process's threads.
 fn plan_here(backend: &CpuBackend, problem: &Problem) -> Plan {
     let plan = plan::plan(problem, backend.caps());
     Plan { tasks: backend.tasks_here(plan.tasks), reduce_tasks: backend.tasks_here(plan.reduce_tasks), ..plan }
 }
 
-/// What is computed: what was asked for, unless a bug is planted for a test.
+/// The spec of the call, changed if a test plants a bug.
 fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     let spec = *call.spec();
     #[cfg(feature = "planted")]
@@ -166,10 +167,11 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     spec
 }
 
-/// The error of a system that gives no memory for `len` elements of type `E`, which a long-running caller may survive.
+/// The error for a failed allocation of `len` elements of type `E`. A long-running caller can
+/// recover from it.
 pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display) -> Error {
     let bytes = len.saturating_mul(size_of::<E>());
-    Error::Device { backend: "cpu", source: format!("no {bytes} bytes of memory for the {what}: {error}").into() }
+    Error::Device { backend: "cpu", source: format!("cannot allocate {bytes} bytes for the {what}: {error}").into() }
 }
 
 fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_, B>>) -> Result<(), Error> {
@@ -177,7 +179,7 @@ fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_,
     run_backward::<B>(backend, &spec, &problem, call.into_args(), None)
 }
 
-/// `found`: by all ranks, where the columns are divided among ranks.
+/// `found`: the numbers of all ranks, if columns are divided among ranks.
 fn run_backward<B: SliceBackend>(
     backend: &CpuBackend,
     spec: &NormSpec,
@@ -206,7 +208,7 @@ fn run_backward<B: SliceBackend>(
     };
     let (has_dweight, has_dbias) = (problem.has(Tensor::Dweight), problem.has(Tensor::Dbias));
     let dweight_len = if has_dweight { plan.blocks * spec.cols } else { 0 };
-    // Before anything is written: it may be refused.
+    // Converted before anything is written, because it may fail.
     let dweight_sum = args.dweight_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
     let dbias_sum = args.dbias_sum.map(|sum| sum_of::<B>(sum.typed()?, problem.grad_store)).transpose()?;
     let dweight = args.dweight.map(numbers_out::<B>).transpose()?;
@@ -241,7 +243,7 @@ fn run_backward<B: SliceBackend>(
     Ok(())
 }
 
-/// Where an f32 sum goes. What it is added to must hold values.
+/// The destination of an f32 sum. If the sum is added to it, it must hold values.
 fn sum_of<B: SliceBackend>(view: B::Out<'_, f32>, store: GradStore) -> Result<Out<'_, f32>, Error> {
     match store {
         GradStore::Accumulated => B::values(view).map(Out::from),
@@ -272,7 +274,7 @@ pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
     spread(backend, tasks, units, work, CopyRange::split_at, kernel::copy);
 }
 
-/// Runs a stage's work of so many units in so many tasks.
+/// Runs a stage's work of `units` units in `tasks` tasks.
 fn spread<K: Send>(
     backend: &CpuBackend,
     tasks: usize,
@@ -283,7 +285,7 @@ fn spread<K: Send>(
 ) {
     let isa = backend.caps().isa;
     if tasks <= 1 {
-        // Without a closure: moving the work into one costs a call of one row tens of nanoseconds.
+        // No closure: moving the work into one costs a call of one row tens of nanoseconds.
         return kernel(isa, &mut work);
     }
     backend.install(tasks, || fork(work, units, tasks, &split_at, &|mut work| kernel(isa, &mut work)));
@@ -301,7 +303,7 @@ fn fork<K: Send>(
         return run(work);
     }
     let low_tasks = tasks / 2;
-    // units * low_tasks / tasks, without a product that wraps.
+    // units * low_tasks / tasks, without overflow of the product.
     let low_units = units / tasks * low_tasks + units % tasks * low_tasks / tasks;
     let (low, high) = split_at(work, low_units);
     rayon::join(
@@ -310,17 +312,19 @@ fn fork<K: Send>(
     );
 }
 
-/// What a view that says its type is read as. A `Checked` call has views of its dtypes; the error is for the type system only.
+/// Converts an input view with a run-time dtype. A `Checked` call's views have its dtypes; the type
+/// system needs the error.
 fn input<'a, B: SliceBackend, E: Stored>(view: AnyIn<'a, B>) -> Result<&'a [E], Error> {
     view.typed().map(B::input)
 }
 
-/// What a view that says its type is written as.
+/// Converts an output view with a run-time dtype.
 fn out<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
     view.typed().map(B::out)
 }
 
-/// Numbers to read, of whichever dtype. Those of a `Checked` call have one; the error is for the type system only.
+/// Converts an input view of any float dtype. A `Checked` call has no other here; the type system
+/// needs the error.
 fn numbers<'a, B: SliceBackend>(view: AnyIn<'a, B>) -> Result<In<'a, Any>, Error> {
     match view {
         AnyIn::F32(view) => Ok(In::from(B::input(view)).any()),
@@ -332,7 +336,7 @@ fn numbers<'a, B: SliceBackend>(view: AnyIn<'a, B>) -> Result<In<'a, Any>, Error
     }
 }
 
-/// The same of numbers to write.
+/// Converts an output view of any float dtype.
 fn numbers_out<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
     match view {
         AnyOut::F32(view) => Ok(B::out(view).any()),
@@ -342,7 +346,7 @@ fn numbers_out<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>,
     }
 }
 
-/// The same of numbers that are overwritten.
+/// Converts an output view of any float dtype that is overwritten.
 fn values<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
     match view {
         AnyOut::F32(view) => B::values(view).map(|values| Out::from(values).any()),

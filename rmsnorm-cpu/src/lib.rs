@@ -1,32 +1,35 @@
 //! Fused RMSNorm and LayerNorm on the CPU, forward and backward, at the speed of memory.
 //!
-//! [`CpuBackend`] implements [`rmsnorm_spec::NormBackend`] over plain slices and is done on return. It uses AVX-512 or
-//! AVX2 where the processor has them and portable code elsewhere; results have the same bits on every instruction set
-//! and for any number of threads. Nothing is allocated here but the partial sums of weight gradients, which can be passed in,
-//! and scales of codes on their way to a layout that is not row by row; rayon's queue allocates a block now and then when a call is split over threads.
+//! [`CpuBackend`] implements [`rmsnorm_spec::NormBackend`] over plain slices; a call has finished
+//! when it returns. It uses AVX-512 or AVX2 if the processor has them, and portable code otherwise.
+//! Results have the same bits on every instruction set and for any number of threads. A call
+//! allocates the partial sums of weight gradients, unless a workspace is passed, and a buffer for
+//! scales in a layout that is not row by row. rayon's queue may allocate when a call is split over
+//! threads.
 //!
 //! # Outputs
-//! Outputs are `&mut [T]`, of the caller's. Where they would be new vectors each time, [`CpuBackend::forward_vec`] and
-//! [`CpuBackend::backward_vec`] make them, and [`CpuBackend::uninit`] takes memory that holds nothing yet.
+//! Outputs are the caller's `&mut [T]`. [`CpuBackend::forward_vec`] and
+//! [`CpuBackend::backward_vec`] return new vectors. [`CpuBackend::uninit`] accepts uninitialized
+//! memory.
 //!
 //! # Stack
-//! A call to forward with 16-bit elements takes 50 KiB of the stack of each thread that takes part.
+//! Forward with 16-bit elements takes 50 KiB of the stack of each participating thread.
 //!
 //! # Debug builds
-//! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
-//! own optimization. Choose it in the workspace that you build:
+//! In a debug build of your program the CPU kernels run 120 times slower than in a release build,
+//! because a dependency cannot choose its optimization level. Set it in your workspace:
 //!
 //! ```toml
 //! [profile.dev.package.rmsnorm-cpu]
 //! opt-level = 3
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //! | here | role |
 //! |---|---|
-//! | `caps` | what the processor offers, read once |
-//! | `plan` | a pure function of the problem and the caps: tasks, row blocks, streaming |
-//! | `lanes` | loads, stores and conversions of 32 elements, per instruction set; views of elements |
+//! | `caps` | the processor's features, read once |
+//! | `plan` | tasks, row blocks and streaming, as a pure function of the problem and the caps |
+//! | `lanes` | loads, stores and conversions of 32 elements per instruction set; views of elements |
 //! | `stages` | the arithmetic: one file per stage, shared by all instruction sets |
 //! | `kernel` | the stage bodies, compiled per instruction set and dtype |
 //! | `launch` | splits rows over threads |
@@ -62,8 +65,8 @@ pub use vectors::{BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs
 /// The tensors of a forward call on slices.
 ///
 /// # Example
-/// The residual stream: `residual_out` is `x + residual`, and `y` its norm. Activations are bf16; weight and stream are
-/// f32. `x` is the first half of every row of a buffer of 8 columns.
+/// `residual_out` is `x + residual`, and `y` is its norm. Activations are bf16; weight and residual
+/// are f32. `x` is the first half of every row of a buffer with 8 columns.
 /// ```
 /// use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormBackend, NormSpec, Rows, bf16}};
 /// # fn main() -> Result<(), Error> {
@@ -81,7 +84,7 @@ pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CpuBackend, T, W, R>;
 /// The tensors of a backward call on slices.
 ///
 /// # Example
-/// The gradients of a layer norm, with the workspace of `dweight` and `dbias` passed in:
+/// The gradients of a layer norm, with a workspace for `dweight` and `dbias`:
 /// ```
 /// use rmsnorm_cpu::{Backward, CpuBackend, Forward, spec::{Checked, Error, NormBackend, NormSpec}};
 /// # fn main() -> Result<(), Error> {
@@ -103,8 +106,8 @@ pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CpuBackend, T, W, R>
 /// The tensors of a forward call to 8-bit codes, on slices.
 ///
 /// # Example
-/// Rows of E4M3 with a scale each, as matrix products in 8 bits take their activations; then the gradients, as if there were no
-/// codes: training takes x and rstd of the same call.
+/// Rows of E4M3 with one scale per row, as FP8 matrix products take their activations. Then the
+/// gradients, computed from x and rstd of the same call, without the codes.
 /// ```
 /// use rmsnorm_cpu::{Backward, CpuBackend, QuantizedForward, spec::{Error, F8E4M3, NormSpec, Stored}};
 /// use rmsnorm_cpu::spec::quant::{CodeType, QuantSpec, ScaleKind};

@@ -1,4 +1,4 @@
-//! Parts of slices, and memory between two calls.
+//! Parts of slices, and buffers that live between two calls.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
 use crate::CpuBackend;
 use crate::launch::no_room;
 
-/// `len` zeros, for what errors call it. Pages of it that nobody writes to take no memory.
+/// `len` zeros; `what` names them in errors. Pages that are never written take no memory.
 pub(crate) fn zeros<T: Stored>(what: &str, len: usize) -> Result<Vec<T>, Error> {
     let bytes = len.saturating_mul(size_of::<T>());
-    // More than any allocation may have: the allocator is not asked, it would take the product that wrapped.
+    // More than an allocation may have: the allocator would be passed the wrapped product.
     let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
     zeros.map_err(|()| no_room::<T>(what, len, &"the allocator refused"))
 }
@@ -18,7 +18,7 @@ pub(crate) fn zeros<T: Stored>(what: &str, len: usize) -> Result<Vec<T>, Error> 
 impl Memory for CpuBackend {
     type Buffer<T: Stored> = Vec<T>;
 
-    /// Zeros, which the system has at hand for large buffers.
+    /// Zeros, which the system supplies without cost for large buffers.
     fn buffer<T: Stored>(&self, len: usize) -> Result<Vec<T>, Error> {
         zeros("buffer", len)
     }
@@ -72,12 +72,12 @@ mod tests {
         assert_eq!(CpuBackend::read_out(&CpuBackend::buffer_out(&mut buffer, 3..5)), [3.0, 0.0]);
     }
 
-    /// More than any address space: an answer, not an abort.
+    /// More than any address space gives an error, not an abort.
     #[test]
     fn memory_that_cannot_be_had_is_an_error() {
         for len in [1 << 60, usize::MAX] {
             let error = CpuBackend::new().buffer::<f32>(len).unwrap_err();
-            assert!(error.to_string().starts_with("cpu device error: no "), "{error}");
+            assert!(error.to_string().starts_with("cpu device error: cannot allocate "), "{error}");
         }
     }
 }

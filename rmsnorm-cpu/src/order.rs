@@ -1,5 +1,5 @@
-//! Stores past the cache are ordered before whatever a stage body's thread stores next: shown with traced lanes, because no
-//! result on x86-64 depends on it.
+//! Tests that stores past the cache are ordered before later stores of the stage's thread. They use
+//! traced lanes, because no result on x86-64 depends on the order.
 
 mod traced;
 
@@ -15,11 +15,11 @@ use crate::stages::{Matrix, MatrixMut, RowStarts, Stage};
 const ROWS: usize = 3;
 const COLS: usize = 200;
 
-/// A matrix, aligned as stores past the cache want it.
+/// A matrix with the alignment of stores past the cache.
 #[repr(align(64))]
 struct Aligned<M>(M);
 
-/// Something was stored past the cache if it was to be, and a fence, one, came last.
+/// Asserts that a streaming stage stored past the cache and ended with its only fence.
 fn assert_fenced(streaming: bool, what: &str) {
     let events = events();
     match streaming {
@@ -83,7 +83,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         }
         .run::<Traced>();
         assert_fenced(streaming, "backward");
-        // dy is x_hat: nothing is left of it. math.md, equation (10).
+        // dy is x_hat, so dx is zero: math.md, equation (10).
         assert_eq!((dx.0, dresidual.0), ([bf16::ZERO; ROWS * COLS], [0.0; ROWS * COLS]));
 
         CopyRange { from: &x.0, to: Out::from(&mut y.0[..]), streaming }.run::<Traced>();
@@ -92,7 +92,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     }
 }
 
-/// Rows of 16-bit elements, in batches of which the last is not full.
+/// Rows of 16-bit elements in batches; the last batch is not full.
 #[test]
 fn stores_of_batches_are_fenced_before_the_stage_ends() {
     const ROWS: usize = 21;
@@ -118,7 +118,7 @@ fn stores_of_batches_are_fenced_before_the_stage_ends() {
     }
 }
 
-/// The least that is stored past the cache is fenced too.
+/// The smallest store past the cache is fenced too.
 #[test]
 fn a_single_group_of_lanes_is_fenced() {
     let (x, mut y) = (Aligned([1.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
@@ -126,7 +126,8 @@ fn a_single_group_of_lanes_is_fenced() {
     assert_fenced(true, "copy");
 }
 
-/// Stage bodies store past the cache through `store_or_stream` alone, and keep what fences.
+/// Stage bodies store past the cache only through `store_or_stream`, and keep the value that
+/// fences.
 #[test]
 fn stage_bodies_neither_stream_nor_fence_by_themselves() {
     for (name, text) in [

@@ -1,7 +1,7 @@
-//! How a problem is cut into work: a pure function of the problem and the caps.
+//! The division of a problem into work: a pure function of the problem and the caps.
 //!
-//! What decides the bits of a result (`block_rows`) depends on the number of rows only, never on the number of threads
-//! or the instruction set. Everything else may be tuned freely.
+//! `block_rows` decides the bits of a result and depends only on the number of rows, never on the
+//! number of threads or the instruction set. Everything else may be tuned freely.
 
 use rmsnorm_spec::depth::ceil_root;
 #[cfg(any(test, feature = "conformance"))]
@@ -20,28 +20,30 @@ pub(crate) struct Plan {
     pub(crate) tasks: usize,
     /// Ranges of columns of one gradient that the second stage may add on different threads; at least 1.
     pub(crate) reduce_tasks: usize,
-    /// Rows whose weight gradients are summed into one partial row, in order.
+    /// Rows with weight gradients that are summed, in order, into one partial row.
     pub(crate) block_rows: usize,
-    /// Number of blocks; the second stage adds their partial rows, in order.
+    /// Number of blocks. The second stage adds their partial rows in order.
     pub(crate) blocks: usize,
     /// Whether outputs bypass the cache.
     pub(crate) streaming: bool,
 }
 
-/// The fewest rows of a block: below, the partial rows would cost more traffic than the rows themselves.
+/// The fewest rows of a block. With fewer rows, partial rows would cost more traffic than the rows.
 const MIN_BLOCK_ROWS: usize = 8;
 
-/// Row counts at which the plan changes, for the conformance suite: one block, two blocks,
-/// blocks that grow with the root.
+/// Row counts at which the plan changes, for the conformance suite: one block, two blocks, blocks
+/// that grow with the square root.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [MIN_BLOCK_ROWS, 2 * MIN_BLOCK_ROWS, MIN_BLOCK_ROWS * MIN_BLOCK_ROWS];
 
-/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two, one block.
+/// Row lengths at which the code path changes, for the conformance suite: one group of lanes, two
+/// groups, one block.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const COLS_BREAKPOINTS: [usize; 3] = [LANES, 2 * LANES, BLOCK];
 
-/// Shapes at which the plan changes by the size of a matrix, for the conformance suite: the fewest rows of a length with
-/// which a call is split, bypasses the cache, and its second stage is split. Asked of the plan itself.
+/// Shapes at which the plan changes with the size of a matrix, for the conformance suite: the
+/// smallest row counts at which a call is split, bypasses the cache, and splits its second stage.
+/// Found by calling `plan`.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn shape_breakpoints(dtype: DType, caps: &Caps) -> Vec<(usize, usize)> {
     let gradients = [Tensor::Dweight, Tensor::Dbias];
@@ -57,7 +59,7 @@ pub(crate) fn shape_breakpoints(dtype: DType, caps: &Caps) -> Vec<(usize, usize)
     shapes.into_iter().flatten().collect()
 }
 
-/// Rows per block: about the square root, so that neither of the two chains of additions is long.
+/// Rows per block: about the square root of the rows, so that neither chain of additions is long.
 pub(crate) fn block_rows(rows: usize) -> usize {
     ceil_root(rows).max(MIN_BLOCK_ROWS)
 }
@@ -69,7 +71,8 @@ pub(crate) fn depth_rows(rows: usize) -> usize {
     (block_rows.min(rows) + rows.div_ceil(block_rows)).saturating_sub(2)
 }
 
-/// Longest chain of additions in a sum over a row: within a lane of a block, the fold, then pairs of blocks.
+/// Longest chain of additions in a sum over a row: within a lane of a block, the sum of lanes, then
+/// pairs of blocks.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn depth_cols(cols: usize) -> usize {
     let of_lane = cols.min(BLOCK).div_ceil(LANES).saturating_sub(1);
@@ -82,7 +85,7 @@ pub(crate) fn workspace_len(problem: &Problem) -> usize {
     problem.rows.div_ceil(block_rows(problem.rows)) * problem.cols * problem.tensors.sums_over_rows()
 }
 
-/// Pieces of `units` that are worth a thread each, when `bytes` are moved.
+/// The number of tasks for `units` units that move `bytes` bytes.
 pub(crate) fn tasks(bytes: usize, units: usize, caps: &Caps) -> usize {
     let most = if caps.threads == 1 { 1 } else { caps.threads * caps.tuning.tasks_per_thread };
     (bytes / caps.tuning.min_task_bytes).clamp(1, most).min(units.max(1))
@@ -94,7 +97,7 @@ pub(crate) fn plan(problem: &Problem, caps: &Caps) -> Plan {
     let activation_bytes = rows * cols * problem.dtypes.activation.size();
     let output_bytes = match problem.direction {
         Direction::Forward | Direction::Backward => activation_bytes,
-        // Of codes that are transposed right afterwards the cache is to keep what it can.
+        // The transposed copy reads the codes next, so the cache should keep them.
         Direction::QuantizedForward if problem.has(Tensor::CodesT) => 0,
         Direction::QuantizedForward => rows * cols,
     };
@@ -174,7 +177,7 @@ mod tests {
         assert_eq!((reduce_tasks(4096, 1024), reduce_tasks(4096, 65536)), (1, 8));
     }
 
-    /// On both sides: a plan that changes elsewhere is not found here.
+    /// Checks both sides of each change. Changes at other shapes are not found here.
     #[test]
     fn shape_breakpoints_are_where_the_plan_changes() {
         for (dtype, expected) in [
@@ -187,7 +190,8 @@ mod tests {
         }
     }
 
-    /// A second stage of so many MiB of partial sums; a column range is at least a group of lanes.
+    /// A second stage of several MiB of partial sums. A range of columns has at least one group of
+    /// lanes.
     #[test]
     fn the_second_stage_has_a_task_for_each_mebibyte() {
         let reduce_tasks =
@@ -195,12 +199,13 @@ mod tests {
         // 8 partial rows of 2^15 columns are 1 MiB.
         assert_eq!([(1 << 16) - 1, 1 << 16, 3 << 15, 1 << 17].map(|cols| reduce_tasks(64, cols, 4)), [1, 2, 3, 4]);
         assert_eq!([1, 2, 1000].map(|threads| reduce_tasks(64, 1 << 22, threads)), [1, 8, 128]);
-        // 2^16 partial rows: 8 MiB of 32 columns are one group.
+        // 2^16 partial rows of 32 columns: 8 MiB, but only one group of lanes.
         assert_eq!(reduce_tasks(1 << 32, 32, 4), 1);
         assert_eq!(reduce_tasks(1 << 32, 95, 4), 2);
     }
 
-    /// No product wraps below the largest call that validation admits: rows times cols in bytes up to isize::MAX.
+    /// No product overflows up to the largest call that validation admits: rows times cols in bytes
+    /// up to isize::MAX.
     #[test]
     fn the_largest_calls_have_a_plan() {
         let most = isize::MAX as usize / size_of::<f32>();
@@ -218,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Blocks are about as many as their rows, and neither wraps nor collapses into one.
+    /// The number of blocks is close to the rows of a block, without overflow.
     #[test]
     fn blocks_are_about_the_square_root_of_the_rows() {
         for rows in
@@ -279,8 +284,8 @@ mod tests {
         }
     }
 
-    /// Bounds follow from what is claimed, so that is no less than what is done: the rows of a block one after the other,
-    /// then the blocks.
+    /// Error bounds use the claimed chains, so these must be at least as long as the plan's: the
+    /// rows of a block one after the other, then the blocks.
     #[test]
     fn claimed_chains_are_as_long_as_those_of_the_plan() {
         for rows in (1..5000).chain([65_537, 1 << 20, 1 << 32]) {

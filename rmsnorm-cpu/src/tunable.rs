@@ -9,10 +9,10 @@ use crate::{CpuBackend, plan};
 /// Outputs of 4 to 64 MiB.
 const STREAMING_SHAPES: &[(usize, usize)] = &[(1024, 1024), (2048, 1024), (4096, 1024), (16_384, 1024)];
 
-/// Calls of 512 KiB to 4 MiB a tensor.
+/// Calls with 512 KiB to 4 MiB per tensor.
 const TASK_SHAPES: &[(usize, usize)] = &[(128, 1024), (256, 1024), (512, 1024), (1024, 1024)];
 
-/// Calls that have work for every thread.
+/// Calls with work for every thread.
 const THREAD_SHAPES: &[(usize, usize)] = &[(2048, 1024), (8192, 1024)];
 
 impl Tunable for CpuBackend {

@@ -1,4 +1,5 @@
-//! What was measured to be best on a processor and decides no bits: when work is worth a thread, and when outputs bypass the cache.
+//! Tuned numbers that do not change results: the bytes that are worth a thread, and the size from
+//! which outputs bypass the cache.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,29 +8,30 @@ use std::sync::OnceLock;
 use rmsnorm_tuning::file::revision;
 use rmsnorm_tuning::{Chosen, Identity, Source, Table, choose};
 
-/// The numbers of plans that may be tuned.
+/// The tuned numbers of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tuning {
-    /// Bytes read and written that are worth a thread of their own.
+    /// Bytes read and written that are worth another thread.
     pub(crate) min_task_bytes: usize,
-    /// Tasks per thread, so that a thread that was interrupted does not hold up the others.
+    /// Tasks per thread, so that an interrupted thread does not delay the others.
     pub(crate) tasks_per_thread: usize,
-    /// Outputs of at least this many bytes bypass the cache: they would not stay in it.
+    /// Outputs of at least this many bytes bypass the cache, because they would not stay in it.
     pub(crate) streaming_bytes: usize,
 }
 
-/// Each number: its name, and the least and the most it may be. Tables mean something else when the number of this revision changes.
+/// Each number's name, minimum and maximum. Changing `REVISION` invalidates older tables.
 pub(crate) const MIN_TASK_BYTES: (&str, u64, u64) = ("min_task_bytes", 1 << 14, 1 << 30);
 pub(crate) const TASKS_PER_THREAD: (&str, u64, u64) = ("tasks_per_thread", 1, 64);
 pub(crate) const STREAMING_BYTES: (&str, u64, u64) = ("streaming_bytes", 1 << 14, 1 << 40);
 const REVISION: &str = "1";
 
 impl Tuning {
-    /// What is built in. Handing work to a second thread costs 12 to 17 us, in which one thread moves about 1 MiB: 512x1024 f32, one
-    /// thread 57 us, two 69 us (Zen 5, 2 threads, 2026-11-21).
+    /// The built-in numbers. Handing work to a second thread costs 12 to 17 us, in which one thread
+    /// moves about 1 MiB. 512x1024 f32 takes 57 us on one thread and 69 us on two (Zen 5,
+    /// 2026-11-21).
     pub(crate) const ZEN5: Tuning = Tuning { min_task_bytes: 1 << 20, tasks_per_thread: 4, streaming_bytes: 8 << 20 };
 
-    /// As data.
+    /// The numbers as a table.
     pub(crate) fn to_table(self) -> Table {
         let Tuning { min_task_bytes, tasks_per_thread, streaming_bytes } = self;
         let numbers = [
@@ -43,15 +45,16 @@ impl Tuning {
         }
     }
 
-    /// Of this data, if all of it is legal.
+    /// The numbers of a table, if all are in range.
     ///
     /// # Errors
-    /// What is not, in words.
+    /// A text that names the number out of range and its limits.
     pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
         table.has_no_more_than(&Tuning::ZEN5.to_table())?;
         let number = |(name, least, most): (&str, u64, u64)| {
             let number = table.number(name, least, most)?;
-            usize::try_from(number).map_err(|_| format!("{name} is {number}, which is no size here"))
+            usize::try_from(number)
+                .map_err(|_| format!("{name} must be at most {} on this platform, got {number}", usize::MAX))
         };
         Ok(Tuning {
             min_task_bytes: number(MIN_TASK_BYTES)?,
@@ -60,7 +63,7 @@ impl Tuning {
         })
     }
 
-    /// What this process's environment says, which is looked up once.
+    /// The tuning chosen by this process's environment, read once.
     pub(crate) fn of_process() -> &'static Result<(Tuning, Source), String> {
         static CHOSEN: OnceLock<Result<(Tuning, Source), String>> = OnceLock::new();
         CHOSEN.get_or_init(|| {
@@ -70,7 +73,7 @@ impl Tuning {
     }
 }
 
-/// What a table of this machine is for: its processor, whatever the number of threads.
+/// The identity of tables for this machine: its processor, with any number of threads.
 pub(crate) fn identity() -> Identity {
     let built_in = Tuning::ZEN5.to_table().to_string();
     Identity {
@@ -82,10 +85,11 @@ pub(crate) fn identity() -> Identity {
     }
 }
 
-/// The processor's own name, where the system tells it.
+/// The processor's name, if the system reports it.
 fn processor() -> Option<String> {
     let mut start = Vec::new();
-    // That of the first is in the first page: a machine of hundreds takes milliseconds to tell of all.
+    // The first processor's name is in the first page. On a machine with hundreds of processors,
+    // reading the whole file takes milliseconds.
     File::open("/proc/cpuinfo").ok()?.take(4096).read_to_end(&mut start).ok()?;
     let start = String::from_utf8_lossy(&start);
     let name = start.lines().find(|line| line.starts_with("model name"))?.split_once(':')?.1.trim().to_owned();

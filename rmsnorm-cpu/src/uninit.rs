@@ -1,4 +1,4 @@
-//! [`UninitBackend`]: outputs in memory that holds nothing yet.
+//! [`UninitBackend`]: outputs in uninitialized memory.
 
 use std::mem::MaybeUninit;
 
@@ -8,17 +8,17 @@ use crate::lanes::Out;
 use crate::launch::{self, SliceBackend};
 use crate::{CpuBackend, plan};
 
-/// A [`CpuBackend`] whose outputs are `&mut [MaybeUninit<T>]`: they need not be zeroed first, which takes longer than a norm
-/// where the memory is new. Same kernels, same bits. Made by [`CpuBackend::uninit`]; for results in vectors there is
-/// [`CpuBackend::forward_vec`].
+/// A [`CpuBackend`] with outputs of type `&mut [MaybeUninit<T>]`: they need not be zeroed first,
+/// which takes longer than a norm in newly mapped memory. Same kernels, same bits. Made by
+/// [`CpuBackend::uninit`]; to get results in vectors, call [`CpuBackend::forward_vec`].
 ///
 /// # What is written
-/// If a call succeeds, it has written every element of every output that was given: `rows * cols` of a matrix, and nothing
-/// of the gaps between strided rows. If it fails, it may have written any of them or none. A workspace is written, too, and
-/// holds nothing of use.
+/// If a call succeeds, it has written every element of every given output: `rows * cols` of a
+/// matrix, without the gaps between strided rows. If it fails, it may have written any of them or
+/// none. The contents of a workspace are unspecified after a call.
 ///
-/// A call in place is [`Error::Unsupported`], since what is overwritten must hold values, and so is one that folds into `amax` or
-/// accumulates gradients.
+/// Calls that read an output return [`Error::Unsupported`]: calls in place, with `folds_amax`, or
+/// that accumulate gradients.
 ///
 /// # Example
 /// ```
@@ -40,7 +40,7 @@ use crate::{CpuBackend, plan};
 pub struct UninitBackend(CpuBackend);
 
 impl CpuBackend {
-    /// This backend, with outputs that need not hold values before a call.
+    /// This backend, with outputs that may be uninitialized before a call.
     pub fn uninit(&self) -> UninitBackend {
         UninitBackend(self.clone())
     }
@@ -87,7 +87,7 @@ impl SliceBackend for UninitBackend {
     }
 
     fn values<'a, E: Stored>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
-        let rule = "a call in place, that folds into amax or that accumulates, reads what an output holds, and one of MaybeUninit need not hold any".into();
+        let rule = "UninitBackend cannot read outputs, but calls in place, with folds_amax or that accumulate gradients do: call CpuBackend with initialized outputs".into();
         Err(Error::Unsupported { rule })
     }
 

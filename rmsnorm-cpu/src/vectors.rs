@@ -1,4 +1,4 @@
-//! Results in new vectors, which nobody zeroes first.
+//! Results in new vectors, which are written once and not zeroed first.
 
 use std::mem::MaybeUninit;
 
@@ -10,8 +10,8 @@ use rmsnorm_spec::{
 use crate::launch::no_room;
 use crate::{CpuBackend, UninitBackend};
 
-/// What [`CpuBackend::forward_vec`] reads. Shapes are those of [`Forward`]; matrices are slices of dense rows, or
-/// [`Rows::strided`] or [`Rows::grouped`].
+/// Inputs of [`CpuBackend::forward_vec`]. Shapes are as in [`Forward`]; matrices are slices of
+/// dense rows, [`Rows::strided`] or [`Rows::grouped`].
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     x: Rows<&'a [T]>,
@@ -23,65 +23,67 @@ pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
 }
 
 impl<'a, T: Element> ForwardInputs<'a, T> {
-    /// `x`, where all tensors have one dtype.
+    /// `x` (rows, cols), if all tensors have one dtype.
     pub fn new(x: impl Into<Rows<&'a [T]>>) -> Self {
         ForwardInputs::mixed(x)
     }
 }
 
 impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
-    /// As [`new`](ForwardInputs::new), where weight and bias (`W`) or the residual stream (`R`) have a dtype of their own:
-    /// that of the activations, or f32.
+    /// As [`new`](ForwardInputs::new), with separate dtypes for weight and bias (`W`) and the
+    /// residual stream (`R`): each the activations' dtype or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
         ForwardInputs { x: x.into(), weight: None, bias: None, residual: None, next_weight: None, next_bias: None }
     }
 
-    /// With this weight.
+    /// With this weight (cols).
     pub fn weight(self, weight: &'a [W]) -> Self {
         ForwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With this bias.
+    /// With this bias (cols).
     pub fn bias(self, bias: &'a [W]) -> Self {
         ForwardInputs { bias: Some(bias), ..self }
     }
 
-    /// With this residual, which is added to `x` before the norm, or to the norm if the spec has it after.
+    /// With this residual. It is added to `x` before the norm, or to the norm with
+    /// [`NormSpec::residual_after`].
     pub fn residual(self, residual: impl Into<Rows<&'a [R]>>) -> Self {
         ForwardInputs { residual: Some(residual.into()), ..self }
     }
 
-    /// With this weight of the next norm, of a sum after the norm.
+    /// With this weight of the next norm, which normalizes the sum after the norm.
     pub fn next_weight(self, next_weight: &'a [W]) -> Self {
         ForwardInputs { next_weight: Some(next_weight), ..self }
     }
 
-    /// With this bias of the next norm.
+    /// With this bias (cols) of the next norm.
     pub fn next_bias(self, next_bias: &'a [W]) -> Self {
         ForwardInputs { next_bias: Some(next_bias), ..self }
     }
 }
 
-/// What [`CpuBackend::forward_vec`] gives, in dense rows. What was not asked for is empty.
+/// Outputs of [`CpuBackend::forward_vec`], as dense rows. Outputs that were not wanted are empty.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ForwardOutputs<T, R = T> {
-    /// The normalized rows.
+    /// The normalized rows (rows, cols).
     pub y: Vec<T>,
-    /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or of the norm and `residual`.
+    /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or, with
+    /// [`NormSpec::residual_after`], of the norm and `residual`.
     pub residual_out: Vec<R>,
-    /// The mean of every row.
+    /// The mean of every row (rows).
     pub mean: Vec<f32>,
-    /// `1 / sqrt(var + eps)` of every row.
+    /// `1 / sqrt(var + eps)` of every row (rows).
     pub rstd: Vec<f32>,
-    /// The mean of every row of `residual_out`, where it has the next norm.
+    /// The mean of every row of `residual_out`, for the next norm.
     pub next_mean: Vec<f32>,
-    /// `1 / sqrt(var + eps)` of every row of it.
+    /// `1 / sqrt(var + eps)` of every row of `residual_out`, for the next norm.
     pub next_rstd: Vec<f32>,
 }
 
-/// What [`CpuBackend::backward_vec`] reads. Shapes are those of [`Backward`]; matrices are slices of dense rows, or
-/// [`Rows::strided`] or [`Rows::grouped`].
+/// Inputs of [`CpuBackend::backward_vec`]. Shapes are as in [`Backward`]; matrices are slices of
+/// dense rows, [`Rows::strided`] or [`Rows::grouped`].
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     dy: Rows<&'a [T]>,
@@ -93,58 +95,61 @@ pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
 }
 
 impl<'a, T: Element> BackwardInputs<'a, T> {
-    /// `dy`, the normalized tensor `x` and its saved `rstd`, where all tensors have one dtype. Layer norm needs
-    /// [`mean`](Self::mean) too.
+    /// `dy`, the norm's input `x` and its saved `rstd`, if all tensors have one dtype. Layer norm
+    /// also needs [`mean`](Self::mean).
     pub fn new(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [T]>>, rstd: &'a [f32]) -> Self {
         BackwardInputs::mixed(dy, x, rstd)
     }
 }
 
 impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
-    /// As [`new`](BackwardInputs::new), where the weight (`W`) or the residual stream (`R`: `x` and `dresidual_out`) has a
-    /// dtype of its own: that of the activations, or f32.
+    /// As [`new`](BackwardInputs::new), with separate dtypes for the weight (`W`) and the residual
+    /// stream (`R`: `x` and `dresidual_out`): each the activations' dtype or f32.
     pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
         BackwardInputs { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, dresidual_out: None }
     }
 
-    /// With the forward pass's weight.
+    /// With the forward pass's weight (cols).
     pub fn weight(self, weight: &'a [W]) -> Self {
         BackwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With the forward pass's mean.
+    /// With the forward pass's mean (rows).
     pub fn mean(self, mean: &'a [f32]) -> Self {
         BackwardInputs { mean: Some(mean), ..self }
     }
 
-    /// With the gradient that arrives at `residual_out` from elsewhere.
+    /// With the gradient of `residual_out` from later layers.
     pub fn dresidual_out(self, dresidual_out: impl Into<Rows<&'a [R]>>) -> Self {
         BackwardInputs { dresidual_out: Some(dresidual_out.into()), ..self }
     }
 }
 
-/// What [`CpuBackend::backward_vec`] gives, in dense rows. What was not asked for is empty.
+/// Outputs of [`CpuBackend::backward_vec`], as dense rows. Outputs that were not wanted are empty.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BackwardOutputs<T, W = T, R = T> {
-    /// The gradient of `x`, and of `residual`.
+    /// The gradient of `x` and of `residual` (rows, cols).
     pub dx: Vec<T>,
-    /// The same in the residual stream's dtype.
+    /// `dx` in the residual stream's dtype.
     pub dresidual: Vec<R>,
-    /// The gradient of `weight`.
+    /// The gradient of `weight` (cols).
     pub dweight: Vec<W>,
-    /// The gradient of `bias`.
+    /// The gradient of `bias` (cols).
     pub dbias: Vec<W>,
 }
 
 impl CpuBackend {
-    /// As [`forward`](Self::forward), with the results in new vectors: `y`, and of `residual_out`, `mean` and `rstd`
-    /// those in `wanted`. Where memory is new, this takes a third of the time that zeroed vectors take.
+    /// As [`forward`](Self::forward), with results in new vectors: `y`, and those of
+    /// `residual_out`, `mean` and `rstd` that `wanted` lists. In newly mapped memory this takes a
+    /// third of the time of zeroed vectors.
     ///
-    /// With [`NormSpec::residual_after`] it is `residual_out` that is always made, and the others, `y` among them, where wanted.
+    /// With [`NormSpec::residual_after`], `residual_out` is always returned, and the others,
+    /// including `y`, only if wanted.
     ///
     /// # Errors
-    /// As `forward`; `InvalidArgument` if `wanted` has a tensor that is no output; `Device` if there is no memory.
+    /// As `forward`; `InvalidArgument` if `wanted` has a tensor that is not an output; `Device` if
+    /// memory cannot be allocated.
     ///
     /// # Example
     /// ```
@@ -209,8 +214,9 @@ impl CpuBackend {
         }
     }
 
-    /// As [`backward`](Self::backward), with the results in new vectors: `dx`, and of `dresidual`, `dweight` and `dbias` those
-    /// in `wanted`. See [`forward_vec`](Self::forward_vec) for an example.
+    /// As [`backward`](Self::backward), with results in new vectors: `dx`, and those of
+    /// `dresidual`, `dweight` and `dbias` that `wanted` lists. [`forward_vec`](Self::forward_vec)
+    /// has an example.
     ///
     /// # Errors
     /// As [`forward_vec`](Self::forward_vec).
@@ -248,19 +254,19 @@ impl CpuBackend {
     }
 }
 
-/// What is to be made: what is wanted, and the one that always is.
+/// The outputs to make: `wanted`, and `always`.
 fn outputs(direction: Direction, wanted: TensorSet, always: Tensor) -> Result<TensorSet, Error> {
     let is_output = |tensor: Tensor| tensor.access(direction) == Some(Access::Write) && tensor != Tensor::Workspace;
     match wanted.iter().find(|&tensor| !is_output(tensor)) {
         Some(tensor) => {
-            let rule = format!("{tensor} is no output of a {} call", direction.name());
+            let rule = format!("{tensor} is not an output of a {} call", direction.name());
             Err(Error::InvalidArgument { arg: "wanted", rule })
         }
         None => Ok(wanted.with(always)),
     }
 }
 
-/// An output on its way to a vector.
+/// An output that becomes a vector.
 struct Output<E> {
     /// Empty, with room for `len`.
     vector: Vec<E>,
@@ -278,7 +284,7 @@ impl<E: Element> Output<E> {
             TensorShape::Cols => cols,
             TensorShape::Rows => rows,
             TensorShape::One => 1,
-            // Scales are not asked for here.
+            // Scales are never wanted here.
             TensorShape::Matrix
             | TensorShape::Transposed
             | TensorShape::Workspace

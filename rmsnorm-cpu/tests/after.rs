@@ -1,12 +1,13 @@
-//! A residual that is added after the norm: the bits are those of every instruction set, number of threads and place in memory, and the
-//! norm of the sum has those of a call of its own.
+//! The residual added after the norm: results have the same bits on every instruction set, for
+//! every number of threads and place in memory. The next norm has the bits of a separate call on
+//! the sum.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{CpuBackend, Forward, ForwardInputs, Isa};
 use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, ResidualPlacement, Rows, Tensor, bf16, f16};
 
-/// What one call stores, as bits.
+/// The outputs of one call, as bits.
 #[derive(Debug, PartialEq)]
 struct Stored {
     sum: Vec<u32>,
@@ -18,7 +19,7 @@ fn bits<E: Element>(values: &[E]) -> Vec<u32> {
     values.iter().map(|value| value.bits()).collect()
 }
 
-/// Rows of a matrix that are apart by so much more than they are long, from an offset on.
+/// Copies dense rows into a matrix with `pad` elements after each row, from `offset` on.
 fn spread<E: Element>(dense: &[E], cols: usize, pad: usize, offset: usize) -> Vec<E> {
     let mut all = vec![E::from_f32(9.0); offset];
     for row in dense.chunks_exact(cols) {
@@ -37,7 +38,8 @@ fn spec(norm: Norm, rows: usize, cols: usize, has_bias: bool) -> NormSpec {
     NormSpec::new(norm, rows, cols, 1e-5).weight_offset(0.5).cast_order(cast_order).residual_after()
 }
 
-/// The call, with rows apart by `pad` and an offset of as much, the sum in place or not.
+/// The outputs of the call, with rows padded by `pad`, an offset of `pad`, and the sum in place or
+/// not.
 fn stored<T: Element, W: Element, R: Element>(
     backend: &CpuBackend,
     (norm, rows, cols): (Norm, usize, usize),
@@ -73,7 +75,8 @@ fn stored<T: Element, W: Element, R: Element>(
     Stored { sum: bits(&gathered(&sum, cols, pad, pad)), y: bits(&gathered(&y, cols, pad, pad)), statistics }
 }
 
-/// Rows that fit the stack and rows that do not, whole groups of lanes and short ends, and a matrix that outgrows the cache.
+/// Rows that fit the stack and rows that do not, with whole groups of lanes and short ends, and a
+/// matrix that outgrows the cache.
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (9, 33), (20, 128), (3, 4096), (3, 4097), (2, 9001), (70, 300), (2100, 1021)];
 
@@ -110,7 +113,8 @@ fn bits_are_those_of_every_instruction_set_and_place_in_mixed_dtypes() {
     same_bits::<f16, f16, f16>();
 }
 
-/// The sum without a next norm, and the next norm as a call of its own, have the bits of the call that makes both.
+/// The sum without a next norm, and the next norm as a separate call, have the bits of the call
+/// that computes both.
 fn pairs<T: Element>() {
     let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
     for (rows, cols) in SHAPES {
@@ -125,7 +129,7 @@ fn pairs<T: Element>() {
                 let alone = backend.forward_vec(&spec, inputs, &[Tensor::Rstd]).unwrap();
                 assert!(alone.y.is_empty() && bits(&alone.residual_out) == both.sum, "{norm:?} {rows}x{cols}");
                 assert_eq!(alone.rstd, both.statistics[1]);
-                // On vectors, both at once.
+                // In new vectors, both in one call.
                 let inputs = inputs.next_weight(&next_weight);
                 let inputs = if has_bias { inputs.next_bias(&next_bias) } else { inputs };
                 let made = backend.forward_vec(&spec, inputs, &[Tensor::Y, Tensor::NextRstd]).unwrap();

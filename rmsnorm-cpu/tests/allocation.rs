@@ -1,5 +1,5 @@
-//! A warm call allocates nothing, except the partial sums of weight gradients when no workspace is given, and what the
-//! thread pool's queue needs for itself.
+//! A warm call allocates nothing except the partial sums of weight gradients, if no workspace is
+//! given, and blocks of the thread pool's queue.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -39,14 +39,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How much `work` adds to a count.
+/// The increase of a count during `work`.
 fn added(count: impl Fn() -> usize, work: impl FnOnce()) -> usize {
     let before = count();
     work();
     count() - before
 }
 
-/// Both parts in one test: a test that ran beside the second would be counted in it.
+/// Both parts are in one test, because a concurrent test would be counted too.
 #[test]
 fn warm_calls_allocate_nothing_but_the_gradient_partials() {
     one_thread_allocates_the_partials_only();
@@ -61,17 +61,19 @@ fn one_thread_allocates_the_partials_only() {
     assert_eq!(added(|| BY_THIS_THREAD.get(), || calls.make(&backend, false)), 1, "the workspace, once");
 }
 
-/// A call that is split enters the pool through rayon's queue of jobs from outside, a list of blocks with room for 63
-/// jobs each, and the thread that fills a block allocates the next. These calls enter at most once each, the second
-/// stage of backward being too small to split; with the queue as it is now 200 of them take 3 or 4 blocks. The limit of
-/// one allocation in 20 calls leaves room for another queue, and none for a library that allocates in every call.
+/// A split call enters the pool through rayon's injector queue, a list of blocks for 63 jobs each.
+/// The thread that fills a block allocates the next. Each of these calls enters at most once,
+/// because the second stage of backward is too small to split, so 200 calls take 3 or 4 blocks. The
+/// limit of one allocation in 20 calls allows for another queue, but not for an allocation in every
+/// call.
 fn two_threads_allocate_blocks_of_the_queue_only() {
     let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
     // 1.2 MB in and 1.2 MB out: enough for two tasks.
     let mut calls = Calls::new(300, 1000);
     calls.make(&backend, true);
     let warm_calls = 201;
-    // Of all threads, those of the pool among them. The test harness's own has a few to make as well.
+    // Counts all threads, including the pool's. The test harness's thread makes a few allocations
+    // as well.
     let all = || BY_ALL_THREADS.load(Ordering::Relaxed);
     let count = added(all, || (0..warm_calls / CALLS).for_each(|_| calls.make(&backend, true)));
     assert!(count <= warm_calls / 20, "{count} allocations in {warm_calls} calls");
@@ -90,7 +92,7 @@ struct Calls {
     workspace: Vec<f32>,
 }
 
-/// What [`Calls::make`] makes.
+/// The number of calls of [`Calls::make`].
 const CALLS: usize = 3;
 
 impl Calls {

@@ -1,5 +1,6 @@
-//! Rows that cancel, and long ones. A row of one value has that value for its mean and no variance, to the bit: whatever makes h, however
-//! long it is, and backward sees x_hat = 0 as well. Errors of other rows are held to what the order of summation allows, not to what was seen.
+//! Rows that cancel, and long rows. In a row of equal values the mean is exactly that value and the
+//! variance is 0, for every source of h and every length, and backward gets x_hat = 0. Errors of
+//! other rows are compared with bounds from the order of summation, not with observed errors.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::Harness;
@@ -12,10 +13,11 @@ const EPS: f32 = 1e-5;
 /// Unit roundoff.
 const U: f64 = 1.0 / (1 << 24) as f64;
 
-/// Short ends, whole groups, both sides of a block of a sum, several blocks, and as many as are no power of two.
+/// Short ends, whole groups, both sides of a block of a sum, and several blocks, also when their
+/// number is not a power of two.
 const LENGTHS: [usize; 11] = [1, 3, 33, 64, 1000, 2047, 2048, 2049, 4097, 6145, 65_569];
 
-/// Sums of them round in every way; the last two leave f32 once they are squared, or summed up.
+/// Sums of these constants round in every way. The last two overflow f32 when squared or summed.
 const CONSTANTS: [f32; 10] = [0.1, 0.3, -123.456, 1e4 + 0.1, 1.0, -0.0, 7.7e-39, 1e20 / 3.0, 1e33 / 3.0, 3.1e38];
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
@@ -26,17 +28,17 @@ fn bits<E: Element>(values: &[E]) -> Vec<u32> {
     values.iter().map(|value| value.bits()).collect()
 }
 
-/// The constants that a dtype has.
+/// The constants that a dtype can represent.
 fn constants<E: Element>() -> Vec<E> {
     CONSTANTS.into_iter().map(E::from_f32).filter(|value| value.to_f32().is_finite()).collect()
 }
 
-/// A row of each.
+/// One row per constant.
 fn rows_of<E: Element>(constants: &[E], cols: usize) -> Vec<E> {
     constants.iter().flat_map(|&value| std::iter::repeat_n(value, cols)).collect()
 }
 
-/// A value that is no zero in any dtype: a sign of zero is not what this is about.
+/// Values that are not zero in any dtype, because the sign of zero is not tested here.
 fn biases<E: Element>(cols: usize) -> Vec<E> {
     values::<E>(2, cols).into_iter().map(|value| if value.to_f32() == 0.0 { E::from_f32(1.0) } else { value }).collect()
 }
@@ -57,7 +59,7 @@ impl<E: Element> Exact<'_, E> {
     }
 }
 
-/// y is the bias, forward in each form, and backward is that of rows of zeros.
+/// y equals the bias in each form of forward, and backward equals backward of rows of zeros.
 fn constant_rows<T: Element, W: Element, R: Element>() {
     for backend in backends() {
         for cols in LENGTHS {
@@ -80,7 +82,7 @@ fn constant_rows<T: Element, W: Element, R: Element>() {
             backend.forward(&spec, args.weight(&weight).bias(&bias)).unwrap();
             assert!(bits(&in_place) == bits(&expected), "{}", what("in place"));
 
-            // The sum of x and residual is one value as well: -0.0 changes none.
+            // The sum of x and residual has equal values too: adding -0.0 changes nothing.
             let residual = vec![R::from_f32(-0.0); rows * cols];
             let inputs = ForwardInputs::mixed(&x).weight(&weight).bias(&bias).residual(&residual);
             let made = backend.forward_vec(&spec, inputs, &[Tensor::Mean, Tensor::Rstd, Tensor::ResidualOut]).unwrap();
@@ -88,7 +90,7 @@ fn constant_rows<T: Element, W: Element, R: Element>() {
             Exact { what: what("residual"), of_rows: &of_sums, mean: &made.mean, rstd: &made.rstd }.check();
             assert!(bits(&made.y) == bits(&expected), "{}", what("residual"));
 
-            // What backward makes of it is what it makes of zeros with a mean of zero.
+            // Backward gives the same result as for zeros with a mean of zero.
             let (dy, h) = (values::<T>(3, rows * cols), &made.residual_out);
             let zeros = (vec![R::from_f32(0.0); rows * cols], vec![0.0; rows]);
             let wanted = [Tensor::Dx, Tensor::Dweight, Tensor::Dbias];
@@ -119,7 +121,7 @@ fn rows_of_one_value_give_the_bias_in_mixed_dtypes() {
     constant_rows::<f16, f16, f32>();
 }
 
-/// The sum of two parts, and the norm of a norm that was added to a residual.
+/// The sum of two parts, and the next norm of a sum with the residual.
 #[test]
 fn sums_of_one_value_give_the_bias() {
     for backend in backends() {
@@ -132,7 +134,7 @@ fn sums_of_one_value_give_the_bias() {
             let (mut mean, mut rstd) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
             let mut y = vec![9.0f32; rows * cols];
 
-            // Zeros normalized are zeros, so that the sum is the residual.
+            // The norm of zeros is zero, so the sum is the residual.
             let zeros = vec![0.0f32; rows * cols];
             let mut sum = vec![9.0f32; rows * cols];
             let args = Forward::new(&zeros, &mut y).residual(&x).residual_out(&mut sum).next_weight(&weight);
@@ -173,8 +175,9 @@ fn codes_of_rows_of_one_value_are_those_of_the_bias() {
     }
 }
 
-/// Where the columns are divided among ranks, one of which has few and one several blocks. Sums are handed on, so that they must not leave
-/// f32, nor the squares of one unit in the last place.
+/// Columns divided among ranks, one with few columns and one with several blocks. Sums are passed
+/// between ranks, so neither they nor the squares of one unit in the last place may leave the range
+/// of f32.
 #[test]
 fn columns_of_one_value_give_the_bias_on_every_rank() {
     let of_rows: Vec<f32> = CONSTANTS.into_iter().filter(|value| value.abs() < 1e25).collect();
@@ -203,7 +206,8 @@ fn columns_of_one_value_give_the_bias_on_every_rank() {
     }
 }
 
-/// One or a few elements are the next number: what a first mean misses may be more than all deviations, and the row is visited again.
+/// One or a few elements are the next number. The error of the first mean may exceed all
+/// deviations, and the row is visited again.
 #[test]
 fn rows_of_neighbours_have_the_same_bits_on_every_instruction_set() {
     let (rows, wanted) = (20, [Tensor::Mean, Tensor::Rstd]);
@@ -226,14 +230,16 @@ fn rows_of_neighbours_have_the_same_bits_on_every_instruction_set() {
         for (r, x) in x.chunks_exact(cols).enumerate() {
             let ((mean, var), rstd) = (moments(x), f64::from(expected.rstd[r]));
             assert!((f64::from(expected.mean[r]) - mean).abs() <= 1.01 * U * mean, "mean of row {r}, {cols} columns");
-            // Deviations are whole units in the last place, whose sums are exact: two quotients, a square, three additions, a root.
+            // Deviations are whole units in the last place, so their sums are exact. Errors come
+            // from two quotients, a square, three additions and a root.
             let exact = 1.0 / (var + 1e-12).sqrt();
             assert!((rstd / exact - 1.0).abs() <= 6.0 * U, "rstd of row {r}, {cols} columns: {rstd:e}, not {exact:e}");
         }
     }
 }
 
-/// Rows whose sums, or whose squares' sums, round the same way again and again, or lose their low bits to a mean; and random ones.
+/// Rows with sums, or sums of squares, that round in the same direction again and again, or lose
+/// their low bits to a mean; and random rows.
 fn hard_rows(cols: usize) -> Vec<(&'static str, Vec<f32>)> {
     let noise = values::<f32>(7, cols);
     let row = |make: &dyn Fn(usize) -> f32| (0..cols).map(make).collect::<Vec<f32>>();
@@ -256,7 +262,8 @@ fn moments(row: &[f32]) -> (f64, f64) {
     (mean, row.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n)
 }
 
-/// Relative error of 1 / sqrt(v) of a v >= 0 that is wrong by `error`, and of the root and the division.
+/// Relative error of 1 / sqrt(v) for v >= 0 with an error of `error`, and of the root and the
+/// division.
 fn of_rstd(v: f64, error: f64) -> f64 {
     (v / (v - error).max(f64::MIN_POSITIVE)).sqrt() - 1.0 + 3.0 * U
 }
@@ -264,7 +271,7 @@ fn of_rstd(v: f64, error: f64) -> f64 {
 fn judge(backend: &CpuBackend, name: &str, row: &[f32]) {
     let (cols, eps) = (row.len(), f64::from(EPS));
     let depth = (backend.arithmetic().depth_cols)(cols) as f64;
-    // A chain of blocks, not one of cols / 32.
+    // The chain is within blocks, not cols / 32 long.
     assert!(depth <= 63.0 + 5.0 + (cols as f64 / 2048.0).log2().ceil().max(0.0), "{cols}: {depth}");
     for norm in Norm::ALL {
         let inputs = ForwardInputs::new(row);
@@ -272,7 +279,8 @@ fn judge(backend: &CpuBackend, name: &str, row: &[f32]) {
         let got = backend.forward_vec(&NormSpec::new(norm, 1, cols, EPS), inputs, wanted).unwrap();
         let (mean, var) = moments(row);
         let (mean, var) = if norm == Norm::Layer { (mean, var) } else { (0.0, var + mean * mean) };
-        // What the squares are centred on is within an eighth of the deviation, or a rounded mean; the rest is that of the deviations' sum.
+        // The center of the squares is within an eighth of the deviation, or a rounded mean; the
+        // rest comes from the sum of the deviations.
         let (of_mean, off) = match norm {
             Norm::Rms => (0.0, 0.0),
             Norm::Layer => {
@@ -325,7 +333,7 @@ fn row_sums_of_backward_are_as_exact_as_their_depth_says() {
         for cols in [64, 2048, 4097, 65_537, 1_000_003] {
             let depth = (backend.arithmetic().depth_cols)(cols) as f64;
             for norm in Norm::ALL {
-                // Every term is the same, or of one sign: what rounds, rounds the same way.
+                // All terms are equal or have one sign, so all roundings go in one direction.
                 let (dy, x) = (vec![123.456f32; cols], vec![0.3f32; cols]);
                 let (mean, rstd) = ([if norm == Norm::Layer { 0.1f32 } else { 0.0 }], [1.7f32]);
                 let mut dx = vec![f32::NAN; cols];
@@ -336,7 +344,7 @@ fn row_sums_of_backward_are_as_exact_as_their_depth_says() {
                 let x_hat = (x - mean) * rstd;
                 let mean_wdy = if norm == Norm::Layer { dy } else { 0.0 };
                 let exact = rstd * (dy - mean_wdy - x_hat * (dy * x_hat));
-                // Each mean by its sum, terms and division; then the operations of (10).
+                // The errors of each mean (sum, terms, division), then of the operations of (10).
                 let of_sums = (depth + 2.0) * U * mean_wdy.abs() + (depth + 8.0) * U * (x_hat * dy * x_hat).abs();
                 let bound = rstd * (of_sums + 4.0 * U * (dy.abs() + mean_wdy.abs() + (x_hat * dy * x_hat).abs()));
                 let error = dx.iter().map(|&dx| (f64::from(dx) - exact).abs()).fold(0.0, f64::max);

@@ -1,5 +1,5 @@
-//! The two halves of a call whose columns are divided among ranks: one rank's have the bits of the whole call, and no bit depends on the
-//! instruction set, the number of threads or the other rows.
+//! The two phases of a call with columns divided among ranks. One rank gives the bits of the whole
+//! call, and no bit depends on the instruction set, the number of threads or the other rows.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa, UninitBackend};
 use rmsnorm_spec::{BackwardStatistics, ColumnStatistics, Error, Given, Norm, NormBackend, NormSpec, Rows};
 
-/// Rows of a call, forward and backward, and what it stores. Matrices are (rows, cols).
+/// Inputs and outputs of a call, forward and backward. Matrices are (rows, cols).
 #[derive(Clone, Debug, PartialEq)]
 struct Calls {
     spec: NormSpec,
@@ -72,12 +72,12 @@ impl Calls {
         self
     }
 
-    /// By the halves of ranks that have so many columns each, one after the other.
+    /// Runs both phases for ranks with these numbers of adjacent columns.
     fn by_halves(mut self, backend: &CpuBackend, columns: &[usize]) -> Self {
         let (whole, spec) = (self.spec.cols, self.spec);
         let starts: Vec<usize> =
             columns.iter().scan(0, |next, columns| Some(std::mem::replace(next, *next + columns))).collect();
-        // A rank's columns are rows of a matrix that are apart.
+        // A rank's columns are strided rows of the whole matrix.
         let from = |matrix: &[f32], rank: usize| matrix.get(starts[rank]..).unwrap_or_default().to_vec();
         let (mut found, mut found_back) = (Vec::new(), Vec::new());
         for (rank, &here) in columns.iter().enumerate() {
@@ -152,7 +152,7 @@ fn one_rank_has_the_bits_of_the_whole_call() {
 
 #[test]
 fn bits_depend_on_neither_threads_nor_instruction_set_nor_other_rows() {
-    // Large enough that halves are split among threads.
+    // Large enough that both phases are split among threads.
     let (rows, cols, columns) = (700, 1021, [400, 1, 620]);
     for norm in Norm::ALL {
         let calls = Calls::new(norm, rows, cols);
@@ -168,7 +168,8 @@ fn bits_depend_on_neither_threads_nor_instruction_set_nor_other_rows() {
     }
 }
 
-/// Two ranks whose means are far from zero and from each other: the numbers that they find, and the variance of them.
+/// Two ranks with means far from zero and from each other: their numbers, and the resulting
+/// variance.
 #[test]
 fn layer_norm_finds_sum_deviations_and_squares() {
     let backend = CpuBackend::with(Isa::detect(), 1).unwrap();

@@ -1,4 +1,5 @@
-//! The conformance suite on every instruction set: two threads, because splitting the rows must not show in the results.
+//! The conformance suite on every instruction set, on two threads, because splitting the rows must
+//! not change results.
 
 use rmsnorm_cpu::{CpuBackend, Isa};
 

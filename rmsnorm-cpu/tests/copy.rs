@@ -1,11 +1,12 @@
-//! The copy that every percentage of a benchmark rests on: all of its elements arrive, and nothing else changes.
+//! The copy that benchmark percentages refer to: it copies all elements and changes nothing else.
 
 use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_spec::Error;
 
 const UNTOUCHED: f32 = -1.0;
 
-/// Around a group of lanes, a cache line and what one task copies; at every alignment that f32 can have.
+/// Lengths around a group of lanes, a cache line and one task, at every alignment that f32 can
+/// have.
 #[test]
 fn every_element_is_copied_and_nothing_else() {
     let lens = [0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 1000, (1 << 17) - 1, 1 << 18, (1 << 20) + 37];
@@ -16,7 +17,8 @@ fn every_element_is_copied_and_nothing_else() {
                 let starts = if len < 2000 { 0..17 } else { 5..6 };
                 for start in starts {
                     for streaming in [false, true] {
-                        // Values that f32 holds exactly, none of them that of an element that was not reached.
+                        // Values that are exact in f32 and differ from the value of elements that
+                        // were not written.
                         let from: Vec<f32> = (0..start + len).map(|i| i as f32).collect();
                         let mut to = vec![UNTOUCHED; len + 40];
                         backend.copy(&from[start..], &mut to[start..start + len], streaming).unwrap();

@@ -8,10 +8,10 @@ use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{BackwardInputs, CpuBackend, ForwardInputs, Isa};
 use rmsnorm_spec::{NormSpec, Tensor};
 
-/// Far more than the calls take. A child that waits for threads which are not there waits for ever.
+/// Far longer than the calls take. A child that waits for missing threads waits forever.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The bits of calls large enough to be split, in both stages of backward.
+/// The bits of calls that are large enough to be split, in both stages of backward.
 fn results(backend: &CpuBackend) -> Vec<u32> {
     let mut bits = Vec::new();
     for (rows, cols) in [(600, 1024), (64, 1 << 16)] {
@@ -27,7 +27,7 @@ fn results(backend: &CpuBackend) -> Vec<u32> {
     bits
 }
 
-/// Runs `work` in a child, and says whether it came to its end and was true.
+/// Runs `work` in a child. Returns its result, or an error if it did not end.
 fn in_child(work: impl FnOnce() -> bool) -> Result<bool, &'static str> {
     // SAFETY:
     // - threads: of this process only the calling one goes on in the child; what it uses there (the allocator, which the C
@@ -59,7 +59,7 @@ fn in_child(work: impl FnOnce() -> bool) -> Result<bool, &'static str> {
     Ok(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0)
 }
 
-/// One test: a fork takes place while no other test runs.
+/// A single test, so that no other test runs during a fork.
 #[test]
 fn calls_in_a_forked_child_end_and_have_the_bits_of_the_parent() {
     let (own, global) = (CpuBackend::with(Isa::detect(), 2).unwrap(), CpuBackend::new());

@@ -1,8 +1,9 @@
-//! Random argument structs: a call never panics, a rejected call writes nothing, and an accepted one writes every element
-//! of its outputs and nothing else, neither the padding between rows nor what lies around them.
+//! Random arguments: a call never panics, a rejected call writes nothing, and an accepted call
+//! writes every element of its outputs and nothing else, neither padding between rows nor memory
+//! around the outputs.
 //!
-//! That an element was written shows in a second call, on outputs that held the inverse of every bit: both must leave
-//! the same. Whether it is right is for the conformance suite.
+//! Each call is repeated on outputs with all bits inverted: both must leave the same. The
+//! conformance suite checks the values.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::cell::Cell;
@@ -14,7 +15,7 @@ use rmsnorm_conformance::testing::{self, Access, Fill, Guarded, Outputs, Placeme
 use rmsnorm_cpu::CpuBackend;
 use rmsnorm_spec::{CastOrder, DTypes, Element, GradReduction, Norm, NormSpec, RowGroups, Tensor, bf16, f16};
 
-/// A tensor as the fuzzer asks for it, inside a larger buffer.
+/// A tensor of a random call, inside a larger buffer.
 #[derive(Clone, Debug)]
 struct Shape {
     present: bool,
@@ -22,7 +23,7 @@ struct Shape {
     offset: usize,
     /// Added to the smallest stride.
     padding: usize,
-    /// Added to the smallest stride of groups, where rows lie in groups.
+    /// Added to the smallest stride of groups, if rows lie in groups.
     gap: usize,
     /// Added to the right length; mostly 0.
     length_error: isize,
@@ -40,7 +41,7 @@ struct Call {
     norm: NormSpec,
     /// x, y, residual, residual_out (or dy, x, dx, dresidual_out, dresidual in backward); x and residual in the in-place form.
     matrices: [Shape; 5],
-    /// Rows of the groups that matrices lie in, if they do.
+    /// Rows per group of the matrices, if they have groups.
     rows_per_group: Option<usize>,
     /// weight, bias, mean, rstd, dweight, dbias, workspace.
     vectors: [Shape; 7],
@@ -75,7 +76,7 @@ fn call() -> impl Strategy<Value = Call> {
     let tensors = (prop::array::uniform5(shape()), prop::array::uniform7(shape()), rows_per_group);
     (norm, tensors, reduction, any::<u32>(), any::<bool>()).prop_map(
         |(norm, (mut matrices, mut vectors, rows_per_group), reduction, bits, is_complete)| {
-            // Half of the calls have what the rules ask for, or few would come to a kernel.
+            // Half of the calls are complete, because few random ones would reach a kernel.
             if is_complete {
                 let [_, _, residual, residual_out, _] = &mut matrices;
                 residual_out.present &= residual.present;
@@ -87,10 +88,10 @@ fn call() -> impl Strategy<Value = Call> {
     )
 }
 
-/// What the bits of an output are combined with before a call: two fills that differ in every bit.
+/// Patterns combined with an output's bits before a call: two fills that differ in every bit.
 const FILLS: [u32; 2] = [0, !0];
 
-/// The tensors of a call, built from what the fuzzer asks for.
+/// The tensors of a random call.
 struct Builder<'a> {
     fuzzed: &'a Call,
     fill: u32,
@@ -102,7 +103,7 @@ impl<'a> Builder<'a> {
         Builder { fuzzed, fill, call: testing::Call { kind, quant: None, parts: 1, tensors: Vec::new() } }
     }
 
-    /// Any bit pattern: NaNs, infinities and subnormals among them.
+    /// Any bit pattern, including NaNs, infinities and subnormals.
     fn push<E: Element>(
         &mut self,
         name: Tensor,
@@ -134,7 +135,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Makes the call. What it left, or `None` if it was rejected; panics if anything was written that it may not write.
+    /// Makes the call. Returns its outputs, or `None` if it was rejected. Panics on a forbidden
+    /// write.
     fn outcome<T: Element, W: Element, R: Element>(mut self) -> Option<Outputs> {
         let Call { norm, reduction, .. } = self.fuzzed;
         let answer = self.call.make(&CpuBackend::new(), norm, DTypes::of::<T, W, R>(), *reduction).unwrap();
@@ -149,7 +151,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Panics if the two differ; all NaNs are one. Gives whether they are of accepted calls.
+/// Panics if the two outcomes differ; all NaNs are equal. Returns whether the calls were accepted.
 fn agree(first: Option<Outputs>, second: Option<Outputs>) -> bool {
     assert_eq!(first.is_some(), second.is_some(), "one was accepted");
     let (first, second) = (first.unwrap_or_default().tensors, second.unwrap_or_default().tensors);
@@ -164,7 +166,7 @@ fn agree(first: Option<Outputs>, second: Option<Outputs>) -> bool {
     !first.is_empty()
 }
 
-/// A forward call into outputs of its own, or in place.
+/// A forward call, in place or not.
 fn forward<T: Element, W: Element, R: Element>(call: &Call, kind: Kind, fill: u32) -> Option<Outputs> {
     let NormSpec { rows, cols, .. } = call.norm;
     let [x, y, residual, residual_out, _] = &call.matrices;
@@ -207,12 +209,12 @@ fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Optio
     builder.vector::<f32>(Tensor::Mean, Access::Read, rows, mean);
     builder.vector::<W>(Tensor::Dweight, Access::Write, cols, dweight);
     builder.vector::<W>(Tensor::Dbias, Access::Write, cols, dbias);
-    // What is left in the workspace is nobody's business, but nothing may be written around it.
+    // The workspace may hold anything, but nothing may be written around it.
     builder.vector::<f32>(Tensor::Workspace, Access::Scratch, 6 * cols, workspace);
     builder.outcome::<T, W, R>()
 }
 
-/// Every stage on one choice of dtypes, and whether each was accepted.
+/// Every stage with one choice of dtypes, and whether each call was accepted.
 fn stages<T: Element, W: Element, R: Element>(call: &Call) -> [bool; 3] {
     let apart = |call, fill| forward::<T, W, R>(call, Kind::Forward, fill);
     let in_place = forward::<T, W, R>(call, Kind::ForwardInPlace, FILLS[1]);
@@ -223,7 +225,8 @@ fn stages<T: Element, W: Element, R: Element>(call: &Call) -> [bool; 3] {
     ]
 }
 
-/// Every stage on one valid choice of dtypes, and whether each was accepted. Some calls are also made on an invalid one.
+/// Every stage with one valid choice of dtypes, and whether each call was accepted. Some calls are
+/// repeated with an invalid choice.
 fn every_stage(call: &Call) -> [bool; 3] {
     match call.bits % 8 {
         0 => {
@@ -261,7 +264,7 @@ fn no_argument_struct_panics_and_outputs_are_written_and_nothing_else() {
     if let Err(failure) = outcome {
         panic!("{failure}\n{runner}");
     }
-    // Rejected calls alone would prove little.
+    // Enough calls must have been accepted.
     let [forward, in_place, backward] = accepted.get();
     println!("accepted of {CALLS}: {forward} forward, {in_place} in place, {backward} backward");
     assert!(accepted.get().iter().all(|&count| count >= CALLS / 10), "{accepted:?}");

@@ -1,12 +1,14 @@
-//! Cases of the core profile that the named tests leave out, on four threads: so many partial rows that the second stage is
-//! split, in pieces of pieces, and more of them than an index of 8 bits has; and rows more than 2^32 elements apart, whose
-//! distance is address space that nobody touches.
+//! Cases of the core profile that the named tests leave out, on four threads. Some have so many
+//! partial rows that the second stage is split repeatedly, and more than an 8-bit index can count.
+//! Others have rows more than 2^32 elements apart; the address space between them is never
+//! accessed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::{Case, Kind, Layout, Options, Profile, run};
 use rmsnorm_cpu::{CpuBackend, Isa};
 
-/// Runs the cases of a profile that are `chosen`; there must be as many, and all pass.
+/// Runs the cases of a profile that `chosen` accepts. There must be `count` of them, and all must
+/// pass.
 fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {
     let cases: Vec<Case> = profile.cases(0).into_iter().filter(chosen).collect();
     assert_eq!(cases.len(), count);

@@ -1,5 +1,5 @@
-//! The ends of the range of eps: with 0, a row without variance has an infinite rstd, as the definition says, and none that
-//! was made up.
+//! The limits of eps: with 0, a row without variance has an infinite rstd, by definition, not an
+//! invented one.
 
 use rmsnorm_cpu::{CpuBackend, Forward, Isa};
 use rmsnorm_spec::NormSpec;
@@ -10,7 +10,7 @@ fn eps_of_zero_is_zero() {
         let backend = CpuBackend::with(isa, 1).unwrap();
         for cols in [1, 31, 32, 100] {
             for norm in [NormSpec::rms(2, cols, 0.0), NormSpec::layer(2, cols, 0.0)] {
-                // A row of zeros, and one whose squares are subnormal but not zero where there is no mean to remove.
+                // A row of zeros, and a row with subnormal, nonzero squares in RMS norm.
                 let x: Vec<f32> = [vec![0.0; cols], vec![1e-20; cols]].concat();
                 let (mut y, mut rstd) = (vec![7.0f32; 2 * cols], [7.0f32; 2]);
                 backend.forward(&norm, Forward::new(&x, &mut y).rstd(&mut rstd)).unwrap();

@@ -1,5 +1,5 @@
-//! The sum of several parts: the bits are those of every instruction set, number of threads and place of the parts, and the norm has those
-//! of a call on the sum.
+//! The sum of several parts: results have the same bits on every instruction set, for every number
+//! of threads and place of the parts. The norm has the bits of a call on the sum.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::testing::{exact, values};
@@ -7,7 +7,7 @@ use rmsnorm_cpu::{CpuBackend, Forward, Isa};
 use rmsnorm_spec::reference::sum_of_parts;
 use rmsnorm_spec::{Element, Norm, NormSpec, RowGroups, Rows, bf16, f16};
 
-/// What one call stores, as bits.
+/// The outputs of one call, as bits.
 #[derive(Debug, PartialEq)]
 struct Stored {
     sum: Vec<u32>,
@@ -19,14 +19,14 @@ fn bits<E: Element>(values: &[E]) -> Vec<u32> {
     values.iter().map(|value| value.bits()).collect()
 }
 
-/// Where the parts lie.
+/// The layout of the parts.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// One behind the other, rows side by side.
+    /// One part after the other, with dense rows.
     Behind,
-    /// Those of a row side by side: `[rows, parts, cols]`.
+    /// The parts of a row are adjacent: `[rows, parts, cols]`.
     Beside,
-    /// One behind the other, rows in groups of three, with gaps.
+    /// One part after the other, with rows in groups of three and gaps.
     Grouped,
 }
 
@@ -54,7 +54,7 @@ impl Call {
             Place::Grouped => groups.start(row_stride, row),
         };
         let end = (parts - 1) * part_stride + start(rows - 1) + cols;
-        // What is between rows would make a sum NaN.
+        // Elements between rows are NaN, so reading them would show.
         let mut x = vec![T::from_f32(f32::NAN); end];
         for (i, row) in dense.chunks_exact(cols).enumerate() {
             x[i / rows * part_stride + start(i % rows)..][..cols].copy_from_slice(row);
@@ -71,7 +71,7 @@ impl Call {
         Stored { sum: bits(&sum), y: bits(&y), rstd }
     }
 
-    /// The same by a call on the sum, in activations of its dtype.
+    /// The outputs of a call on the sum, in activations of its dtype.
     fn of_sum<T: Element, W: Element>(&self, backend: &CpuBackend) -> Stored {
         let Call { norm, rows, cols, parts } = *self;
         let (dense, residual) = (values::<T>(1, parts * rows * cols), values::<T>(4, rows * cols));
@@ -85,7 +85,8 @@ impl Call {
     }
 }
 
-/// Rows that fit the stack and rows that do not, whole groups of lanes and short ends, and a matrix that outgrows the cache.
+/// Rows that fit the stack and rows that do not, with whole groups of lanes and short ends, and a
+/// matrix that outgrows the cache.
 const SHAPES: [(usize, usize); 8] =
     [(1, 1), (9, 33), (20, 128), (3, 4096), (3, 4097), (2, 9001), (70, 300), (2100, 1021)];
 

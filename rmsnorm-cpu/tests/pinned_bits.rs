@@ -1,11 +1,12 @@
-//! The bits of the CPU's results, from version to version. They depend on nothing but the call, so one number stands for all
-//! machines; a bug that stays within the error bounds changes it too.
+//! Pins the bits of the CPU's results across versions. They depend only on the call, so one hash
+//! covers all machines. A bug within the error bounds changes it too.
 
 use rmsnorm_conformance::{Options, list, run};
 use rmsnorm_cpu::{CpuBackend, Isa};
 
-/// SHA-256 of all outputs of the suite's smoke profile whose results are floats, of those of sums after the norm, of sums of parts, of
-/// gradients as sums, of those whose results are codes, and of those whose results are codes along columns too. If results change on purpose, so does this, and CHANGELOG.md says so.
+/// SHA-256 of all outputs of the suite's smoke profile: of results in floats, sums after the norm,
+/// sums of parts, gradients as sums, codes, and columnwise codes. A deliberate change of results
+/// updates these hashes and CHANGELOG.md.
 const FLOATS: &str = "45d3ace671d62d55a706e7ea70ac58ff240a5db9730b51709200e47a25e6ded9";
 const SUMS: &str = "9c285fac0863443526d72cc54e79d270836769d01e9b4d3a1718353c34a3248b";
 const PARTS: &str = "aae0ae6e27424470f8247ef3b7c75e090568d94f2369d214a4aa468840d102e0";
@@ -13,7 +14,7 @@ const GRADIENTS: &str = "6da5ac001fd6a3a8a865ce00ee089d1df6859de4afbf12bce396c3b
 const CODES: &str = "ea6efd3b6a109adfd62e31423bee16848c2e227263f47027009ea789f2d9c81e";
 const COLUMNS: &str = "e399c157bdd4813a95de34a559a3504116aab5fdf1f020c39c7c46cb7b979fe4";
 
-/// Whether a case has the copy along columns: by the letters of its tensors, which stand before its offset.
+/// Whether a case has the columnwise copy: its id has the letters of the tensors before the offset.
 fn is_along_columns(id: &str) -> bool {
     let letters = id.split_once(":offset").and_then(|(before, _)| before.rsplit(':').next());
     id.contains(":quantized_forward:") && letters.is_some_and(|letters| letters.contains('c'))

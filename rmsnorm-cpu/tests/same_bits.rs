@@ -1,8 +1,9 @@
-//! Results have the same bits on every instruction set, for any number of threads, in any floating-point mode of the
-//! caller, and a row's result does not depend on the rows around it.
+//! Results have the same bits on every instruction set, for any number of threads, in any
+//! floating-point mode of the caller, and the result of a row does not depend on other rows.
 //!
-//! The portable code on one thread is the standard, and is itself judged against the f64 reference, so that all cannot
-//! be wrong alike. Calls are split over threads from 2 MiB moved, and outputs bypass the cache from 8 MiB on.
+//! The portable code on one thread is the reference. It is itself compared with the f64 reference,
+//! so that not all can be wrong in the same way. Calls are split over threads from 2 MiB moved, and
+//! outputs bypass the cache from 8 MiB.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use bytemuck::cast_slice;
@@ -14,10 +15,10 @@ use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, Element, GradReduction, Norm, NormSpec, Rows, Tensor, bf16, f16};
 
-/// What lies between rows, and in outputs before a call: no result of a norm of such data.
+/// The value between rows, and of outputs before a call. No norm of this data gives it.
 const UNTOUCHED: f32 = -12345.0;
 
-/// Rows with padding after each, the last included.
+/// Rows with padding after each row, including the last.
 #[derive(Clone)]
 struct Matrix<E> {
     data: Vec<E>,
@@ -51,13 +52,13 @@ impl<E: Element> Matrix<E> {
         &self.data[row * self.row_stride..][..self.cols]
     }
 
-    /// These rows alone, dense.
+    /// Only these rows, dense.
     fn pick(&self, rows: &[usize]) -> Self {
         let data = rows.iter().flat_map(|&row| self.row(row)).copied().collect();
         Matrix { data, cols: self.cols, row_stride: self.cols }
     }
 
-    /// These columns alone, dense.
+    /// Only these columns, dense.
     fn cols(&self, cols: &[usize]) -> Self {
         let rows = self.data.chunks_exact(self.row_stride);
         let data = rows.flat_map(|row| cols.iter().map(|&col| row[col])).collect();
@@ -70,7 +71,7 @@ impl<E: Element> Matrix<E> {
     }
 }
 
-/// What decides which path through the kernels a call takes, besides its shape.
+/// The properties of a call, other than its shape, that select a path through the kernels.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     norm: Norm,
@@ -80,7 +81,8 @@ struct Setup {
     cast_order: CastOrder,
 }
 
-/// Both norms with and without a residual; the kernels' short path (no bias, one rounding) and the other with both.
+/// Both norms with and without a residual, on the kernels' short path (no bias, one rounding) and
+/// the long one.
 const SETUPS: [Setup; 5] = [
     Setup { norm: Norm::Rms, residual: false, bias: false, cast_order: CastOrder::AtStore },
     Setup { norm: Norm::Layer, residual: false, bias: true, cast_order: CastOrder::AtStore },
@@ -93,7 +95,7 @@ const SETUPS: [Setup; 5] = [
 struct Shape {
     rows: usize,
     cols: usize,
-    /// Whether rows are apart, every matrix by a distance of its own.
+    /// Whether rows are strided, with a different stride per matrix.
     strided: bool,
 }
 
@@ -102,7 +104,7 @@ impl Shape {
         Shape { rows, cols, strided }
     }
 
-    /// The fewest rows whose output bypasses the cache.
+    /// A shape with the fewest rows for which outputs bypass the cache.
     fn streaming<T: Element>(cols: usize, strided: bool) -> Self {
         Shape::new((8usize << 20).div_ceil(cols * T::DTYPE.size()), cols, strided)
     }
@@ -112,7 +114,8 @@ impl Shape {
     }
 }
 
-/// The inputs of all stages. Those of backward are independent of forward, so that each is tested on its own.
+/// The inputs of all stages. Backward's inputs do not come from forward, so that each is tested
+/// separately.
 struct Inputs<T, W, R> {
     shape: Shape,
     x: Matrix<T>,
@@ -144,7 +147,7 @@ impl<T: Element, W: Element, R: Element> Inputs<T, W, R> {
         }
     }
 
-    /// The inputs of these rows alone, dense.
+    /// The inputs of only these rows, dense.
     fn pick(&self, rows: &[usize]) -> Self {
         Inputs {
             shape: Shape::new(rows.len(), self.shape.cols, false),
@@ -167,7 +170,7 @@ impl<T: Element, W: Element, R: Element> Inputs<T, W, R> {
     }
 }
 
-/// The outputs of all stages. What a setup lacks stays untouched.
+/// The outputs of all stages. Outputs that a setup lacks stay untouched.
 struct Outputs<T, W, R> {
     y: Matrix<T>,
     residual_out: Matrix<R>,
@@ -244,7 +247,7 @@ impl<T: Element, W: Element, R: Element> Outputs<T, W, R> {
         backend.backward(&inputs.spec(setup), args).unwrap();
     }
 
-    /// Everything, padding included, as bytes.
+    /// All outputs including padding, as bytes.
     fn bytes(&self) -> [(&'static str, &[u8]); 9] {
         [
             ("y", cast_slice(&self.y.data)),
@@ -266,7 +269,7 @@ impl<T: Element, W: Element, R: Element> Outputs<T, W, R> {
     }
 }
 
-/// Some outputs and where the f64 reference wants them. Panics if one is outside.
+/// Selected outputs, and their bounds from the f64 reference. Panics if an output is outside.
 struct Judge<'a, T, W, R> {
     inputs: &'a Inputs<T, W, R>,
     outputs: &'a Outputs<T, W, R>,
@@ -285,7 +288,7 @@ fn some_of(count: usize) -> [usize; 3] {
 }
 
 impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
-    /// Some rows of what a row decides alone, some columns of what a column does.
+    /// Judges some rows of the outputs per row, and some columns of the outputs per column.
     fn judge(&self) {
         let rows = some_of(self.inputs.shape.rows);
         let inputs = self.inputs.pick(&rows);
@@ -367,7 +370,7 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
     }
 }
 
-/// Every available instruction set with these numbers of threads.
+/// Every available instruction set with each of these numbers of threads.
 fn backends(threads: &[usize]) -> Vec<CpuBackend> {
     let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
     available.flat_map(|isa| threads.iter().map(move |&threads| CpuBackend::with(isa, threads).unwrap())).collect()
@@ -390,14 +393,14 @@ fn assert_same_bits<T: Element, W: Element, R: Element>(backends: &[CpuBackend],
     }
 }
 
-/// Short and odd rows and some beyond a group of lanes, on one thread; then calls that are split, of 4099 columns in f32
-/// only.
+/// Short and odd rows and some longer than a group of lanes, on one thread; then calls that are
+/// split, with 4099 columns in f32 only.
 const SHAPES: [Shape; 9] = [
     Shape::new(1, 1, true),
     Shape::new(3, 7, false),
     Shape::new(5, 33, true),
     Shape::new(67, 1000, false),
-    // Of 16 bits: batches, of which the last is not full.
+    // 16-bit rows: batches, with the last one not full.
     Shape::new(39, 64, true),
     Shape::new(300, 129, true),
     Shape::new(600, 1025, true),
@@ -410,7 +413,8 @@ fn same_bits<T: Element, W: Element, R: Element>() {
     for shape in SHAPES {
         assert_same_bits::<T, W, R>(&backends_of_many, shape, &SETUPS);
     }
-    // Stores past the cache, split, with a residual: in aligned rows, and in rows of which each starts elsewhere.
+    // Split calls with a residual and stores past the cache, in aligned rows and in rows with
+    // varying alignment.
     let backends = backends(&[1, 2, 3]);
     assert_same_bits::<T, W, R>(&backends, Shape::streaming::<T>(1024, false), &SETUPS[4..]);
     assert_same_bits::<T, W, R>(&backends, Shape::streaming::<T>(1025, true), &SETUPS[2..4]);
@@ -436,11 +440,12 @@ fn bf16_bits_with_f32_weight_and_residual_stream_do_not_depend_on_isa_or_threads
     same_bits::<bf16, f32, f32>();
 }
 
-/// Three rows of a call that is split and bypasses the cache, against a call of these three, which does neither.
+/// Three rows of a call that is split and bypasses the cache, compared with a call of only these
+/// rows, which does neither.
 #[test]
 fn a_row_has_the_same_bits_in_any_batch() {
     has_the_same_bits_in_any_batch::<bf16, f32, f32>(1025);
-    // Several rows are visited at a time here, of a call of three rows one.
+    // The large call processes several rows at a time, the call of three rows one.
     has_the_same_bits_in_any_batch::<bf16, bf16, bf16>(1000);
 }
 
@@ -459,8 +464,8 @@ fn has_the_same_bits_in_any_batch<T: Element, W: Element, R: Element>(cols: usiz
     }
 }
 
-/// A caller that flushes subnormals, as audio code does, or rounds to another direction, gets the same bits and keeps its
-/// mode.
+/// A caller that flushes subnormals, as audio code does, or rounds in another direction, gets the
+/// same bits and keeps its mode.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn results_do_not_depend_on_the_callers_floating_point_mode() {

@@ -1,4 +1,4 @@
-//! Gradients as f32 sums: what is rounded to the weight's dtype elsewhere, stored and added as it is.
+//! Gradients as f32 sums: stored or accumulated without rounding to the weight's dtype.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::mem::MaybeUninit;
@@ -25,7 +25,7 @@ impl Data {
         Data { dy, x, mean: values(3, ROWS), rstd: vec![0.75; ROWS], dx }
     }
 
-    /// The call on these rows.
+    /// The call on a range of rows.
     fn call(&mut self, rows: Range<usize>) -> Backward<'_, bf16> {
         let of = rows.start * COLS..rows.end * COLS;
         let (mean, rstd) = (&self.mean[rows.clone()], &self.rstd[rows]);
@@ -78,7 +78,7 @@ fn without_rows_a_sum_is_zero_and_adds_nothing() {
     assert_eq!((sum, held), ([0.0; COLS], [7.0; COLS]));
 }
 
-/// A call of two columns whose outputs hold nothing.
+/// A call of two columns with uninitialized outputs.
 fn uninit<'a>(
     dx: &'a mut [MaybeUninit<f32>],
     sum: &'a mut [MaybeUninit<f32>],

@@ -1,4 +1,4 @@
-//! Any number of threads: none is refused, a thousand give the bits of one.
+//! Any number of threads is accepted, and a thousand give the bits of one.
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
@@ -8,7 +8,7 @@ use rmsnorm_spec::{Error, NormSpec};
 fn no_thread_at_all_is_refused() {
     let error = CpuBackend::with(Isa::Portable, 0).unwrap_err();
     assert!(matches!(error, Error::Unavailable { backend: "cpu", .. }), "{error}");
-    assert!(error.to_string().ends_with("at least 1 thread is needed, got 0"), "{error}");
+    assert!(error.to_string().ends_with("threads must be at least 1, got 0"), "{error}");
 }
 
 #[test]
@@ -19,7 +19,8 @@ fn a_backend_has_the_threads_that_were_asked_for() {
     }
 }
 
-/// y, dx and dweight of more rows than threads, and of so many bytes that every thread has some; the second stage too.
+/// y, dx and dweight of a call with more rows than threads and enough bytes for every thread, also
+/// in the second stage.
 #[test]
 fn a_thousand_threads_give_the_bits_of_one() {
     let (rows, cols) = (1100, 4099);

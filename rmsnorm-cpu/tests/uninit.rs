@@ -1,5 +1,6 @@
-//! Outputs in memory that holds nothing yet: the conformance suite on [`UninitBackend`], whose outputs the suite poisons in
-//! two ways, so that an element which is read before it is written, or never written, is found. And results in vectors.
+//! Outputs in uninitialized memory: the conformance suite on [`UninitBackend`]. The suite poisons
+//! outputs in two ways, which exposes elements that are read before they are written, or never
+//! written. Also tests results in new vectors.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, ForwardOutputs, Isa, UninitBackend};
 use rmsnorm_spec::{DType, Error, NormSpec, Problem, Rows, Stored, Tensor, TensorSet, bf16};
 
-/// The suite's access to both backends: all that is not the view of an output is [`CpuBackend`]'s.
+/// The suite's access to both backends; everything except output views is [`CpuBackend`]'s.
 struct Uninit {
     values: CpuBackend,
     backend: UninitBackend,
@@ -91,15 +92,15 @@ fn calls_without_values_in_their_outputs_are_conformant() {
     }
 }
 
-/// The first three are of forward, the others of backward.
+/// Three optional outputs of forward, then three of backward.
 const OPTIONAL: [Tensor; 6] =
     [Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias, Tensor::Dresidual];
 
-/// Every subset of the optional outputs, of which the sizes are right and the bits those of a call on slices.
+/// Every subset of the optional outputs: sizes, and the bits of a call on slices.
 #[test]
 fn vectors_have_the_bits_of_slices_and_only_what_was_wanted() {
     let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
-    // The last is split over threads, and past the cache.
+    // The last shape is split over threads and bypasses the cache.
     for (rows, cols) in [(0, 5), (1, 1), (3, 33), (20, 100), (2100, 1021)] {
         let spec = NormSpec::layer(rows, cols, 1e-5).weight_offset(0.5);
         let (x, dy) = (values::<bf16>(1, rows * 2 * cols), values::<bf16>(2, rows * cols));
@@ -158,8 +159,8 @@ fn vectors_that_cannot_be_made_are_errors() {
     };
     let norm = NormSpec::rms(2, 3, 1e-5);
     let inputs = ForwardInputs::new(&x);
-    assert_eq!(message(&norm, inputs, &[Tensor::Dweight]), "wanted: dweight is no output of a forward call");
-    assert_eq!(message(&norm, inputs, &[Tensor::Weight]), "wanted: weight is no output of a forward call");
+    assert_eq!(message(&norm, inputs, &[Tensor::Dweight]), "wanted: dweight is not an output of a forward call");
+    assert_eq!(message(&norm, inputs, &[Tensor::Weight]), "wanted: weight is not an output of a forward call");
     let mean = "mean must not be given: rms norm does not remove the mean";
     assert_eq!(message(&norm, inputs, &[Tensor::Mean]), mean);
     let sum = "residual_out must not be given: there is no residual to add";
@@ -168,13 +169,13 @@ fn vectors_that_cannot_be_made_are_errors() {
     let large = message(&NormSpec::rms(usize::MAX, 3, 1e-5), inputs, &[]);
     assert!(large.starts_with("y: 18446744073709551615 rows at a stride of 3"), "{large}");
     let large = message(&NormSpec::rms(1 << 60, 3, 1e-5), inputs, &[]);
-    assert!(large.starts_with("cpu device error: no 13835058055282163712 bytes of memory for the y"), "{large}");
+    assert!(large.starts_with("cpu device error: cannot allocate 13835058055282163712 bytes for the y"), "{large}");
     let dy = BackwardInputs::new(&x, &x, &[1.0; 2]);
     let error = backend.backward_vec(&norm, dy, &[Tensor::Workspace]).unwrap_err();
-    assert_eq!(error.to_string(), "wanted: workspace is no output of a backward call");
+    assert_eq!(error.to_string(), "wanted: workspace is not an output of a backward call");
 }
 
-/// What is overwritten must hold values.
+/// A call that overwrites its input is refused.
 #[test]
 fn uninit_in_place_is_unsupported_and_writes_nothing() {
     let norm = NormSpec::rms(1, 2, 1e-5);
@@ -187,7 +188,7 @@ fn uninit_in_place_is_unsupported_and_writes_nothing() {
     assert_eq!(x.map(|element| unsafe { element.assume_init() }), [1.5, 2.5]);
 }
 
-/// A workspace of memory that holds nothing, and longer than it needs to be.
+/// An uninitialized workspace that is longer than needed.
 #[test]
 fn uninit_workspace_gives_the_bits_of_one_with_values() {
     let (rows, cols) = (100, 45);

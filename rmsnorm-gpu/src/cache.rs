@@ -1,8 +1,9 @@
-//! What a backend has compiled, on disk, so that only the first process on a machine waits for the compiler.
+//! Compiled kernels on disk, so that only the first process on a machine waits for the compiler.
 //!
-//! An entry is a file named by a hash of everything that went into what it holds. It is written under another name and
-//! renamed, so that it is seen whole or not at all; and it holds its own hash, so that one that is damaged or foreign is
-//! not used but replaced. Whoever can write to the folder decides what runs on the device.
+//! An entry is a file whose name is a hash of everything that its data was made from. It is written
+//! under a temporary name and renamed, so a reader sees a whole entry or none. It holds a hash of
+//! its data, so a damaged or foreign file is replaced instead of used. Anyone who can write to the
+//! folder decides which code runs on the device.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use std::{fmt, fs, io};
 use rmsnorm_tuning::folder;
 use sha2::{Digest, Sha256};
 
-/// The first bytes of an entry: of what kind it is. They change with its layout.
+/// The first bytes of an entry. They name its kind and change with its layout.
 pub type Magic = [u8; 16];
 
 type Hash = [u8; 32];
 
-/// What an entry was made from, as a hash.
+/// A hash of the texts that an entry was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id {
     magic: &'static Magic,
@@ -24,7 +25,8 @@ pub struct Id {
 }
 
 impl Id {
-    /// Of these texts. Every one counts, and so does where it ends.
+    /// The hash of `magic` and `texts`. The length of each text is hashed too, so their boundaries
+    /// count.
     pub fn of<'a>(magic: &'static Magic, texts: impl IntoIterator<Item = &'a str>) -> Id {
         let mut hash = Sha256::new().chain_update(magic);
         for text in texts {
@@ -35,14 +37,14 @@ impl Id {
     }
 }
 
-/// As a file name: 64 hexadecimal digits.
+/// A file name: 64 hexadecimal digits.
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-/// A file: magic, id, hash of the data, data.
+/// One file of the cache: magic, id, hash of the data, data.
 #[derive(Debug)]
 pub struct Entry {
     path: PathBuf,
@@ -50,12 +52,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry of that id in a folder, which need not be there.
+    /// The entry of `id` in `folder`. Neither the file nor the folder has to exist.
     pub fn new(folder: &Path, id: Id) -> Entry {
         Entry { path: folder.join(id.to_string()), id }
     }
 
-    /// What was kept last; `None` if nothing, or anything about it is wrong.
+    /// The data last written. `None` if the file is missing, damaged or not an entry of this id.
     pub fn read(&self) -> Option<Vec<u8>> {
         let entry = fs::read(&self.path).ok()?;
         let rest = entry.strip_prefix(self.id.magic)?.strip_prefix(&self.id.hash)?;
@@ -63,10 +65,10 @@ impl Entry {
         (Hash::from(Sha256::digest(data)) == *hash).then(|| data.to_vec())
     }
 
-    /// Keeps this for the next process.
+    /// Stores `data` for later processes.
     ///
     /// # Errors
-    /// Those of the file system; the entry is then as it was.
+    /// Errors of the file system. The entry is then unchanged.
     pub fn write(&self, data: &[u8]) -> io::Result<()> {
         let folder = self.path.parent().ok_or(io::ErrorKind::NotFound)?;
         fs::create_dir_all(folder)?;
@@ -78,36 +80,37 @@ impl Entry {
     }
 }
 
-/// The entries of a backend, or none: where the folder cannot be read or written nothing is kept, which costs time and is no
-/// error.
+/// The entries of a backend. If the folder cannot be read or written, nothing is stored: kernels
+/// are then compiled again, without an error.
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
 }
 
 impl Cache {
-    /// Those of this process's user, for a backend of that name: in `RMSNORM_CACHE_DIR`, or in `rmsnorm/NAME` in the user's
-    /// folder of caches. None where the user has no such folder, or the variable is empty.
+    /// The user's cache for the backend `backend`: in `RMSNORM_CACHE_DIR`, or in `rmsnorm/BACKEND`
+    /// in the user's cache folder. Nothing is stored if the variable is empty, or if the user has
+    /// no cache folder.
     pub fn of_user(backend: &str) -> Cache {
         Cache { folder: folder::of_user(backend) }
     }
 
-    /// The entry of that id, which need not be there.
+    /// The entry of `id`, whether or not its file exists. `None` if nothing is stored.
     pub fn entry(&self, id: Id) -> Option<Entry> {
         self.folder.as_ref().map(|folder| Entry::new(folder, id))
     }
 
-    /// What is kept under that id, or what `make` gives, which is then kept.
+    /// The data stored under `id`. If there is none, calls `make` and stores its result.
     ///
     /// # Errors
-    /// Those of `make` only.
+    /// Errors of `make` only.
     pub fn get_or<E>(&self, id: Id, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let Some(entry) = self.entry(id) else { return make() };
         if let Some(data) = entry.read() {
             return Ok(data);
         }
         let data = make()?;
-        // What cannot be kept is made again next time.
+        // An entry that cannot be written is made again next time.
         let _: Result<(), io::Error> = entry.write(&data);
         Ok(data)
     }
@@ -126,7 +129,7 @@ mod tests {
 
     const MAGIC: &Magic = b"rmsnorm test  1\n";
 
-    /// The entry of something made from these texts.
+    /// The entry made from `texts`.
     fn within(folder: &tempfile::TempDir, texts: &[&str]) -> Entry {
         Entry::new(&folder.path().join("not/yet/there"), Id::of(MAGIC, texts.iter().copied()))
     }
@@ -149,7 +152,7 @@ mod tests {
         assert_eq!(other.read(), None);
     }
 
-    /// Every single bit, every length, and what is not an entry at all.
+    /// Flips each bit, cuts at each length, and tries files that are no entry.
     #[test]
     fn a_damaged_entry_is_not_used() {
         let (_folder, file) = entry();
@@ -193,7 +196,7 @@ mod tests {
         Cache { folder: Some(folder.path().join("not/yet/there")) }
     }
 
-    /// What the cache gives, and whether it had to be made for that.
+    /// The data from the cache, and whether it had to be made.
     fn get(cache: &Cache, texts: &[&str]) -> (Vec<u8>, bool) {
         let mut made = false;
         let Ok(data) = cache.get_or(Id::of(MAGIC, texts.iter().copied()), || {
@@ -223,7 +226,7 @@ mod tests {
         assert!(get(&cache(&folder), &["source"]).1);
     }
 
-    /// A file where the folder should be: root may write anywhere else.
+    /// A file in the folder's place, because root may write everywhere else.
     #[test]
     fn where_nothing_can_be_kept_it_is_made_each_time() {
         let file = tempfile::NamedTempFile::new().expect("a file");
@@ -256,7 +259,7 @@ mod tests {
         });
     }
 
-    /// What is too long for one read or one page, damaged anywhere.
+    /// An entry longer than one read or one page, damaged at several places.
     #[test]
     fn a_large_entry_is_read_whole_and_checked() {
         let (_folder, file) = entry();
@@ -274,7 +277,7 @@ mod tests {
         assert!(file.read().is_none(), "the last byte is missing");
     }
 
-    /// Whoever has the old entry open goes on reading it: the new one is another file, renamed.
+    /// A reader that has the old entry open still reads it: the new entry is another file, renamed.
     #[test]
     fn an_entry_is_replaced_and_not_overwritten() {
         let (folder, file) = entry();
@@ -286,7 +289,7 @@ mod tests {
         assert_eq!(file.read().as_deref(), Some(&b"later"[..]));
     }
 
-    /// A reader that comes at any moment finds one entry or the other, never half of one and never none.
+    /// A concurrent reader finds one of the two entries, never a partial one and never none.
     #[test]
     fn a_reader_never_sees_half_an_entry() {
         let (folder, file) = entry();
@@ -303,11 +306,12 @@ mod tests {
         });
     }
 
-    /// Tells the process that the next test starts that it is meant.
+    /// Set in the child process that the next test starts.
     const CHILD: &str = "RMSNORM_CACHE_TEST_CHILD";
 
-    /// In a process of its own, for its environment: entries go to the folder that a variable names, even if its name is
-    /// not UTF-8, and nothing is written anywhere else first, since a rename must stay within a file system.
+    /// Runs in a child process because it sets environment variables. Entries go to the folder in
+    /// `RMSNORM_CACHE_DIR`, even if its name is not UTF-8. No file is written elsewhere first,
+    /// because a rename must stay within one file system.
     #[cfg(unix)]
     #[test]
     fn entries_are_written_in_their_folder_only() {
@@ -339,7 +343,7 @@ mod tests {
         }
     }
 
-    /// The hash of the magic, then of each text's length, as 64 bits in little-endian order, and the text.
+    /// Hashes the magic, then for each text its length (64 bits, little-endian) and its bytes.
     #[test]
     fn an_id_is_that_of_its_texts_and_of_nothing_else() {
         let long = "x".repeat(300);

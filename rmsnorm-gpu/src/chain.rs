@@ -1,17 +1,18 @@
-//! Additions one after the other in a sum, as kernels add. Error bounds follow from the longest chain, and math.md
-//! section 4 limits it: [`rmsnorm_spec::depth`].
+//! Lengths of chains of additions in the kernels' sums. Error bounds follow from the longest chain,
+//! and math.md section 4 limits it: [`rmsnorm_spec::depth`].
 
-/// In a sum of so many terms, one after the other. The first is added to zero, which is exact.
+/// Additions in a serial sum of `terms`. The first term is added to zero, which is exact.
 pub const fn serial(terms: u64) -> u64 {
     terms.saturating_sub(1)
 }
 
-/// In a tree over so many terms.
+/// Depth of a tree over `terms`.
 pub const fn tree(terms: u64) -> u64 {
     terms.next_power_of_two().ilog2() as u64
 }
 
-/// In a sum whose terms so many threads share: those of a thread one after the other, then a tree over the threads.
+/// Longest chain of a sum whose terms `threads` share: each thread adds its terms serially, then a
+/// tree adds the threads' sums.
 pub const fn shared(terms: u64, threads: u64) -> u64 {
     serial(terms.div_ceil(threads)) + tree(threads)
 }

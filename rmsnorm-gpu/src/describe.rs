@@ -1,24 +1,25 @@
-//! Plans in words, for tables and reports: one notation for every backend.
+//! Plans as text, for tables and reports. Every backend uses this notation.
 //!
-//! A step is a program's name and what there is to say of it, such as
+//! A step is a program's name and its settings, such as
 //! `forward threads=16 packs=2x8 rows=16x2 grid=32768`:
 //!
 //! | word | says |
 //! |---|---|
-//! | `threads=2x128` | blocks on a row, if several, and threads of each |
-//! | `packs=3x8` | packs of a thread, and columns of each; `ragged`, if the threads of a row own more columns than there are |
-//! | `rows=16x2` | rows of a block side by side, and rows that a thread works on at once; partial rows: threads that share them |
-//! | `held` | CUDA: forward's rows stay in registers, and are not read again |
-//! | `access=4`, `access=words` | bytes or units of an access, if they are not the widest |
-//! | `ring=3`, `shared=48KiB` | CUDA: steps that shared memory holds, `overlapped` if passes overlap; dynamic shared memory of a block |
-//! | `subgroups=32`, `chunks=528` | wgpu: lanes of the subgroups that exchange sums; chunks of rows |
-//! | `grid=132` | blocks, in x and, if several, in y |
-//! | `zero=4096` | words of the workspace that are zeroed |
+//! | `threads=2x128` | blocks of a row, if several, and threads of a block |
+//! | `packs=3x8` | packs of a thread, and columns of a pack; `ragged` if some threads own columns past the end of the row |
+//! | `rows=16x2` | rows of a block, and rows that a thread works on at once; in the second stage: threads that share the partial rows |
+//! | `held` | CUDA: forward keeps rows in registers instead of reading them again |
+//! | `access=4`, `access=words` | bytes or units of an access, unless it is the widest |
+//! | `ring=3`, `shared=48KiB` | CUDA: steps buffered in shared memory, `overlapped` if passes overlap; dynamic shared memory of a block |
+//! | `subgroups=32`, `chunks=528` | wgpu: lanes of the subgroups that exchange sums; number of chunks of rows |
+//! | `grid=132` | blocks in x and, if more than one, in y |
+//! | `zero=4096` | 32-bit words of the workspace that are zeroed |
 //!
-//! Steps are joined by `; `, and those that are equal counted: `2 of`.
+//! Steps are joined with `; `. Equal steps are counted: `2 of`.
 
-/// A kernel as it is launched. `threads`: blocks on a row, threads of each. `packs`: of a thread, columns of each. `rows`: of a
-/// block, at once. `words`: what else there is to say.
+/// A launched kernel. `threads`: blocks of a row, threads of a block. `packs`: packs of a thread,
+/// columns of a pack. `rows`: rows of a block, rows that a thread works on at once. `words`: other
+/// settings.
 pub fn launch(
     name: &str,
     threads: [u32; 2],
@@ -39,7 +40,7 @@ pub fn launch(
     format!("{name} threads={blocks}{threads} packs={packs}x{columns}{words} {}", blocks_of(grid))
 }
 
-/// The second stage of gradients: threads that share the partial rows of a column.
+/// The second stage of gradients. `groups`: threads that share the partial rows of a column.
 pub fn second_stage(name: &str, groups: u32, grid: [u32; 2]) -> String {
     format!("{name} rows={groups} {}", blocks_of(grid))
 }
@@ -48,7 +49,7 @@ fn blocks_of([x, y]: [u32; 2]) -> String {
     if y > 1 { format!("grid={x}x{y}") } else { format!("grid={x}") }
 }
 
-/// A plan's steps in a line.
+/// The steps of a plan in one line.
 pub fn steps(steps: impl IntoIterator<Item = String>) -> String {
     let mut lines: Vec<(String, usize)> = Vec::new();
     for step in steps {

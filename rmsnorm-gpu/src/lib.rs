@@ -1,19 +1,20 @@
-//! What the backends of rmsnorm for GPUs share: what a program is, what of their plans is the same, what is kept on disk, and
-//! the calls that plans are tested with. No device and no unsafe code.
+//! The parts that rmsnorm's GPU backends share: descriptions of programs, common parts of plans,
+//! the cache of compiled kernels, and calls for testing plans. It needs no device and has no unsafe
+//! code.
 //!
-//! A backend for another kind of GPU brings what is its own: tiles, texts, compiled kernels and launches.
+//! A backend for another kind of GPU adds its tiles, texts, compiler and launches.
 //!
 //! | here | role |
 //! |---|---|
 //! | [`text`] | the files that programs are made of |
-//! | [`program`] | what a program computes, from which tensors, and what of a call its code depends on |
-//! | [`reduction`] | the second stage of the gradients: partial rows, and the threads that add them up |
-//! | [`chain`] | additions one after the other, which error bounds follow from |
-//! | [`tuning`] | tables of what was measured to be best, by the length of a row |
-//! | [`describe`] | plans in words |
-//! | [`cache`] | what was compiled, on disk |
+//! | [`program`] | what a program computes, its tensors, and the properties of a call that its code depends on |
+//! | [`reduction`] | the second stage of the gradients: partial rows and the threads that add them |
+//! | [`chain`] | lengths of chains of additions, for error bounds |
+//! | [`tuning`] | tables of the fastest measured settings per row length |
+//! | [`describe`] | plans as text |
+//! | [`cache`] | compiled kernels on disk |
 //! | [`parallel`] | compiling on several threads |
-//! | `testing` | calls of every kind without a device, and what every backend's plans are held to (`plan_tests!`); with the feature `testing` |
+//! | `testing` | calls of every kind, and the tests that every backend's plans must pass (`plan_tests!`); needs the feature `testing` |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Compilers take a tenth of a second a kernel, and run side by side.
+//! Compiles several kernels at once. One kernel takes about a tenth of a second.
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
@@ -6,11 +6,12 @@ use std::thread::available_parallelism;
 use rayon::ThreadPoolBuilder;
 use rayon::iter::{IndexedParallelIterator, IntoParallelRefIterator, ParallelIterator};
 
-/// Does the work for each item, on as many threads as the system offers; for one item on the caller's. The threads end with
-/// the call: a process that forks later has none that it would miss. Once one has failed no other item is begun.
+/// Calls `work` for each item on as many threads as the system offers, or on the caller's thread
+/// for one item. The threads end with the call, so a later `fork` loses none. After an error no
+/// other item is begun.
 ///
 /// # Errors
-/// The work's; of several whichever came first.
+/// The first error of `work` to occur.
 pub fn try_for_each<T: Sync, E: Send>(items: &[T], work: impl Fn(&T) -> Result<(), E> + Sync) -> Result<(), E> {
     let threads = available_parallelism().map_or(1, NonZero::get).min(items.len());
     if threads < 2 {
@@ -18,7 +19,7 @@ pub fn try_for_each<T: Sync, E: Send>(items: &[T], work: impl Fn(&T) -> Result<(
     }
     match ThreadPoolBuilder::new().num_threads(threads).build() {
         Ok(pool) => pool.install(|| items.par_iter().with_max_len(1).try_for_each(&work)),
-        // A system that gives no more threads.
+        // The system refuses another thread.
         Err(_) => items.iter().try_for_each(&work),
     }
 }
@@ -46,7 +47,7 @@ mod tests {
         }
     }
 
-    /// Each waits for the other: one after the other they would never end.
+    /// Each item waits for the other, so serial work would hang.
     #[test]
     fn two_items_are_worked_on_at_once() {
         if available_parallelism().map_or(1, NonZero::get) < 2 {

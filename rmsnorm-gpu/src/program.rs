@@ -1,4 +1,4 @@
-//! What a program is, whatever the language of its text.
+//! Descriptions of programs, independent of their language.
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{
@@ -9,20 +9,20 @@ use rmsnorm_spec::{
 /// A program of a GPU: a text that is compiled for many keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its name in messages and plans: of its entry point in CUDA C++, of its file in WGSL.
+    /// Its name in messages and plans: the entry point in CUDA C++, the file in WGSL.
     pub stem: &'static str,
-    /// The pass that it is of, or is a part of.
+    /// The pass that it belongs to.
     pub direction: Direction,
-    /// Whether it adds up partial sums of `dweight` and `dbias`, and has no part in rows.
+    /// Whether it only adds partial sums of `dweight` and `dbias`, and reads no rows.
     pub is_reduction: bool,
-    /// Whether it stores `dweight` and `dbias`, and not just partial sums of them.
+    /// Whether it stores `dweight` and `dbias` themselves, not only partial sums of them.
     pub stores_gradients: bool,
-    /// The optional tensors that its code leaves out where a call has not got them.
+    /// The optional tensors: its code omits those that a call does not have.
     pub optional: TensorSet,
 }
 
-/// A backend's programs as an enum, from a table with a row for each: its stem, its direction and its optional tensors, as
-/// [`Program`] has them.
+/// Defines a backend's programs as an enum, from a table with one row per program: its stem,
+/// direction and optional tensors, as in [`Program`].
 #[macro_export]
 macro_rules! programs {
     ($($(#[doc = $doc:literal])+ $(#[cfg($cfg:meta)])? $name:ident = ($stem:literal, $direction:ident, $optional:expr);)+) => {
@@ -47,55 +47,59 @@ macro_rules! programs {
     };
 }
 
-/// The part of a kernel's key that follows from the call. What does not matter to a program has one value, so that equal
-/// code has equal keys.
+/// The part of a kernel's key that follows from the call. A field that a program ignores has one
+/// fixed value, so that equal code has equal keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallKey {
-    /// [`Norm::Rms`] in the second stage of gradients, which has no part in rows.
+    /// The norm. [`Norm::Rms`] in the second stage of gradients, which reads no rows.
     pub norm: Norm,
-    /// Of the tensors that the code has. In the second stage of gradients all are that of `dweight` and `dbias`.
+    /// Dtypes of the tensors that the code uses. In the second stage of gradients, all are the
+    /// dtype of `dweight` and `dbias`.
     pub dtypes: DTypes,
-    /// Of `dweight` and `dbias`, where the program stores them; else that of the activations.
+    /// Dtype of `dweight` and `dbias` if the program stores them; otherwise the dtype of the
+    /// activations.
     pub gradient: DType,
-    /// Whether it adds them to what is there.
+    /// Whether the gradients are added to their previous values.
     pub adds_to_gradients: bool,
-    /// When forward rounds.
+    /// When forward rounds to the activations' dtype.
     pub cast_order: CastOrder,
-    /// How the program hands its sums over rows on.
+    /// How the program stores its sums over rows for the second stage.
     pub accumulate: Accumulate,
-    /// Of the tensors that the code may leave out, those that it has.
+    /// The optional tensors that the code uses.
     pub tensors: TensorSet,
-    /// Whether rows lie in groups, whose number of rows is a run-time value.
+    /// Whether rows lie in groups. The number of rows in a group is a run-time value.
     pub has_row_groups: bool,
-    /// Whether `x` is the sum of several parts, whose number is a run-time value.
+    /// Whether `x` is the sum of several parts. The number of parts is a run-time value.
     pub has_parts: bool,
-    /// Whether a weight offset may be more than zero. Programs whose results are floats add it anyway.
+    /// Whether code for `weight_offset` is compiled in. Always true for float outputs, where adding
+    /// zero costs nothing.
     pub has_weight_offset: bool,
-    /// What forward makes of a residual.
+    /// How forward uses the residual.
     pub form: Form,
-    /// How the program quantizes, if it does, without the run-time values: the limits of `amax` and the `ld` of a layout.
+    /// How the program quantizes, if it does. Run-time values are left out: the limits of `amax`
+    /// and the `ld` of a layout.
     pub quant: Option<QuantSpec>,
 }
 
 /// [`GradReduction`] without its number of groups, which is a run-time value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulate {
-    /// A partial row of its own for each chunk; or the program has no sums over rows.
+    /// One partial row per chunk of rows. Also the value of programs without sums over rows.
     Partials,
-    /// Partial rows that are shared behind locks.
+    /// Partial rows shared by several chunks, protected by locks.
     Locks,
-    /// A few partial rows, by atomic additions.
+    /// A few partial rows, updated with atomic additions.
     Atomics,
 }
 
-/// What forward makes of a residual. What is no forward pass to floats has [`Form::Norm`].
+/// How forward uses the residual. [`Form::Norm`] for every other pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// `y` is the norm of `x`, or of its sum with the residual: `residual_out`.
+    /// `y` is the norm of `x`, or of `residual_out = x + residual`.
     Norm,
-    /// `residual_out` is the sum of the residual and the norm of `x`. There is no `y`.
+    /// `residual_out` is the residual plus the norm of `x`. There is no `y`.
     Sum,
-    /// The same, and `y` is the next norm, of that sum.
+    /// As `Sum`, and `y` is the next norm, applied to `residual_out`.
     NormOfSum,
 }
 
@@ -109,7 +113,7 @@ impl Form {
         }
     }
 
-    /// Whether the residual is added to what the norm gives.
+    /// Whether the residual is added after the norm.
     pub const fn is_residual_after(self) -> bool {
         match self {
             Form::Norm => false,
@@ -117,7 +121,7 @@ impl Form {
         }
     }
 
-    /// Whether the sum is normalized in turn.
+    /// Whether the sum is normalized too.
     pub const fn norms_twice(self) -> bool {
         match self {
             Form::Norm | Form::Sum => false,
@@ -127,7 +131,7 @@ impl Form {
 }
 
 impl Program {
-    /// What the call asks of this program.
+    /// The key of this program for the call `problem`.
     pub const fn key(&self, problem: &Problem) -> CallKey {
         let tensors = self.tensors(problem);
         let is_forward = !matches!(self.direction, Direction::Backward);
@@ -141,7 +145,7 @@ impl Program {
             (Direction::QuantizedForward, Some(quant)) => Some(quant_key(quant, problem.dtypes.activation)),
             (Direction::Forward | Direction::Backward, _) | (Direction::QuantizedForward, None) => None,
         };
-        // A rounding that the store repeats changes nothing.
+        // Rounding twice to the same dtype changes nothing.
         let is_repeated = match quant {
             Some(quant) => matches!(quant.source, QuantSource::Rounded),
             None => true,
@@ -166,8 +170,9 @@ impl Program {
         }
     }
 
-    /// Of the tensors that the code may leave out, those that the call has. Where the code does not ask whether there is an
-    /// `x`, which in place there is not, a residual counts wherever it lies: in place it is what `residual_out` overwrites.
+    /// The optional tensors that the call has. In place there is no `x`, and `residual_out`
+    /// overwrites the residual. Code that does not distinguish calls without `x` counts an in-place
+    /// residual as a residual.
     const fn tensors(&self, problem: &Problem) -> TensorSet {
         let tensors = problem.tensors;
         let adds_residual =
@@ -175,15 +180,15 @@ impl Program {
         tensors.set(Tensor::Residual, adds_residual).intersection(self.optional)
     }
 
-    /// The dtypes of the tensors that the code has; one for all that it has not. Sums over rows are f32 until the second
-    /// stage.
+    /// The dtypes of the tensors that the code uses; absent tensors have the activations' dtype.
+    /// Sums over rows are f32 until the second stage.
     const fn dtypes(&self, problem: &Problem, tensors: TensorSet) -> DTypes {
         let DTypes { activation, weight, residual } = problem.dtypes;
         if self.is_reduction {
             return DTypes::uniform(gradient(problem));
         }
         let is_backward = matches!(self.direction, Direction::Backward);
-        // A sum of parts is rounded as one with a residual is.
+        // A sum of parts is rounded like a sum with a residual.
         let uses_stream = is_backward || problem.tensors.adds_residual() || has_parts(problem);
         DTypes {
             activation,
@@ -193,42 +198,44 @@ impl Program {
     }
 }
 
-/// What `dweight` and `dbias` are stored in: a sum is f32, whatever the weight's dtype.
+/// The dtype of the stored `dweight` and `dbias`: a sum is f32 for every weight dtype.
 const fn gradient(problem: &Problem) -> DType {
     match problem.storage(Tensor::Dweight) {
         Some(Storage::Float(dtype)) => dtype,
-        // Of a call without.
+        // A call without these gradients.
         Some(Storage::Code(_) | Storage::E8m0) | None => problem.dtypes.weight,
     }
 }
 
-/// The part of a spec that code is made for.
+/// The part of a spec that the code depends on.
 const fn quant_key(quant: QuantSpec, activation: DType) -> QuantSpec {
     let layout = match quant.layout {
         ScaleLayout::ColumnMajor { .. } => ScaleLayout::ColumnMajor { ld: 0 },
         ScaleLayout::PackedUe8m0 { .. } => ScaleLayout::PackedUe8m0 { ld: 0 },
         ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => quant.layout,
     };
-    // f32 is rounded to f32 by doing nothing.
+    // Rounding f32 to f32 is the identity.
     let source = if matches!(activation, DType::F32) { QuantSource::F32 } else { quant.source };
     QuantSpec::new(quant.codes, quant.scale).source(source).layout(layout)
 }
 
-/// How a program quantizes, in the numbers that texts in every language know it by.
+/// How a program quantizes, as the numbers that the GPU sources use in every language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantNumbers {
-    /// Where a scale comes from: the caller 0, or the largest magnitude of all 1, of a row 2, of columns side by side 3.
+    /// Source of a scale: the caller (0), or the largest magnitude in the whole matrix (1), in a
+    /// row (2) or in adjacent columns of a row (3).
     pub scale: u32,
-    /// What it is: a quotient 0, a power of two as f32 1, one as a byte, rounded up 2 or by its exponent 3.
+    /// Form of a scale: a quotient (0), a power of two as f32 (1), or a power of two as a byte,
+    /// rounded up (2) or from the exponent alone (3).
     pub form: u32,
-    /// How scales lie: as [`ScaleLayout`] lists them, from 0.
+    /// Layout of the scales: the index in the order of [`ScaleLayout`].
     pub layout: u32,
-    /// Columns that share a scale, where those side by side do; else 1.
+    /// Adjacent columns that share a scale; 1 for other kinds of scale.
     pub set: u32,
 }
 
 impl QuantNumbers {
-    /// Of that spec.
+    /// The numbers of `quant`.
     pub fn of(quant: &QuantSpec) -> Self {
         let (scale, set) = match quant.scale {
             ScaleKind::Given => (0, 1),
@@ -253,7 +260,7 @@ impl QuantNumbers {
     }
 }
 
-/// Whether `x` is the sum of several parts: in forward to floats, which no other call is.
+/// Whether `x` is the sum of several parts, which only forward to floats allows.
 const fn has_parts(problem: &Problem) -> bool {
     problem.parts > 1
 }
@@ -306,7 +313,7 @@ mod tests {
         assert_eq!(FORWARD.key(&forward(&[Tensor::Weight, Tensor::Rstd])).tensors, TensorSet::of(&[Tensor::Weight]));
         let in_place = Problem { tensors: IN_PLACE, ..forward(&[]) };
         assert_eq!(FORWARD.key(&in_place).tensors, TensorSet::of(&[Tensor::Residual]));
-        // A program that binds tensors one by one tells where a residual lies.
+        // A program that binds tensors one by one distinguishes in-place residuals.
         let binds = TensorSet::of(&[Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut]);
         let program = Program { optional: binds, ..FORWARD };
         assert_eq!(program.key(&in_place).tensors, IN_PLACE);
@@ -363,13 +370,13 @@ mod tests {
                 assert_eq!([SPLIT, REDUCE].map(|program| stored(program, &[gradient])), [expected; 2]);
                 let reduce = key(REDUCE, grad_store, DType::F16, &[gradient]);
                 assert_eq!(reduce.dtypes, DTypes::uniform(expected.0));
-                // What it reads is of the weight's dtype.
+                // Its input has the weight's dtype.
                 let split = key(SPLIT, grad_store, DType::F16, &[gradient, Tensor::Weight]);
                 assert_eq!(split.dtypes, DTypes { weight: DType::F16, ..MIXED });
                 assert_eq!(stored(BACKWARD, &[gradient]), (DType::F16, false));
                 assert_eq!(stored(SPLIT, &[Tensor::Weight]), (DType::F16, false));
             }
-            // What is f32 anyway is stored by one code.
+            // f32 gradients are stored by the same code in every mode.
             for program in [SPLIT, REDUCE] {
                 assert_eq!(key(program, Rounded, DType::F32, &[gradient]), key(program, Sum, DType::F32, &[gradient]));
             }
@@ -424,12 +431,12 @@ mod tests {
         let sum = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]);
         let form = |tensors| FORWARD.key(&after(tensors)).form;
         assert_eq!((form(sum), form(sum.with(Tensor::Y))), (Form::Sum, Form::NormOfSum));
-        // Whatever is added to what was rounded is no rounding.
+        // The residual is added after the rounding, so the store does not repeat it.
         let key = FORWARD.key(&after(sum.without(Tensor::Residual)));
         assert_eq!((key.cast_order, key.tensors.has(Tensor::Residual)), (CastOrder::BeforeWeight, true));
         assert_eq!(FORWARD.key(&forward(&[Tensor::Residual])).form, Form::Norm);
         assert_eq!(BACKWARD.key(&backward(&[])).form, Form::Norm);
-        // The parameters of either norm make the weight's dtype count.
+        // Parameters of either norm make the weight's dtype part of the key.
         let program = Program { optional: FORWARD.optional.with(Tensor::NextBias), ..FORWARD };
         let dtypes = |tensors| program.key(&Problem { dtypes: MIXED, ..after(tensors) }).dtypes;
         assert_eq!(dtypes(sum), DTypes { weight: DType::F16, ..MIXED });

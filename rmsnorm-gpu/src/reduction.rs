@@ -1,21 +1,24 @@
-//! The second stage of `dweight` and `dbias`: where the partial rows of the first lie, and how threads add them up.
+//! The second stage of `dweight` and `dbias`: the layout of partial rows, and the threads that add
+//! them.
 //!
-//! Lengths are f32 elements. A thread of the second stage owns [`COLUMNS`] of one gradient. [`LANES`] of them lie side by
-//! side, and several such groups share the partial rows.
+//! Lengths are in f32 elements. A thread of the second stage owns [`COLUMNS`] columns of one
+//! gradient. [`LANES`] threads cover adjacent columns, and several such groups share the partial
+//! rows.
 
 /// Columns that a thread of the second stage owns: one access of 16 bytes.
 pub const COLUMNS: u32 = 4;
 
-/// Threads of the second stage on neighbouring columns.
+/// Threads of the second stage on adjacent columns.
 pub const LANES: u32 = 8;
 
-/// What the length of a partial row is a multiple of: each begins on 32 bytes, and the last columns move as whole packs do.
+/// The length of a partial row is a multiple of this. Each row begins on 32 bytes, and its last
+/// columns are stored as whole packs.
 pub const ROW_MULTIPLE: u32 = 8;
 
-/// Bytes that a workspace begins on, and that partial rows are read and written in.
+/// Alignment of a workspace in bytes, and the bytes of one access to partial rows.
 pub const ALIGNMENT: u64 = 16;
 
-/// Elements by which a workspace of any alignment may have to be moved to begin on [`ALIGNMENT`].
+/// The most elements by which an unaligned workspace is shifted to begin on [`ALIGNMENT`].
 pub const ALIGNMENT_SLACK: u64 = ALIGNMENT / size_of::<f32>() as u64 - 1;
 
 /// Elements from one partial row of a gradient to the next.
@@ -23,19 +26,19 @@ pub const fn row_stride(cols: usize) -> u64 {
     (cols as u64).next_multiple_of(ROW_MULTIPLE as u64)
 }
 
-/// Blocks of the second stage.
+/// Blocks of the second stage, for `gradients` gradients of `cols` columns.
 pub const fn blocks(cols: usize, gradients: usize) -> u64 {
     (cols as u64).div_ceil((COLUMNS * LANES) as u64) * gradients as u64
 }
 
-/// Threads that share the partial rows of a column, a power of two: with two rows each, so that all of them are on their
-/// way at once.
+/// Threads that share the partial rows of a column: a power of two, at most `most`. Each has about
+/// two rows, so that all loads are in flight at once.
 pub fn groups(partial_rows: u64, most: u32) -> u32 {
     (partial_rows.div_ceil(2).min(128).next_power_of_two() as u32).max(4).min(most)
 }
 
-/// Chunks of rows whose gradients are summed one after the other: as many as blocks, or a multiple where a chunk would
-/// otherwise have more than `most_rows`.
+/// Chunks of rows whose gradients are summed serially: one per block, or a multiple of that if a
+/// chunk would have more than `most_rows` rows.
 pub fn chunks(rows: u64, blocks: u64, most_rows: u64) -> u64 {
     blocks * rows.div_ceil((blocks * most_rows).max(1)).max(1)
 }

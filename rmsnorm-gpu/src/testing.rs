@@ -1,4 +1,4 @@
-//! Calls of every kind, without a device: what plans and texts are tested with.
+//! Calls of every kind without a device, for tests of plans and texts.
 
 pub mod plans;
 
@@ -14,19 +14,19 @@ pub const F32: DTypes = DTypes::uniform(DType::F32);
 /// bf16 with an f32 residual stream.
 pub const BF16_STREAM_F32: DTypes = BF16.widened(false, true);
 
-/// Nothing but the statistics.
+/// Only the statistics.
 pub const NONE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
 /// A weight.
 pub const WEIGHT: TensorSet = NONE.with(Tensor::Weight);
 /// A weight and a bias.
 pub const WEIGHT_BIAS: TensorSet = WEIGHT.with(Tensor::Bias);
-/// A weight, and a residual whose sum is kept.
+/// A weight, a residual and `residual_out`.
 pub const WEIGHT_RESIDUAL: TensorSet = WEIGHT.with(Tensor::Residual).with(Tensor::ResidualOut);
-/// The same, and the parameters of the next norm of that sum.
+/// The same, with `y` and the parameters of the next norm.
 pub const NORM_OF_SUM: TensorSet = WEIGHT_RESIDUAL.with(Tensor::Y).with(Tensor::NextWeight).with(Tensor::NextBias);
 /// A weight and its gradient.
 pub const DWEIGHT: TensorSet = WEIGHT.with(Tensor::Dweight);
-/// A weight, its gradient and that of a bias.
+/// A weight, its gradient and the gradient of a bias.
 pub const DWEIGHT_DBIAS: TensorSet = DWEIGHT.with(Tensor::Dbias);
 
 /// A call without its size.
@@ -36,20 +36,20 @@ pub struct Call {
     pub direction: Direction,
     /// The norm; layer norm has a mean.
     pub norm: Norm,
-    /// Of activations, weight and residual stream.
+    /// Dtypes of activations, weight and residual stream.
     pub dtypes: DTypes,
-    /// Beside those that every call has.
+    /// Optional tensors, in addition to those that every call has.
     pub tensors: TensorSet,
-    /// Of the gradients.
+    /// How gradients are summed.
     pub grad_reduction: GradReduction,
-    /// Of forward. A residual that is added after the norm leaves no `y`, unless that is among the tensors.
+    /// Placement of forward's residual. With `After` there is a `y` only if `tensors` has it.
     pub residual_placement: ResidualPlacement,
-    /// Matrices that `x` is the sum of.
+    /// Number of matrices that `x` is the sum of.
     pub parts: usize,
 }
 
 impl Call {
-    /// A call whose gradients, if any, are summed by partial rows.
+    /// A call that sums its gradients, if any, with partial rows.
     pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
         let (grad_reduction, residual_placement) = (GradReduction::Partials, ResidualPlacement::Before);
         Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts: 1 }
@@ -60,7 +60,7 @@ impl Call {
         Call { residual_placement: ResidualPlacement::After, ..self }
     }
 
-    /// Of the sum of so many matrices.
+    /// The same call with `x` as the sum of `parts` matrices.
     pub const fn of_parts(self, parts: usize) -> Self {
         Call { parts, ..self }
     }
@@ -70,7 +70,7 @@ impl Call {
         let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
-            // Calls to codes are drawn, with their specs.
+            // Quantized calls are drawn, with their specs.
             Direction::Forward | Direction::QuantizedForward => {
                 Problem::forward(norm, rows, cols, dtypes.activation, tensors)
             }
@@ -85,13 +85,14 @@ impl Call {
         }
     }
 
-    /// How many gradients it sums over the rows.
+    /// Number of gradients summed over rows.
     pub const fn gradients(&self) -> usize {
         self.tensors.sums_over_rows()
     }
 }
 
-/// The same call, overwriting its input: of a norm that is added to a residual, the residual.
+/// The same call in place. It overwrites `x`, or with the residual added after the norm, the
+/// residual.
 pub fn in_place(problem: &Problem) -> Problem {
     let tensors = problem.tensors.without(Tensor::Residual);
     let tensors = match problem.residual_placement {
@@ -101,7 +102,8 @@ pub fn in_place(problem: &Problem) -> Problem {
     Problem { tensors, ..*problem }
 }
 
-/// Both directions and norms in each of these dtypes, with every set of optional tensors that a plan tells apart.
+/// Forward and backward calls of both norms in each of `mixes`, with every set of optional tensors
+/// that changes a plan.
 pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
     let bias = NONE.with(Tensor::Bias);
     let forward = [NONE, bias, WEIGHT_BIAS, WEIGHT_RESIDUAL].map(|tensors| (Direction::Forward, tensors));
@@ -128,8 +130,8 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
     calls
 }
 
-/// Both norms of sums of several parts in each of these dtypes, with every set of optional tensors that a plan tells apart. Not among
-/// [`calls`], which every backend has plans for.
+/// Calls of both norms with `x` in parts, in each of `mixes`, with every set of optional tensors
+/// that changes a plan. [`calls`] leaves them out because not every backend plans them.
 pub fn calls_of_parts(mixes: &[DTypes]) -> Vec<Call> {
     let tensors = [NONE, WEIGHT_BIAS, WEIGHT_RESIDUAL];
     let norms = tensors.into_iter().flat_map(|tensors| Norm::ALL.map(|norm| (norm, tensors)));
@@ -137,35 +139,36 @@ pub fn calls_of_parts(mixes: &[DTypes]) -> Vec<Call> {
     norms.flat_map(|(norm, tensors)| mixes.iter().map(move |&dtypes| of(norm, tensors, dtypes))).collect()
 }
 
-/// Draws from lists; the same every time.
+/// Pseudo-random draws from lists. Equal seeds give equal draws.
 #[derive(Clone, Debug)]
 pub struct Draw(u64);
 
 impl Draw {
-    /// The sequence of that number.
+    /// The sequence of `seed`.
     pub const fn new(seed: u64) -> Self {
         Draw(seed)
     }
 
-    /// One of these.
+    /// One element of `list`.
     pub fn of<T: Copy, const N: usize>(&mut self, list: [T; N]) -> T {
-        // Knuth's MMIX constants; the upper bits are the random ones.
+        // Knuth's MMIX constants. The upper bits are the random ones.
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         list[(self.0 >> 33) as usize % N]
     }
 
-    /// One time in two.
+    /// `true` in half of the draws.
     pub fn yes(&mut self) -> bool {
         self.of([false, true])
     }
 
-    /// Each of these, one time in two.
+    /// Each of `tensors` with probability 1/2.
     pub fn some(&mut self, tensors: &[Tensor]) -> TensorSet {
         tensors.iter().copied().filter(|_| self.yes()).collect()
     }
 
-    /// The `number`-th call of a sample: forward, in place and backward take turns, and of every four one has rows in groups.
-    /// Everything else is drawn. Half of those of forward, in place or not, add the residual after the norm.
+    /// Call `number` of a sample. Forward, in place and backward alternate, and every fourth call
+    /// has rows in groups. Everything else is drawn. Half of the forward and in-place calls add the
+    /// residual after the norm.
     pub fn problem(&mut self, number: usize, rows: usize, cols: usize) -> Problem {
         let rows_per_group = (number % 4 == 3 && rows > 3).then_some(3);
         let problem = match number % 3 {
@@ -195,7 +198,7 @@ impl Draw {
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
     }
 
-    /// A norm that is added to a residual, and perhaps the next norm of the sum.
+    /// A norm added to a residual, in half of the draws with the next norm of the sum.
     pub fn residual_after(&mut self, rows: usize, cols: usize) -> Problem {
         use Tensor::{NextBias, NextMean, NextRstd, NextWeight, Residual, ResidualOut, Y};
         let forward = self.forward(rows, cols);
@@ -210,7 +213,7 @@ impl Draw {
         Problem { parts: self.of([2, 3, 8]), ..self.forward(rows, cols) }
     }
 
-    /// A call to codes, of any kind of scale and with any of the tensors that go with it.
+    /// A quantized call with any kind of scale and any of the matching tensors.
     pub fn quantized_forward(&mut self, rows: usize, cols: usize) -> Problem {
         let forward = self.forward(rows, cols);
         let block = |cols| ScaleKind::Block { cols, is_power_of_two: false };

@@ -1,17 +1,17 @@
-//! The texts of programs: files of a folder as constants, which [`sources`](crate::sources) makes.
+//! Texts of programs: constants for the files of a folder, made by [`sources`](crate::sources).
 
 use rmsnorm_tuning::file::{NO_TEXT, hash};
 
-/// A file of such a folder.
+/// One file of such a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Its name in the repository, as messages of a compiler have it.
+    /// Its path in the repository, as compilers' messages show it.
     pub path: &'static str,
-    /// What is in it.
+    /// Its content.
     pub text: &'static str,
 }
 
-/// Tells versions of all these texts apart.
+/// A hash of all these texts.
 pub const fn revision(sources: &[Source]) -> u64 {
     let (mut revision, mut file) = (NO_TEXT, 0);
     while file < sources.len() {
@@ -21,8 +21,9 @@ pub const fn revision(sources: &[Source]) -> u64 {
     revision
 }
 
-/// A constant for each of these files, which lie in the crate's own folder: that folder's name in the repository, then a name and a file
-/// each. With them `ALL`, their `REVISION`, and a test that no file with one of these endings is left out.
+/// Defines a constant for each listed file of the crate's folder. Arguments: the folder's name in
+/// the repository, then a name and a file for each constant. Also defines `ALL`, `REVISION`, and a
+/// test that every file with one of the endings is listed.
 #[macro_export]
 macro_rules! sources {
     ($folder:literal, $endings:expr; $($name:ident = $file:literal,)*) => {
@@ -36,7 +37,8 @@ macro_rules! sources {
         /// Every file.
         pub const ALL: &[Source] = &[$($name),*];
 
-        /// Tells versions of all these texts apart. A constant, so that who asks has no second copy of them.
+        /// A hash of all these texts. As a constant it does not copy them into the binary that uses
+        /// it.
         pub const REVISION: u64 = $crate::text::revision(ALL);
 
         #[cfg(test)]

@@ -1,55 +1,56 @@
-//! Ladders: tables of what was measured to be best, by the length of a row.
+//! Ladders: tables of the fastest measured settings per row length.
 //!
-//! A ladder's limits rise, so that one search finds the rung of a length. What a length counts, and what stands on a rung, is a
-//! backend's own.
+//! The limits of a ladder increase, so one binary search finds the rung of a length. Each backend
+//! defines the unit of a length and the settings on a rung.
 
 use std::borrow::Cow;
 
 use rmsnorm_tuning::file::revision;
 use rmsnorm_tuning::{Entry, Table};
 
-/// Rungs in the order of their limits. Built in, or measured on a device.
+/// Rungs in increasing order of their limits; built in, or measured on a device.
 pub type Ladder<T> = Cow<'static, [Rung<T>]>;
 
-/// What is done with lengths from the limit of the rung before up to this one's.
+/// The settings for lengths above the previous rung's limit, up to this one's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung<T> {
-    /// The longest.
+    /// The longest length.
     pub up_to: u32,
-    /// Nothing where another table, or another way, has these lengths.
+    /// The settings. `None` if another table or another method handles these lengths.
     pub best: Option<T>,
 }
 
-/// The rung of lengths up to a limit.
+/// A rung with settings, for lengths up to a limit.
 pub const fn up_to<T: Copy>(up_to: u32, best: T) -> Rung<T> {
     Rung { up_to, best: Some(best) }
 }
 
-/// The rung of lengths that a ladder leaves to others.
+/// A rung without settings: another table handles these lengths.
 pub const fn none_up_to<T: Copy>(up_to: u32) -> Rung<T> {
     Rung { up_to, best: None }
 }
 
-/// What stands on the rung of this length; `None` above the last.
+/// The settings on the rung of this length. `None` above the last rung.
 pub fn find<T: Copy>(ladder: &[Rung<T>], length: usize) -> Option<T> {
     ladder.get(ladder.partition_point(|rung| (rung.up_to as usize) < length))?.best
 }
 
-/// Whether every limit is above the one before.
+/// Whether every limit is greater than the previous one.
 pub fn rises<T>(ladder: &[Rung<T>]) -> bool {
     ladder.is_sorted_by(|before, after| before.up_to < after.up_to)
 }
 
-/// A ladder's rungs as a table has them.
+/// The rungs of a ladder in the form of a tuning table.
 pub fn to_rungs<T: Copy>(ladder: &[Rung<T>], entry: impl Fn(T) -> Entry) -> Vec<rmsnorm_tuning::Rung> {
     let best = |rung: &Rung<T>| rung.best.map_or_else(Entry::none, &entry);
     ladder.iter().map(|rung| rmsnorm_tuning::Rung { up_to: rung.up_to, best: best(rung) }).collect()
 }
 
-/// Puts what a table has of that name in the place of the built-in ladder. `best` reads what stands on a rung.
+/// Replaces a built-in ladder with the ladder `name` of `table`. `best` reads the settings on a
+/// rung.
 ///
 /// # Errors
-/// What of it is no rung, in words.
+/// A text that names the invalid rung and the reason.
 pub fn replace<T: Clone + PartialEq>(
     ladder: &mut Ladder<T>,
     table: &Table,
@@ -62,15 +63,16 @@ pub fn replace<T: Clone + PartialEq>(
         Ok::<_, String>(Rung { up_to: rung.up_to, best })
     };
     let rungs = table.ladder(name)?.iter().map(rung).collect::<Result<Vec<_>, _>>()?;
-    // What is built in is not held twice.
+    // Equal rungs stay borrowed from the built-in ladder.
     if rungs[..] != ladder[..] {
         *ladder = Cow::Owned(rungs);
     }
     Ok(())
 }
 
-/// Tells programs and built-in tables apart that a table may be measured with. `texts` is the revision of the programs' texts; `meaning`
-/// is counted up where tables mean something else though programs and built-in rungs are what they were.
+/// A hash of everything that a tuned table depends on. `texts` is the revision of the programs'
+/// texts. `meaning` is increased when tables change their meaning but programs and built-in rungs
+/// do not.
 pub fn revision_of(texts: u64, built_in: &Table, meaning: &str) -> String {
     revision([texts.to_string().as_str(), built_in.to_string().as_str(), env!("CARGO_PKG_VERSION"), meaning])
 }

@@ -11,12 +11,12 @@ use super::{Float8, Group, LANES, Simd};
 /// AVX2 with F16C.
 pub(crate) struct Avx2;
 
-/// f32 in a register.
+/// f32 elements of a register.
 const WIDTH: usize = 8;
 const REGISTERS: usize = LANES / WIDTH;
 
-/// `[e(0), e(1), ..]`, one for each register. A closure would not do: it is compiled without the instruction set, and
-/// the intrinsics in it would become calls.
+/// `[e(0), e(1), ..]`, one value per register. A macro, because a closure is compiled without the
+/// instruction set, and its intrinsics would become calls.
 macro_rules! each_register {
     ($i:ident => $e:expr) => {
         [
@@ -220,7 +220,7 @@ impl Simd for Avx2 {
             let least = _mm256_max_ps(lanes[i], _mm256_set1_ps(-128.0));
             let integers = _mm256_cvtps_epi32(_mm256_min_ps(least, _mm256_set1_ps(127.0)));
             let is_number = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(lanes[i], lanes[i]));
-            // The lowest byte, which packing is to take for one without a sign.
+            // Only the lowest byte: packing would saturate a negative integer.
             _mm256_and_si256(_mm256_and_si256(integers, is_number), _mm256_set1_epi32(0xff))
         }))
     }
@@ -271,7 +271,7 @@ pub(super) fn fold_register(register: __m256) -> f32 {
     }
 }
 
-/// Values 8 i to 8 i + 7.
+/// Values `8 * i` to `8 * i + 7`.
 #[inline(always)]
 fn eight(halves: [__m256i; 2], i: usize) -> __m128i {
     let register = halves[i / 2];
@@ -288,12 +288,13 @@ fn pack(low: __m256i, high: __m256i) -> __m256i {
     // SAFETY:
     // - feature: every caller is inlined into a stage body for AVX2.
     unsafe {
-        // Packing works within 128-bit halves of the registers; the permutation puts the quarters in order.
+        // Packing works within 128-bit halves of the registers; the permutation restores the order
+        // of the quarters.
         _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high))
     }
 }
 
-/// Rounds to nearest even in integers; a NaN keeps its upper bits and becomes quiet.
+/// Rounds to nearest even with integer arithmetic. A NaN keeps its upper bits and becomes quiet.
 #[inline(always)]
 fn bf16_in_low_words(lanes: __m256) -> __m256i {
     // SAFETY:
@@ -308,7 +309,7 @@ fn bf16_in_low_words(lanes: __m256) -> __m256i {
     }
 }
 
-/// The same integer in every lane. A closure would not do, as above.
+/// The same integer in every lane. A macro for the same reason as `each_register`.
 macro_rules! splat {
     ($bits:expr) => {
         _mm256_set1_epi32(u32::cast_signed($bits))
@@ -342,7 +343,7 @@ unsafe fn encode_register(values: __m256, format: &Float8) -> __m256i {
     }
 }
 
-/// The lowest bytes of 32 lanes, in their order. No lane is above 255.
+/// The lowest bytes of 32 lanes, in order. No lane is above 255.
 #[inline(always)]
 fn pack_bytes(lanes: [__m256i; REGISTERS]) -> __m256i {
     // SAFETY:
@@ -350,7 +351,7 @@ fn pack_bytes(lanes: [__m256i; REGISTERS]) -> __m256i {
     unsafe {
         let low = _mm256_packus_epi32(lanes[0], lanes[1]);
         let high = _mm256_packus_epi32(lanes[2], lanes[3]);
-        // Packing goes by halves of registers: fours of bytes come out as 0 2 4 6 1 3 5 7.
+        // Packing works within halves: groups of four bytes come out as 0 2 4 6 1 3 5 7.
         let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
         _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order)
     }

@@ -12,12 +12,12 @@ use super::{Float8, Group, LANES, Simd};
 /// AVX-512 F, BW, VL and DQ.
 pub(crate) struct Avx512;
 
-/// f32 in a register.
+/// f32 elements of a register.
 const WIDTH: usize = 16;
 const REGISTERS: usize = LANES / WIDTH;
 
-/// `[e(0), e(1), ..]`, one for each register. A closure would not do: it is compiled without the instruction set, and
-/// the intrinsics in it would become calls.
+/// `[e(0), e(1), ..]`, one value per register. A macro, because a closure is compiled without the
+/// instruction set, and its intrinsics would become calls.
 macro_rules! each_register {
     ($i:ident => $e:expr) => {
         [
@@ -253,7 +253,7 @@ impl Simd for Avx512 {
     }
 }
 
-/// The positions of the upper words of two registers' elements.
+/// The positions of the upper words in the elements of two registers.
 const HIGH_WORDS: [u16; LANES] = {
     let mut positions = [0; LANES];
     let mut lane = 0;
@@ -264,7 +264,7 @@ const HIGH_WORDS: [u16; LANES] = {
     positions
 };
 
-/// Values 16 i to 16 i + 15.
+/// Values `16 * i` to `16 * i + 15`.
 #[inline(always)]
 fn sixteen(halves: __m512i, i: usize) -> __m256i {
     // SAFETY:
@@ -272,7 +272,7 @@ fn sixteen(halves: __m512i, i: usize) -> __m256i {
     unsafe { if i == 0 { _mm512_castsi512_si256(halves) } else { _mm512_extracti64x4_epi64::<1>(halves) } }
 }
 
-/// Rounds to nearest even in integers; a NaN keeps its upper bits and becomes quiet.
+/// Rounds to nearest even with integer arithmetic. A NaN keeps its upper bits and becomes quiet.
 #[inline(always)]
 fn bf16_in_high_words(lanes: __m512) -> __m512i {
     // SAFETY:
@@ -286,7 +286,7 @@ fn bf16_in_high_words(lanes: __m512) -> __m512i {
     }
 }
 
-/// The same integer in every lane. A closure would not do, as above.
+/// The same integer in every lane. A macro for the same reason as `each_register`.
 macro_rules! splat {
     ($bits:expr) => {
         _mm512_set1_epi32(u32::cast_signed($bits))

@@ -1,13 +1,14 @@
-//! Sums over a row: its blocks are added pairwise, so that errors grow like the logarithm of its length, also where every addition rounds
-//! the same way.
+//! Sums over a row. Blocks are added pairwise, so that errors grow with the logarithm of the
+//! length, even if every addition rounds in the same direction.
 
 use super::{LANES, Simd};
 
-/// Columns of a block. A lane adds 64 terms of it: of equal ones such a sum is wrong by 16 units of roundoff at the most, and by 8 its root.
+/// Columns of a block. A lane adds 64 terms of a block. A sum of 64 equal terms has an error of at
+/// most 16 units of roundoff, and its root an error of at most 8.
 pub(crate) const BLOCK: usize = 64 * LANES;
 
-/// Sums over a row of `cols` elements, as `[f32; N]`: the block gives the `[S::Lanes; N]` to add at each piece. In it, `piece` is of a row as
-/// in [`for_each_piece`](super::for_each_piece).
+/// Sums over a row of `cols` elements, as `[f32; N]`. The block returns the `[S::Lanes; N]` to add
+/// for each piece; `piece` is as in [`for_each_piece`](super::for_each_piece).
 macro_rules! sum_up {
     ($simd:ident, $cols:expr, $piece:ident => $terms:block) => {{
         let cols = $cols;
@@ -47,13 +48,14 @@ pub(crate) fn fold_all<S: Simd, const N: usize>(sums: [S::Lanes; N]) -> [f32; N]
     all
 }
 
-/// Levels of pairs: of the blocks of any row in memory, which has no more than 2^43 elements.
+/// Levels of pairs: enough for any row in memory, which has at most 2^43 elements.
 const LEVELS: usize = 32;
 
-/// The sums of the blocks so far. They carry as a binary number does that counts them.
+/// The sums of the blocks so far. They are carried like the digits of a binary counter of blocks.
 pub(crate) struct Blocks<const N: usize> {
     count: usize,
-    /// Of 1, 2, 4, ... blocks, where `count` has that bit. Most rows are one block and need none.
+    /// Entry i is the sum of 2^i blocks if bit i of `count` is set. `None` for most rows, which are
+    /// one block.
     of_pairs: Option<[[f32; N]; LEVELS]>,
 }
 
@@ -63,7 +65,7 @@ impl<const N: usize> Blocks<N> {
         Blocks { count: 0, of_pairs: None }
     }
 
-    // Out of the loops' code, like the ends of rows.
+    // Not inlined into loops, like the ends of rows.
     #[inline(never)]
     pub(crate) fn add(&mut self, sums: [f32; N]) {
         let of_pairs = self.of_pairs.get_or_insert([[0.0; N]; LEVELS]);
@@ -73,7 +75,7 @@ impl<const N: usize> Blocks<N> {
         self.count += 1;
     }
 
-    /// With the last block.
+    /// The sum of all blocks, including the last one.
     #[inline(always)]
     pub(crate) fn total(&self, last: [f32; N]) -> [f32; N] {
         if self.count == 0 { last } else { self.added_up(last) }
@@ -99,8 +101,8 @@ fn plus<const N: usize>(a: [f32; N], b: [f32; N]) -> [f32; N] {
 mod tests {
     use super::*;
 
-    /// The largest number of additions that one term passes through among the blocks, as the counter makes them, if numbers that overlap
-    /// are added: each block is a number of its own, whose depth is looked up.
+    /// The largest number of additions that a term passes through among the blocks. Runs the
+    /// counter with depths instead of sums.
     fn depth(blocks: usize) -> u32 {
         let mut of_pairs = [None; LEVELS];
         for block in 1..blocks {
@@ -120,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Of whole numbers, none is lost or counted twice.
+    /// Sums of integers are exact, so a lost or repeated block shows.
     #[test]
     fn all_blocks_are_added() {
         let mut blocks = Blocks::new();
@@ -131,7 +133,7 @@ mod tests {
         }
     }
 
-    /// One that alone has a low bit, among powers of two: pairs of neighbours first, then pairs of pairs.
+    /// Tiny terms survive only if neighbours are added first, then pairs of pairs.
     #[test]
     fn neighbours_are_added_first() {
         let tiny = f32::EPSILON / 2.0;

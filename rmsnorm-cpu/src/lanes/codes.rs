@@ -1,22 +1,25 @@
-//! 32 results as 32 codes: math.md (Q5), by the integers of a result and one addition that rounds.
+//! Conversion of 32 results to 32 codes: math.md (Q5). Normal codes use integer arithmetic,
+//! subnormal ones an addition that rounds.
 
 use rmsnorm_spec::quant::CodeType;
 
 use super::{ALIGNMENT, LANES, Out, Piece, Simd, Stores};
 
-/// A format of floating point with 8 bits, as conversions need it. The same numbers are in `rmsnorm_spec::quant`, whose conversion
-/// every lane is compared with. Data, so that a stage body has the conversion once.
+/// An 8-bit floating-point format, as conversions need it. `rmsnorm_spec::quant` has the same
+/// numbers, and tests compare every lane with its conversion. The format is data, so that a stage
+/// body contains the conversion once.
 #[derive(Clone, Copy)]
 pub(crate) struct Float8 {
-    /// Bits of an f32's significand that a code has not.
+    /// Bits of an f32's significand that a code drops.
     pub(super) shift: u32,
     /// The bits of the smallest f32 that is a normal code.
     pub(super) min_normal: u32,
-    /// What the exponent is too large by, in a code's place.
+    /// The excess of the exponent, at its place in a code.
     pub(super) offset: u32,
     /// The bits of the largest code's value.
     pub(super) largest: u32,
-    /// Its last bit is the smallest code: added to less than a normal code it rounds to codes.
+    /// A number with a last bit equal to the smallest code. Adding it to a value below the smallest
+    /// normal code rounds the value to a code.
     pub(super) magic: f32,
 }
 
@@ -28,10 +31,10 @@ const E4M3: Float8 =
 const E5M2: Float8 =
     Float8 { shift: 21, min_normal: 0x3880_0000, offset: 112 << 2, largest: 0x4760_0000, magic: 128.0 };
 
-/// What NaN becomes.
+/// The code of NaN.
 pub(super) const NAN: u32 = 0x7f;
 
-/// (Q5), of results that were divided by their scale.
+/// Equation (Q5), for results divided by their scale.
 #[inline(always)]
 pub(super) fn encode<S: Simd>(quotients: S::Lanes, codes: CodeType) -> S::Bytes {
     let format = match codes {
@@ -42,14 +45,14 @@ pub(super) fn encode<S: Simd>(quotients: S::Lanes, codes: CodeType) -> S::Bytes 
     S::encode_float(quotients, format)
 }
 
-/// Converts 32 results that were divided by their scale.
+/// Converts 32 results divided by their scale.
 #[inline(always)]
 pub(crate) fn encode_into<S: Simd>(to: &mut [u8; LANES], quotients: S::Lanes, codes: CodeType) {
     S::store_bytes(Out::from(&mut to[..]).group(0), encode::<S>(quotients, codes));
 }
 
-/// Converts results that were divided by their scale, and stores those within the piece; past the cache as
-/// [`store_or_stream`](super::store_or_stream) does, by halves of a cache line.
+/// Converts results divided by their scale, and stores those inside the piece. Stores past the
+/// cache work as in [`store_or_stream`](super::store_or_stream), with half a cache line per piece.
 #[inline(always)]
 pub(crate) fn store_codes<S: Simd, P: Piece>(
     to: &mut Out<'_, u8>,

@@ -1,10 +1,11 @@
-//! Groups of 32 elements: loads, stores, conversions, arithmetic and the fold of a sum.
+//! Groups of 32 elements: loads, stores, conversions, arithmetic and the final sum of lanes.
 //!
-//! A row sum has 32 running sums, one a lane, whatever the width of a register: 2 registers of AVX-512, 4 of AVX2, 8 of
-//! SSE2 or NEON. Long rows have them for each block, and blocks are added pairwise (`blocks`). A product is never fused with a sum. So
-//! every instruction set computes the same bits.
+//! A row sum has 32 running sums, one per lane, for every register width: 2 registers of AVX-512, 4
+//! of AVX2, 8 of SSE2 or NEON. Long rows have 32 sums per block, and blocks are added pairwise
+//! (`blocks`). Products and sums are never fused. So every instruction set computes the same bits.
 //!
-//! [`Simd`] has one implementation per instruction set, in the file of its name; the functions here are shared.
+//! [`Simd`] has one implementation per instruction set, in the file of that name. The functions
+//! here are shared.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -27,20 +28,22 @@ pub(crate) use avx512::Avx512;
 pub(crate) use blocks::{BLOCK, Blocks, add_all, fold_all, sum_up};
 pub(crate) use codes::{Float8, encode_into, store_codes};
 pub(crate) use portable::Portable;
-// For the tests, which go through all: elsewhere `Isa::is_available` never says yes to them.
+// For tests that iterate over all sets; on other architectures `Isa::is_available` is false for
+// these.
 #[cfg(all(test, not(target_arch = "x86_64")))]
 use portable::{Portable as Avx2, Portable as Avx512};
 pub(crate) use views::{Any, Elements, In, Numbers, Out, Written, input_or_overwritten};
 
-/// Elements that are handled together.
+/// Elements that are processed together.
 pub(crate) const LANES: usize = 32;
 
-/// A group of elements to write, which may hold nothing yet. Only values go in.
+/// A group of elements to write. They may be uninitialized, so they are only written.
 pub(crate) type Group<E> = [MaybeUninit<E>; LANES];
 
-/// What an instruction set does with a group of lanes.
+/// The operations of an instruction set on a group of lanes.
 pub(crate) trait Simd {
-    /// Whether forward visits rows of 16-bit elements in batches. Without wide registers a rounding hides what they save.
+    /// Whether forward processes rows of 16-bit elements in batches. Without wide registers, the
+    /// cost of rounding outweighs the gain.
     const IS_BATCHED: bool;
 
     /// 32 f32.
@@ -61,13 +64,14 @@ pub(crate) trait Simd {
 
     /// Lane by lane, correctly rounded.
     fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-    /// Lane by lane the larger of a magnitude and that of a value: as integers, among which NaN is above infinity.
+    /// Per lane, the larger of a magnitude and the magnitude of a value. They are compared as
+    /// integers, with NaN above infinity.
     fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;
-    /// The largest of all magnitudes, in the same sense.
+    /// The largest of all magnitudes, compared as in [`max_magnitude`](Self::max_magnitude).
     fn fold_max(magnitudes: Self::Lanes) -> f32;
 
-    /// The sum of all lanes, always in the same tree: each lane of the lower half takes up its partner in the upper
-    /// half, until one lane is left.
+    /// The sum of all lanes as a fixed tree: each lane of the lower half adds its partner in the
+    /// upper half, until one lane is left.
     fn fold(lanes: Self::Lanes) -> f32;
 
     /// Reads 32 elements.
@@ -100,9 +104,9 @@ pub(crate) trait Simd {
     /// To nearest, ties to even; NaN stays NaN.
     fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves;
 
-    /// The nearest codes, ties to even; the largest beyond it, NaN stays NaN.
+    /// The nearest codes, ties to even. Larger values become the largest code; NaN stays NaN.
     fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes;
-    /// The nearest integers, ties to even; -128 or 127 beyond them, 0 for NaN.
+    /// The nearest integers, ties to even. Values outside become -128 or 127; NaN becomes 0.
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes;
     /// Writes 32 codes.
     fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes);
@@ -113,14 +117,14 @@ pub(crate) trait Simd {
     /// - [`fence`](Self::fence) is called on this thread before the codes are used elsewhere.
     unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes);
 
-    /// Orders stores past the cache before later stores of this thread.
+    /// Orders stores past the cache before this thread's later stores.
     fn fence();
-    /// Asks for the cache line at that address, which may be any.
+    /// Prefetches the cache line at an address, which may be invalid.
     fn prefetch(address: *const u8);
 }
 
-/// A piece of a row. Two types, so that the loop over full pieces is compiled without the code for short ones: a call
-/// in it, even one that is never taken, would push every running sum out of its register.
+/// A piece of a row. Two types, so that the loop over full pieces is compiled without the code for
+/// short ones: a call in the loop, even one that never happens, would spill every running sum.
 pub(crate) trait Piece: Copy {
     /// Whether it is [`Full`].
     const IS_FULL: bool;
@@ -148,7 +152,7 @@ impl Piece for Full {
     }
 }
 
-/// Fewer elements, at an end of the row.
+/// Fewer than `LANES` elements, at an end of the row.
 #[derive(Clone, Copy)]
 pub(crate) struct Part {
     pub(crate) start: usize,
@@ -167,7 +171,8 @@ impl Piece for Part {
     }
 }
 
-/// Runs the block for the full pieces from `head` behind column `start` on, in order, then for what is left at the two ends.
+/// Runs the block for the full pieces that begin `head` elements after column `start`, in order,
+/// then for the remaining elements at both ends.
 macro_rules! for_each_piece_between {
     ($start:expr, $head:expr, $end:expr, $piece:ident => $body:block) => {{
         let (first, head, end) = ($start, $head, $end);
@@ -185,11 +190,11 @@ macro_rules! for_each_piece_between {
 }
 pub(crate) use for_each_piece_between;
 
-/// Runs the block for the full pieces of a row of `cols` elements from `head` on, in order, then for what is left at
-/// the row's two ends.
+/// Runs the block for the full pieces of a row of `cols` elements from `head` on, in order, then
+/// for the remaining elements at both ends of the row.
 ///
-/// A macro, because a closure is compiled without the instruction set of the function that it stands in, and the
-/// intrinsics in it would become calls.
+/// A macro, because a closure is compiled without the instruction set of the enclosing function,
+/// and its intrinsics would become calls.
 macro_rules! for_each_piece {
     ($head:expr, $cols:expr, $piece:ident => $body:block) => {
         $crate::lanes::for_each_piece_between!(0, $head, $cols, $piece => $body)
@@ -197,7 +202,7 @@ macro_rules! for_each_piece {
 }
 pub(crate) use for_each_piece;
 
-/// The elements of a piece in f32; beyond its length, zeros.
+/// The elements of a piece as f32, with zeros beyond its length.
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::Lanes {
     if P::IS_FULL {
@@ -207,7 +212,7 @@ pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::La
     }
 }
 
-/// Rounds to the nearest elements, ties to even, and stores those within the piece.
+/// Rounds to the nearest elements, ties to even, and stores those inside the piece.
 #[inline(always)]
 pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut Out<'_, E>, piece: P, lanes: S::Lanes) {
     if P::IS_FULL {
@@ -218,17 +223,18 @@ pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut Out<'_, E>, piece: P
     }
 }
 
-/// What a stage body stores with. Stores past the cache may become visible after later stores of the same thread, such as
-/// the one that tells another thread that the work is done, and on x86-64 no test can provoke that. So they are issued in
-/// one place, [`store_or_stream`], which asks for a [`Stores`]; this is where one comes from; and it fences when it ends.
-#[must_use = "it fences when it is dropped"]
+/// The source of [`Stores`], which stage bodies need for stores past the cache. Such stores may
+/// become visible after later stores of the same thread, for example the one that reports the work
+/// as finished; on x86-64 no test can provoke this. So only [`store_or_stream`] issues them, it
+/// requires a [`Stores`], and a `Fenced` fences when it is dropped.
+#[must_use = "dropping it fences: keep it until all stores are done"]
 pub(crate) struct Fenced<S: Simd> {
     streaming: bool,
-    /// Not `Send`: the fence must be on the thread of the stores.
+    /// Not `Send`, because the fence must run on the thread of the stores.
     thread: PhantomData<(S, *const ())>,
 }
 
-/// The right to store, past the cache or through it, for as long as the [`Fenced`] lives that it comes from.
+/// Permission to store, past the cache or through it, within the lifetime of its [`Fenced`].
 #[derive(Clone, Copy)]
 pub(crate) struct Stores<'f> {
     streaming: bool,
@@ -258,21 +264,21 @@ impl<S: Simd> Drop for Fenced<S> {
 }
 
 impl Stores<'_> {
-    /// Elements to go before full pieces of a row can be stored past the cache: up to the first aligned one. None where
-    /// nothing is.
+    /// Elements before the first aligned one, where full pieces can be stored past the cache. 0
+    /// without streaming.
     #[inline(always)]
     pub(crate) fn head<T: Elements>(self, row: &Out<'_, T>) -> usize {
         if self.streaming { row.until_aligned(ALIGNMENT) } else { 0 }
     }
 
-    /// The same of codes, of which a full piece is half of a cache line.
+    /// The same for codes, with full pieces of half a cache line.
     #[inline(always)]
     pub(crate) fn head_of_codes(self, row: &Out<'_, u8>) -> usize {
         if self.streaming { row.until_aligned(ALIGNMENT / 2) } else { 0 }
     }
 }
 
-/// As [`store`]; past the cache if `stores` say so, where the piece is full and aligned for it.
+/// As [`store`], but past the cache if `stores` streams and the piece is full and aligned.
 #[inline(always)]
 pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     to: &mut Out<'_, E>,
@@ -298,10 +304,10 @@ pub(crate) fn store_or_stream<S: Simd, E: Element, P: Piece>(
     }
 }
 
-/// Bytes of a cache line: stores past the cache write whole ones.
+/// Bytes of a cache line. Stores past the cache write whole lines.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The value each lane would have after a store and a load.
+/// The values of the lanes after a store and a load.
 #[inline(always)]
 pub(crate) fn round_through<S: Simd>(dtype: DType, lanes: S::Lanes) -> S::Lanes {
     match dtype {
@@ -311,7 +317,7 @@ pub(crate) fn round_through<S: Simd>(dtype: DType, lanes: S::Lanes) -> S::Lanes 
     }
 }
 
-/// The lanes of a piece; zero beyond its length.
+/// The lanes of a piece, with zeros beyond its length.
 #[inline(always)]
 pub(crate) fn within<S: Simd, P: Piece>(piece: P, lanes: S::Lanes) -> S::Lanes {
     if P::IS_FULL {
@@ -348,7 +354,7 @@ fn narrow<S: Simd, E: Element>(to: &mut Group<E>, lanes: S::Lanes) {
     }
 }
 
-// Out of the loops' code: the ends of rows are rare.
+// Not inlined into loops, because ends of rows are rare.
 #[inline(never)]
 fn padded<E: Element>(from: &[E]) -> [E; LANES] {
     let mut padded = [E::default(); LANES];
@@ -356,7 +362,8 @@ fn padded<E: Element>(from: &[E]) -> [E; LANES] {
     padded
 }
 
-/// The same bytes as elements of another type of the same size: `match E::DTYPE` proved that it is the same type.
+/// The same bytes as elements of another type of the same size. `match E::DTYPE` has proved that
+/// the types are the same.
 #[inline(always)]
 fn cast<E: Element, F: bytemuck::Pod>(from: &[E; LANES]) -> &[F; LANES] {
     &bytemuck::cast_slice(from).as_chunks::<LANES>().0[0]
@@ -488,14 +495,15 @@ mod tests {
         on_every_isa!(fold_uses_the_tree);
     }
 
-    /// The 32 codes of these quotients.
+    /// The codes of 32 quotients.
     fn codes_of<S: Simd>(values: &[f32; LANES], codes: CodeType) -> [u8; LANES] {
         let mut all = [0; LANES];
         S::store_bytes(Out::from(&mut all[..]).group(0), codes::encode::<S>(S::load(values), codes));
         all
     }
 
-    /// Every sign, exponent and leading bit, with nothing, a little, half and all of the bits behind: as the definition converts.
+    /// Compares codes with their definition, for every sign, exponent and leading bit, with zero,
+    /// little, half and all of the remaining bits.
     fn codes_are_those_of_the_definition<S: Simd>(isa: Isa) {
         let rest = [0, 1, 0xffff, 0x1_0000, 0x1_0001, 0x1_ffff];
         let values: Vec<f32> =
@@ -513,7 +521,7 @@ mod tests {
         on_every_isa!(codes_are_those_of_the_definition);
     }
 
-    /// In whatever lane the largest magnitude is, and whatever its sign; NaN is above all.
+    /// For the largest magnitude in every lane and with either sign; NaN is above all.
     fn largest_is_found<S: Simd>(isa: Isa) {
         for lane in 0..LANES {
             for largest in [-7.5f32, 8.0, f32::NEG_INFINITY, f32::NAN, -f32::NAN] {
@@ -540,7 +548,7 @@ mod tests {
         on_every_isa!(largest_is_found);
     }
 
-    /// A fence that is missing shows in no result, so it is looked for in the machine code.
+    /// A missing fence changes no result, so the test searches the machine code.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn fences_are_sfence() {
@@ -553,7 +561,7 @@ mod tests {
             // SAFETY:
             // - memory: the program's code can be read, and there are more than 64 bytes of it from any test on.
             let code = unsafe { std::slice::from_raw_parts(fence as *const u8, 64) };
-            // Up to the return of the function: what lies behind belongs to another one.
+            // Up to the function's return; bytes after it belong to another function.
             let end = code.iter().position(|&byte| byte == 0xc3).unwrap_or(code.len());
             assert!(code[..end].windows(3).any(|bytes| bytes == SFENCE), "{code:02x?}");
         }

@@ -1,4 +1,5 @@
-//! What the compilation target guarantees (SSE2 on x86-64, NEON on aarch64), by loops that the compiler vectorises.
+//! The instructions that the compilation target guarantees (SSE2 on x86-64, NEON on aarch64), as
+//! loops that the compiler vectorises.
 
 use std::mem::MaybeUninit;
 
@@ -112,7 +113,7 @@ impl Simd for Portable {
         halves.map(|bits| f32::from_bits(u32::from(bits) << 16))
     }
 
-    /// In integers, which vectorises; a NaN keeps its upper bits and becomes quiet.
+    /// Integer arithmetic, which vectorises. A NaN keeps its upper bits and becomes quiet.
     #[inline(always)]
     fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
         lanes.map(|value| {
@@ -127,7 +128,7 @@ impl Simd for Portable {
         lanes.map(|value| {
             let bits = value.to_bits();
             let magnitude = (bits & 0x7fff_ffff).min(format.largest);
-            // A carry runs into the exponent, as it should.
+            // A carry correctly increases the exponent.
             let half = (1 << (format.shift - 1)) - 1 + (magnitude >> format.shift & 1);
             let normal = ((magnitude + half) >> format.shift).wrapping_sub(format.offset);
             let subnormal = (f32::from_bits(magnitude) + format.magic).to_bits().wrapping_sub(format.magic.to_bits());
@@ -137,7 +138,8 @@ impl Simd for Portable {
         })
     }
 
-    /// By an addition that leaves the integer in the lowest bits: rounding functions do not vectorise without SSE4.1.
+    /// An addition that leaves the integer in the lowest bits, because rounding functions do not
+    /// vectorise without SSE4.1.
     #[inline(always)]
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
         const MAGIC: f32 = 12_582_912.0;
@@ -164,28 +166,32 @@ impl Simd for Portable {
     fn prefetch(_address: *const u8) {}
 }
 
-/// Exact. Without branches, so that it vectorises: the crate `half` asks for processor features at every element.
+/// Exact. Has no branches, so that it vectorises; the crate `half` tests processor features for
+/// every element.
 #[inline(always)]
 fn f16_to_f32(half: u16) -> f32 {
-    // The exponent is 112 too small when the bits are moved into place; the product makes up for it, for subnormals too.
+    // Moving the bits leaves the exponent 112 too small. The product corrects it, also for
+    // subnormals.
     let magnitude = f32::from_bits(u32::from(half & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
     let is_infinite_or_nan = half & 0x7c00 == 0x7c00;
     let exponent = if is_infinite_or_nan { 0x7f80_0000 } else { 0 };
     f32::from_bits(magnitude.to_bits() | exponent | u32::from(half & 0x8000) << 16)
 }
 
-/// To nearest, ties to even; a NaN keeps its upper bits and becomes quiet. Without branches, as [`f16_to_f32`].
+/// To nearest, ties to even; a NaN keeps its upper bits and becomes quiet. Has no branches, like
+/// [`f16_to_f32`].
 #[inline(always)]
 fn f16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits() & 0x7fff_ffff;
     let magnitude = f32::from_bits(bits);
-    // Below 2^-14 halves are spaced 2^-24: so are f32 from 0.5 on, and the sum rounds as a store would.
+    // Below 2^-14 f16 values are spaced 2^-24, like f32 values from 0.5 on. So this sum rounds
+    // correctly.
     let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let odd = (bits >> 13) & 1;
     let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xfff + odd) >> 13;
     let nan = 0x7e00 | (bits >> 13) & 0x3ff;
     let rounded = if magnitude < 6.103_515_6e-5 { subnormal } else { normal };
-    // From halfway between the largest half and the next power of two on, infinity is nearer.
+    // From the midpoint of the largest f16 and the next power of two on, infinity is nearer.
     let finite = if magnitude < 65520.0 { rounded } else { 0x7c00 };
     let unsigned = if magnitude.is_nan() { nan } else { finite };
     unsigned as u16 | (value.to_bits() >> 16) as u16 & 0x8000
@@ -197,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// Every half, bit for bit; a NaN keeps its own.
+    /// Compares every f16 bit for bit; a NaN keeps its bits.
     #[test]
     fn every_half_is_widened_exactly() {
         for bits in 0..=u16::MAX {
@@ -211,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Calls `check` for each value of 16 bits, for what is halfway to the next one away from zero, for their neighbours in f32, and
-    /// for the ends of f32.
+    /// Calls `check` for each 16-bit value, the midpoint to the next value away from zero, their
+    /// f32 neighbours, and the extreme f32 values.
     fn for_all_roundings(halfway: impl Fn(u16) -> f32, value: impl Fn(u16) -> f32, mut check: impl FnMut(f32)) {
         for bits in 0..=0x7fffu16 {
             for near in [value(bits), halfway(bits)].into_iter().filter(|near| near.is_finite()) {
@@ -228,7 +234,7 @@ mod tests {
     #[test]
     fn values_are_rounded_to_the_nearest_half() {
         let value = |bits| f16::from_bits(bits).to_f32();
-        // Beyond the largest half, as if there were another.
+        // As if a value followed the largest f16.
         let next = |bits| if bits == 0x7bff { 65536.0 } else { value(bits + 1) };
         for_all_roundings(
             |bits| (value(bits) + next(bits)) / 2.0,

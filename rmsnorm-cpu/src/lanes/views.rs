@@ -1,5 +1,6 @@
-//! Elements that a stage reads and writes. A body either knows their dtype when it is compiled, or reads it from the view as it runs:
-//! [`Any`]. A body of `Any` reads the dtype once a piece, and serves every mix of dtypes.
+//! Views of elements that a stage reads and writes. A body either knows their dtype at compile
+//! time, or reads it from the view at run time: [`Any`]. A body of `Any` reads the dtype once per
+//! piece, and serves every mix of dtypes.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -9,9 +10,9 @@ use rmsnorm_spec::{DType, Element, Stored, bf16, f16};
 
 use super::{ALIGNMENT, LANES, Piece, Simd, Stores};
 
-/// A type of elements: one that is stored, or [`Any`].
+/// A type of elements: a stored type, or [`Any`].
 pub(crate) trait Elements: Copy {
-    /// What elements say of their type.
+    /// The run-time tag of the element type.
     type Tag: Copy + Send + Sync;
 
     /// Bytes of an element.
@@ -27,7 +28,7 @@ impl<E: Stored> Elements for E {
     }
 }
 
-/// The type of elements that say theirs: f32, f16 or bf16.
+/// Elements with a run-time dtype: f32, f16 or bf16.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Any;
 
@@ -40,11 +41,11 @@ impl Elements for Any {
     }
 }
 
-/// A type of elements that are loaded to lanes and stored from them.
+/// A type of elements that can be loaded to lanes and stored from lanes.
 pub(crate) trait Numbers: Elements {
-    /// The dtype, in a call that says this of it.
+    /// The dtype, if the call states `said` as the run-time dtype.
     fn dtype(said: DType) -> DType;
-    /// What elements of it say, in such a call.
+    /// The tag of elements in such a call.
     fn tag(said: DType) -> Self::Tag;
     /// As [`load`](super::load).
     fn load<S: Simd, P: Piece>(from: In<'_, Self>, piece: P) -> S::Lanes;
@@ -105,7 +106,7 @@ impl Numbers for Any {
 
 /// Elements to read.
 pub(crate) struct In<'a, T: Elements> {
-    /// The first of `len` values of the type that `T` and the tag say, borrowed for `'a`.
+    /// The first of `len` values of the type given by `T` and the tag, borrowed for `'a`.
     first: *const u8,
     len: usize,
     tag: T::Tag,
@@ -141,25 +142,26 @@ impl<'a, T: Elements> In<'a, T> {
         self.len
     }
 
-    /// So many elements from there on.
+    /// `len` elements from `start` on.
     #[inline(always)]
     pub(crate) fn part(self, start: usize, len: usize) -> Self {
         assert_within(self.len, start, len);
         In { first: self.first.wrapping_add(start * T::size(self.tag)), len, ..self }
     }
 
-    /// All elements from there on.
+    /// All elements from `start` on.
     #[inline(always)]
     pub(crate) fn tail(self, start: usize) -> Self {
         self.part(start, self.len - start)
     }
 
-    /// The elements before `index`, and the others.
+    /// The elements before `index`, and the rest.
     pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
         (self.part(0, index), self.tail(index))
     }
 
-    /// Asks for the same piece of a row so many elements on. There may be no such row: a hint may name any address.
+    /// Prefetches the same piece `distance` elements later. There may be no such row: a prefetch
+    /// may name any address.
     #[inline(always)]
     pub(crate) fn prefetch<S: Simd, P: Piece>(self, distance: usize, piece: P) {
         let size = T::size(self.tag);
@@ -190,14 +192,14 @@ impl<'a, E: Stored> In<'a, E> {
 }
 
 impl<'a, E: Element> In<'a, E> {
-    /// The same elements, which say their type.
+    /// The same elements with a run-time dtype.
     pub(crate) fn any(self) -> In<'a, Any> {
         In { first: self.first, len: self.len, tag: E::DTYPE, borrowed: PhantomData }
     }
 }
 
 impl<'a> In<'a, Any> {
-    /// The same elements of this type, which they say they are of.
+    /// The same elements with a compile-time type, which must match their tag.
     #[inline(always)]
     pub(crate) fn known<T: Numbers>(self) -> In<'a, T> {
         assert!(T::dtype(self.tag) == self.tag, "elements are of the type that they say");
@@ -205,10 +207,11 @@ impl<'a> In<'a, Any> {
     }
 }
 
-/// Elements to write, which may hold nothing yet: outputs need not be zeroed first. Only values go in, so that a slice of
-/// values can be written through one.
+/// Elements to write. They may be uninitialized, so outputs need not be zeroed first. Only values
+/// are written, so a slice of values can be written through an `Out`.
 pub(crate) struct Out<'a, T: Elements> {
-    /// The first of `len` elements of the type that `T` and the tag say, borrowed mutably for `'a`. They may hold nothing.
+    /// The first of `len` elements of the type given by `T` and the tag, borrowed mutably for `'a`.
+    /// They may be uninitialized.
     first: *mut u8,
     len: usize,
     tag: T::Tag,
@@ -250,27 +253,28 @@ impl<'a, T: Elements> Out<'a, T> {
         Out { first: ptr::without_provenance_mut(ALIGNMENT), len: 0, tag, borrowed: PhantomData }
     }
 
-    /// Elements to go before one whose address is a multiple of so many bytes, if there are as many.
+    /// Elements before the first one with an address that is a multiple of `alignment`; at most
+    /// all.
     #[inline(always)]
     pub(crate) fn until_aligned(&self, alignment: usize) -> usize {
-        // Whole elements, as each is aligned.
+        // A whole number of elements, because each is aligned.
         (self.address().wrapping_neg() % alignment / T::size(self.tag)).min(self.len)
     }
 
-    /// So many elements from there on.
+    /// `len` elements from `start` on.
     #[inline(always)]
     pub(crate) fn part(&mut self, start: usize, len: usize) -> Out<'_, T> {
         assert_within(self.len, start, len);
         Out { first: self.first.wrapping_add(start * T::size(self.tag)), len, tag: self.tag, borrowed: PhantomData }
     }
 
-    /// All of them, for a while.
+    /// The same elements, reborrowed.
     #[inline(always)]
     pub(crate) fn reborrow(&mut self) -> Out<'_, T> {
         Out { first: self.first, len: self.len, tag: self.tag, borrowed: PhantomData }
     }
 
-    /// The elements before `index`, and the others.
+    /// The elements before `index`, and the rest.
     pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
         assert_within(self.len, index, 0);
         let high = self.first.wrapping_add(index * T::size(self.tag));
@@ -287,7 +291,7 @@ impl<T: Numbers> Out<'_, T> {
 }
 
 impl<'a, E: Stored> Out<'a, E> {
-    /// The same elements under another name of their type.
+    /// The same elements as another type with the same layout.
     pub(crate) fn cast<F: Stored>(self) -> Out<'a, F> {
         assert_eq!((size_of::<E>(), align_of::<E>()), (size_of::<F>(), align_of::<F>()), "one dtype has one layout");
         Out { first: self.first, len: self.len, tag: (), borrowed: PhantomData }
@@ -315,7 +319,7 @@ impl<'a, E: Stored> Out<'a, E> {
         self.elements_mut()[index].write(value);
     }
 
-    /// Writes every element, each from its place in `values`, which are as many.
+    /// Writes every element from `values`, which must have the same length.
     #[inline(always)]
     pub(crate) fn copy_from_slice(&mut self, values: &[E]) {
         assert_eq!(self.len, values.len());
@@ -325,7 +329,7 @@ impl<'a, E: Stored> Out<'a, E> {
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.first.cast(), values.len()) }
     }
 
-    /// Writes this value everywhere, and gives the values.
+    /// Writes `value` to every element and returns the slice of values.
     pub(crate) fn filled(mut self, value: E) -> &'a mut [E] {
         self.elements_mut().fill(MaybeUninit::new(value));
         // SAFETY:
@@ -334,7 +338,7 @@ impl<'a, E: Stored> Out<'a, E> {
         unsafe { slice::from_raw_parts_mut(self.first.cast(), self.len) }
     }
 
-    /// The group of elements from there on. Only values may be written to it.
+    /// The group of elements that begins at `start`. Only values may be written to it.
     #[inline(always)]
     pub(crate) fn group(&mut self, start: usize) -> &mut [MaybeUninit<E>; LANES] {
         &mut self.elements_mut()[start..start + LANES].as_chunks_mut::<LANES>().0[0]
@@ -342,14 +346,14 @@ impl<'a, E: Stored> Out<'a, E> {
 }
 
 impl<'a, E: Element> Out<'a, E> {
-    /// The same elements, which say their type.
+    /// The same elements with a run-time dtype.
     pub(crate) fn any(self) -> Out<'a, Any> {
         Out { first: self.first, len: self.len, tag: E::DTYPE, borrowed: PhantomData }
     }
 }
 
 impl<'a> Out<'a, Any> {
-    /// The same elements of this type, which they say they are of.
+    /// The same elements with a compile-time type, which must match their tag.
     #[inline(always)]
     pub(crate) fn known<T: Numbers>(self) -> Out<'a, T> {
         assert!(T::dtype(self.tag) == self.tag, "elements are of the type that they say");
@@ -357,13 +361,14 @@ impl<'a> Out<'a, Any> {
     }
 }
 
-/// Of `len` elements there are `wanted` from `start` on.
+/// Asserts that `wanted` elements from `start` on lie within `len` elements.
 #[inline(always)]
 fn assert_within(len: usize, start: usize, wanted: usize) {
     assert!(start <= len && wanted <= len - start, "a part lies within its elements");
 }
 
-/// Elements that a stage has written, for the next one to read: as rows, between which there may be nothing.
+/// Elements that a stage has written, for the next stage to read row by row. Gaps between rows may
+/// be uninitialized.
 pub(crate) struct Written<'a, E>(&'a [MaybeUninit<E>]);
 
 impl<E> Clone for Written<'_, E> {
@@ -375,7 +380,7 @@ impl<E> Clone for Written<'_, E> {
 impl<E> Copy for Written<'_, E> {}
 
 impl<'a, E: Stored> Written<'a, E> {
-    /// Of elements that were written as far as anyone will ask for them.
+    /// Wraps elements, of which only the written ones are read.
     ///
     /// # Safety
     /// - contents: every element that [`part`](Self::part) will be asked for was written.
@@ -383,7 +388,7 @@ impl<'a, E: Stored> Written<'a, E> {
         Written(out.elements())
     }
 
-    /// So many elements from there on.
+    /// `len` elements from `start` on.
     #[inline(always)]
     pub(crate) fn part(self, start: usize, len: usize) -> &'a [E] {
         let part = &self.0[start..][..len];
@@ -394,10 +399,11 @@ impl<'a, E: Stored> Written<'a, E> {
     }
 }
 
-/// What a row is read from: its input, or without one, in place, what is to be overwritten.
+/// The source of a row: its input or, in place, the output that will be overwritten.
 #[inline(always)]
 pub(crate) fn input_or_overwritten<'r, T: Elements>(input: Option<In<'r, T>>, out: &'r Out<'_, T>) -> In<'r, T> {
-    // `In` promises values. Work lacks an input in place only, and then `launch::overwritten` has made its `Out` of a slice of values.
+    // `In` promises values. Only in-place work lacks an input, and then `launch::overwritten` has
+    // made its `Out` from a slice of values.
     input.unwrap_or(In { first: out.first, len: out.len, tag: out.tag, borrowed: PhantomData })
 }
 
@@ -429,7 +435,7 @@ mod tests {
         assert_eq!(values, [1.5, 3.0]);
     }
 
-    /// Also behind a split and a part.
+    /// Also after a split and a part.
     #[test]
     fn elements_are_found_by_the_type_that_they_say() {
         let (values, wide) = ([1.0, 2.0, 3.0, 4.0].map(bf16::from_f32), [5.0f32, 6.0]);

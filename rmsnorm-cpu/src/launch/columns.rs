@@ -1,4 +1,4 @@
-//! The two halves of a call whose columns are divided among ranks.
+//! The two phases of a call with columns divided among ranks.
 
 use rmsnorm_spec::{
     AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, Checked, Error, Given, Untyped,
@@ -93,7 +93,7 @@ pub(super) fn backward_given<B: SliceBackend>(
     run_backward::<B>(backend, &spec, &problem, args, Some(found))
 }
 
-/// The tensors of a second half, and what all ranks have found.
+/// The tensors of a second phase, and the numbers of all ranks.
 fn given<'g, B: SliceBackend, A>(call: Checked<Given<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
     let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
     let Given { args, statistics, columns, .. } = call.into_args();

@@ -1,4 +1,5 @@
-//! A quantized forward call: its work once, or twice where the tensor's scale must be found first, then what is made of it.
+//! A quantized forward call: the forward stage, run twice if the tensor's scale must be computed
+//! first, then the transposed and columnwise copies.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,11 +28,11 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let (quant, rows, cols) = (args.quant, spec.rows, spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
 
-    // All that may fail comes before anything is written.
+    // Everything that may fail comes before the first write.
     let (amax, amax_out) = match args.amax {
         Some(amax) if quant.folds_amax => {
             let values = B::values(amax.typed::<f32>()?)?;
-            // A magnitude, whatever its sign.
+            // A magnitude: the sign is dropped.
             (AtomicU32::new(values[0].to_bits() & 0x7fff_ffff), Some(Out::from(values)))
         }
         Some(amax) => (AtomicU32::new(0), Some(out::<B, f32>(amax)?)),
@@ -80,8 +81,11 @@ pub(super) fn quantized_forward<B: SliceBackend>(
             Scaling::Tensor(found)
         }
         (_, Some(scales)) => compact.scaling(&quant, scales, groups),
-        // A `Checked` call has scales where none is given; the error is for the type system only.
-        (_, None) => return Err(Error::Missing { arg: "scales", why: "codes without their scales are no values" }),
+        // A `Checked` call has scales unless the scale is given; the type system needs the error.
+        (_, None) => {
+            let why = "the codes cannot be decoded without it: pass scales(..) or scales_e8m0(..)";
+            return Err(Error::Missing { arg: "scales", why });
+        }
     };
     let residual = match (residual, args.residual_out) {
         (None, _) => Residual::Absent,
@@ -110,24 +114,25 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     if let Some(codes_t) = args.codes_t {
         let codes_t = MatrixMut { rows: RowStarts::of(codes_t.layout(cols, rows)), data: bytes::<B>(codes_t.view)? };
         // SAFETY:
-        // - contents: the stage above has written every code of every row, and no others are asked for.
+        // - contents: the stage above has written every code of every row, and only these are read.
         let written = unsafe { Written::new(&codes.data) };
         let work = TransposedCols { codes: written, codes_rows: codes.rows, rows, first: 0, cols, codes_t };
         backend.install(plan.tasks, || {
             fork(work, cols, plan.tasks, &TransposedCols::split_at, &TransposedCols::run);
         });
     }
-    // A `Checked` call along columns stores them, and layer norm's means.
+    // A `Checked` call with a columnwise copy stores rstd, and the mean in layer norm.
     if let Some((columns, rstd)) = columns.zip(rstd.as_ref()) {
         // SAFETY:
-        // - contents: the stage above has written these of every row, and no others are asked for.
+        // - contents: the stage above has written the statistics of every row, and only these are
+        //   read.
         let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| Written::new(mean)), Written::new(rstd)) };
         columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan));
     }
     Ok(())
 }
 
-/// Codes, whichever they are.
+/// Converts an output view of codes of any type.
 fn bytes<B: SliceBackend>(view: AnyOut<'_, B>) -> Result<Out<'_, u8>, Error> {
     match view {
         AnyOut::E4m3(codes) => Ok(B::out(codes).cast()),
@@ -138,9 +143,9 @@ fn bytes<B: SliceBackend>(view: AnyOut<'_, B>) -> Result<Out<'_, u8>, Error> {
     }
 }
 
-/// The copy along columns, to be made.
+/// The outputs of the columnwise copy.
 struct Columns<'a> {
-    /// Blocks of a column.
+    /// Blocks per column.
     groups: usize,
     compact: Compact,
     codes: MatrixMut<'a, u8>,
@@ -148,7 +153,7 @@ struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Of these inputs, by the rows' statistics.
+    /// Computes the copy from the inputs and the rows' statistics.
     fn run(
         self,
         backend: &CpuBackend,

@@ -1,5 +1,6 @@
-//! Scales of rows and blocks. A stage writes them row by row, each task its own: in place where they lie so, and else into memory of
-//! the call, from where they are laid out with their padding.
+//! Scales of rows and blocks. A stage writes them row by row, each task its own rows: directly if
+//! the layout is row by row, otherwise into a temporary buffer that is then copied to the layout
+//! with its padding.
 
 use rmsnorm_spec::Scales;
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout, ScaleType};
@@ -10,10 +11,10 @@ use crate::lanes::Out;
 use crate::stages::quantized_forward::Scaling;
 use crate::stages::{MatrixMut, RowStarts};
 
-/// A call's scales, to be written.
+/// The scales output of a call.
 pub(super) type ScalesOut<'a> = Scales<Out<'a, f32>, Out<'a, u8>>;
 
-/// What a stage writes them to.
+/// Converts the scales output of a call.
 pub(super) fn scales_out<'a, B: SliceBackend>(
     scales: Scales<AnyOut<'a, B>, AnyOut<'a, B>>,
 ) -> Result<ScalesOut<'a>, Error> {
@@ -23,7 +24,7 @@ pub(super) fn scales_out<'a, B: SliceBackend>(
     })
 }
 
-/// Scales row by row, of a call that wants them to lie otherwise.
+/// A temporary buffer of scales row by row, for calls with another layout.
 #[derive(Default)]
 pub(super) struct Compact {
     f32: Vec<f32>,
@@ -31,7 +32,7 @@ pub(super) struct Compact {
 }
 
 impl Compact {
-    /// Room for so many, if they do not lie row by row anyway.
+    /// Room for `len` scales, unless the layout is row by row.
     pub(super) fn new(quant: &QuantSpec, len: usize) -> Result<Self, Error> {
         let mut compact = Compact::default();
         if quant.layout != ScaleLayout::RowMajor {
@@ -43,7 +44,7 @@ impl Compact {
         Ok(compact)
     }
 
-    /// Where a stage puts them.
+    /// The destination of a stage's scales.
     pub(super) fn scaling<'a>(
         &'a mut self,
         quant: &QuantSpec,
@@ -59,7 +60,7 @@ impl Compact {
         }
     }
 
-    /// Writes them where they are to lie, and zeros between them.
+    /// Copies the scales to the call's layout, and zeros the gaps.
     pub(super) fn lay_out(&self, quant: &QuantSpec, scales: ScalesOut<'_>, (rows, groups): (usize, usize)) {
         if quant.layout == ScaleLayout::RowMajor {
             return;
@@ -80,7 +81,7 @@ fn room<E: Stored>(len: usize) -> Result<Vec<E>, Error> {
 }
 
 fn matrix<E: Stored>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {
-    // Each row's start is all that is asked for.
+    // Only the starts of rows are used.
     MatrixMut { data, rows: RowStarts::of(Rows::dense(()).layout(0, groups)) }
 }
 

@@ -1,5 +1,5 @@
-//! The split of a call over threads, at sizes that no plan would split: every unit is done once, by one task, in its
-//! place, however the splits nest.
+//! Splits of calls over threads, at sizes that no plan would split: one task processes each unit
+//! once, at its place, however the splits nest.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::quantized_forward::Scaling;
 use crate::{Isa, lanes};
 
-/// Wherever a matrix is split, also within a group, and split again, each row is found where the whole has it.
+/// Splits matrices repeatedly, also within groups: each row stays where it is in the whole matrix.
 #[test]
 fn a_matrix_in_groups_is_split_anywhere() {
     let (count, groups) = (11, RowGroups { rows: 4, stride: 70 });
@@ -44,9 +44,9 @@ fn a_matrix_in_groups_is_split_anywhere() {
 fn no_room_says_how_many_bytes_for_what() {
     let message = |error: Error| error.to_string();
     let small = message(no_room::<f32>("workspace", 100, &"a reason"));
-    assert_eq!(small, "cpu device error: no 400 bytes of memory for the workspace: a reason");
+    assert_eq!(small, "cpu device error: cannot allocate 400 bytes for the workspace: a reason");
     let large = message(no_room::<bf16>("tensor", usize::MAX, &"a reason"));
-    assert_eq!(large, format!("cpu device error: no {} bytes of memory for the tensor: a reason", usize::MAX));
+    assert_eq!(large, format!("cpu device error: cannot allocate {} bytes for the tensor: a reason", usize::MAX));
 }
 
 fn pool() -> rayon::ThreadPool {
@@ -59,7 +59,7 @@ fn fork_gives_every_unit_to_one_task() {
     for units in [0, 1, 2, 3, 5, 7, 64, 100, 1023, (1 << 32) + 1, (1 << 61) + 7] {
         for tasks in [0, 1, 2, 3, 4, 5, 7, 8, 13, 64] {
             let done = Mutex::new(Vec::new());
-            // The split is told where within the piece it is made.
+            // `at` is relative to the start of the piece.
             let split_at = |range: Range<usize>, at| (range.start..range.start + at, range.start + at..range.end);
             pool.install(|| fork(0..units, units, tasks, &split_at, &|range| done.lock().unwrap().push(range)));
             let mut done = done.into_inner().unwrap();
@@ -73,7 +73,7 @@ fn fork_gives_every_unit_to_one_task() {
             if tasks <= units {
                 let (fewest, most) = (units / tasks.max(1), units.div_ceil(tasks.max(1)));
                 assert_eq!(done.len(), tasks.max(1), "{units} units: {done:?}");
-                // Halves of halves: each split rounds down once more.
+                // Nested halves: each split rounds down once more.
                 assert!(
                     done.iter().all(|range| (fewest.saturating_sub(1)..=most + 1).contains(&range.len())),
                     "{done:?}"
@@ -83,7 +83,8 @@ fn fork_gives_every_unit_to_one_task() {
     }
 }
 
-/// Rows whose distance needs more than 32 bits are found on either side of a split. What is between takes no memory.
+/// Rows with a stride of more than 32 bits are found on both sides of a split. The memory between
+/// them is never accessed.
 #[test]
 fn a_matrix_is_split_at_rows_far_apart() {
     let row_stride = (1usize << 31) + 5;
@@ -97,7 +98,7 @@ fn a_matrix_is_split_at_rows_far_apart() {
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
     }
-    // Groups of two rows, of which the first are those.
+    // Groups of two rows. The first row of each group is one of the rows above.
     let groups = RowGroups { rows: 2, stride: row_stride };
     let rows = RowStarts::of(Rows::grouped((), 7, groups).layout(9, 1));
     for split in 0..=9 {
@@ -123,7 +124,7 @@ fn a_matrix_is_split_at_rows_far_apart() {
 
 const ROWS: usize = 41;
 const COLS: usize = 45;
-/// Rows of each matrix are that many elements longer than COLS.
+/// Padding of each matrix: its rows are longer than COLS by this.
 const PADS: [usize; 4] = [3, 0, 7, 5];
 
 fn strided<E: Element>(seed: u64, pad: usize) -> (Vec<E>, usize) {
@@ -134,7 +135,7 @@ fn as_bits<E: Element>(values: &[E]) -> Vec<u32> {
     values.iter().map(|value| value.bits()).collect()
 }
 
-/// Which optional tensors there are.
+/// The optional tensors of a call.
 #[derive(Clone, Copy, Debug)]
 struct Has {
     residual: bool,
@@ -143,7 +144,7 @@ struct Has {
     statistics: bool,
 }
 
-/// Everything a forward call stores, made by that many tasks.
+/// All outputs of a forward call in `tasks` tasks.
 fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
     let [(x, x_stride), (mut y, y_stride)] = [strided::<bf16>(1, PADS[0]), strided::<bf16>(2, PADS[1])];
     let [(residual, residual_stride), (mut out, out_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
@@ -188,7 +189,7 @@ fn forward_has_the_same_bits_in_any_number_of_tasks() {
     }
 }
 
-/// Everything a backward call stores, partial sums and all, where both stages are done by that many tasks.
+/// All outputs of a backward call, including partial sums, with both stages in `tasks` tasks.
 fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dresidual]: [bool; 4]) -> [Vec<u32>; 6] {
     let [(dy, dy_stride), (mut dx, dx_stride)] = [strided::<f16>(1, PADS[0]), strided::<f16>(2, PADS[1])];
     let [(x, x_stride), (arriving, arriving_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
@@ -254,14 +255,14 @@ fn backward_has_the_same_bits_in_any_number_of_tasks() {
     }
 }
 
-/// Columns at every depth of nested splits, beyond 16 bits too, where a wrong offset finds the sums of another column; and
-/// the sums themselves, which are exact.
+/// Columns at every depth of nested splits, also beyond 16 bits, where a wrong offset reads the
+/// sums of another column. The sums are exact.
 #[test]
 fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
     let pool = pool();
     for cols in [1, 31, 32, 33, 64, 7 * 32 + 5, 16 * 32, 131_075] {
         for blocks in [1, 2, 5] {
-            // A column's sum says which column it is of.
+            // The sum of a column identifies the column.
             let partials: Vec<f32> = (0..blocks * cols).map(|i| (i % cols) as f32 + (i / cols) as f32 / 8.0).collect();
             let more = (0..blocks).sum::<usize>() as f32 / 8.0;
             let expected: Vec<f32> = (0..cols).map(|col| (col * blocks) as f32 + more).collect();
@@ -282,7 +283,8 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
     }
 }
 
-/// Codes and scales along columns, made by that many tasks: 45 columns, of which none but the first task's begin a piece.
+/// The columnwise copy in `tasks` tasks: 45 columns, where only the first task's columns begin a
+/// piece.
 fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
     let (x, x_stride) = strided::<bf16>(1, PADS[0]);
     let (weight, mut rstd) = (values::<f32>(5, COLS), values::<f32>(6, ROWS));

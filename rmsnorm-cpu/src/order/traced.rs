@@ -1,15 +1,15 @@
-//! For tests: the portable lanes, with a record of what is stored past the cache and when it is fenced.
+//! For tests: the portable lanes with a record of stores past the cache and fences.
 
 use std::cell::RefCell;
 
 use crate::lanes::{Float8, Group, LANES, Portable, Simd};
 
-/// What happened, in order.
+/// One recorded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// 32 elements were stored past the cache.
     Stream,
-    /// Such stores were ordered before later ones.
+    /// A fence ordered these stores before later ones.
     Fence,
 }
 
@@ -17,7 +17,7 @@ thread_local! {
     static EVENTS: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What happened on this thread since it was last asked.
+/// The operations on this thread since the last call.
 pub(crate) fn events() -> Vec<Event> {
     EVENTS.take()
 }

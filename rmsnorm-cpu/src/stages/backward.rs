@@ -1,5 +1,6 @@
-//! Backward: math.md, equations (7) to (12). A row is read once to find mean_wdy and mean_wdy_xhat, and again, from the
-//! cache, to write dx and to add the row to the partial sums of its block. While it is written, the next row is asked for.
+//! Backward: math.md, equations (7) to (12). A row is read once for mean_wdy and mean_wdy_xhat, and
+//! again, from the cache, to write dx and to add the row to the partial sums of its block.
+//! Meanwhile the next row is prefetched.
 
 use rmsnorm_spec::{DTypes, Norm, NormSpec};
 
@@ -19,7 +20,7 @@ pub(crate) struct BackwardBlocks<'a, T: Elements = Any, W: Elements = Any, R: El
     pub(crate) x: Matrix<'a, R>,
     pub(crate) mean: Option<&'a [f32]>,
     pub(crate) rstd: &'a [f32],
-    /// What all ranks have found, where the columns are divided among ranks.
+    /// The numbers of all ranks, if columns are divided among ranks.
     pub(crate) found: Option<Found<'a>>,
     pub(crate) dresidual_out: Option<Matrix<'a, R>>,
     pub(crate) dx: MatrixMut<'a, T>,
@@ -31,7 +32,7 @@ pub(crate) struct BackwardBlocks<'a, T: Elements = Any, W: Elements = Any, R: El
 }
 
 impl BackwardBlocks<'_> {
-    /// The same blocks of elements of these types, which they say they are of.
+    /// The same blocks of elements of these types, which must match their tags.
     #[inline(always)]
     pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> BackwardBlocks<'_, T, W, R> {
         BackwardBlocks {
@@ -56,7 +57,7 @@ impl BackwardBlocks<'_> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
-    /// The blocks before `block`, and the others.
+    /// The blocks before `block`, and the rest.
     pub(crate) fn split_at(self, block: usize) -> (Self, Self) {
         let row = (block * self.block_rows).min(self.rows);
         let partials = block * self.spec.cols;
@@ -115,7 +116,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for BackwardBlocks<'_, T, W, R> {
                 is_first: r.is_multiple_of(self.block_rows),
             };
             let scalars = self.scalars::<S>(r);
-            // Code of its own: one more question in the loop costs f32 a quarter of its speed.
+            // A separate loop: a branch inside the loop costs f32 a quarter of its speed.
             match self.dresidual {
                 Some(_) => self.write_row::<S, true>(r, scalars, &mut partials, fenced.stores()),
                 None => self.write_row::<S, false>(r, scalars, &mut partials, fenced.stores()),
@@ -125,7 +126,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for BackwardBlocks<'_, T, W, R> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
-    /// Equations (8) and (9), or (18).
+    /// Equations (8) and (9), or (18) with columns divided among ranks.
     #[inline(always)]
     fn scalars<S: Simd>(&self, r: usize) -> Scalars {
         let (mean_wdy, mean_wdy_xhat) = match self.found {
@@ -145,7 +146,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
         Scalars { mean, rstd: self.rstd[r], mean_wdy: 0.0, mean_wdy_xhat: 0.0 }
     }
 
-    /// The sums of `wdy`, 0 for RMS norm, and of `wdy * x_hat`: equation (17).
+    /// The sums of `wdy` (0 for RMS norm) and of `wdy * x_hat`: equation (17).
     #[inline(always)]
     pub(super) fn sums<S: Simd>(&self, r: usize) -> (f32, f32) {
         let cols = self.spec.cols;
@@ -155,7 +156,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
         let [wdy, products] = lanes::sum_up!(S, cols, piece => {
             let x_hat = scalars.x_hat::<S>(x.load::<S, _>(piece));
             let wdy = self.wdy::<S, _>(dy.load::<S, _>(piece), weight_offset, piece);
-            // Lanes beyond a short piece have wdy = 0, but -mean * rstd for x_hat, which may be infinite.
+            // Lanes beyond a short piece have wdy = 0, but x_hat = -mean * rstd, which may be
+            // infinite.
             let product = lanes::within::<S, _>(piece, S::mul(wdy, x_hat));
             [if self.spec.norm == Norm::Layer { wdy } else { S::splat(0.0) }, product]
         });
@@ -175,7 +177,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> BackwardBlocks<'_, T, W, R> {
         let (dy, dy_stride) = (self.dy.row(r, cols), self.dy.rows.row_stride);
         let (x, x_stride) = (self.x.row(r, cols), self.x.rows.row_stride);
         let dresidual_out = self.dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols));
-        // Found once a row: it takes a division where rows lie in groups.
+        // Computed once per row: it takes a division if rows lie in groups.
         let dx_start = self.dx.rows.start(r);
         let dresidual_start = self.dresidual.as_ref().map_or(0, |dresidual| dresidual.rows.start(r));
         let weight_offset = S::splat(self.spec.weight_offset);
@@ -234,7 +236,7 @@ impl Scalars {
 struct Partials<'p> {
     dweight: Option<&'p mut [f32]>,
     dbias: Option<&'p mut [f32]>,
-    /// The first row of a block overwrites what the sums held.
+    /// Whether this is the first row of a block, which overwrites the sums.
     is_first: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Rows whose columns are divided among ranks: math.md, equations (15) to (18). What the columns of one rank add up to, and the whole
-//! rows' statistics from what all ranks have found.
+//! Rows with columns divided among ranks: math.md, equations (15) to (18). Sums over one rank's
+//! columns, and the statistics of whole rows from the numbers of all ranks.
 
 use rmsnorm_spec::{Direction, Norm};
 
@@ -9,27 +9,27 @@ use super::forward::ForwardRows;
 use super::forward::moments::Moments;
 use crate::lanes::{Fenced, Out, Simd};
 
-/// What every rank has found: (ranks, rows, numbers).
+/// The numbers of all ranks: (ranks, rows, numbers).
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub(crate) numbers: &'a [f32],
-    /// How many columns each rank has.
+    /// Columns of each rank.
     pub(crate) columns: &'a [usize],
-    /// All of them: the length of whole rows.
+    /// Columns of all ranks: the length of whole rows.
     pub(crate) cols: f32,
     /// Rows of the call.
     pub(crate) rows: usize,
-    /// Which of them is the first of this share.
+    /// The first row of this part.
     pub(crate) first: usize,
 }
 
 impl Found<'_> {
-    /// From this row on.
+    /// The numbers from row `row` on.
     pub(crate) fn from(self, row: usize) -> Self {
         Found { first: self.first + row, ..self }
     }
 
-    /// Of a row: the columns of each rank, and its numbers.
+    /// For each rank, its number of columns and its numbers of a row.
     fn of_row<const N: usize>(&self, row: usize) -> impl Iterator<Item = (f32, [f32; N])> {
         let row = self.first + row;
         let numbers = move |rank: usize| {
@@ -39,7 +39,7 @@ impl Found<'_> {
         self.columns.iter().enumerate().map(move |(rank, &columns)| (columns as f32, numbers(rank)))
     }
 
-    /// Equation (16): the mean, 0 for RMS norm, and the variance.
+    /// Equation (16): the mean (0 for RMS norm) and the variance.
     pub(crate) fn mean_and_var(&self, norm: Norm, row: usize) -> (f32, f32) {
         let cols = self.cols;
         match norm {
@@ -54,17 +54,17 @@ impl Found<'_> {
         }
     }
 
-    /// The deviations' sum from a center, and that of their squares.
+    /// The sums of the deviations from a center and of their squares.
     fn about(&self, row: usize, center: f32) -> [f32; 2] {
         let of_ranks = self.of_row(row).map(|(columns, [sum, deviations, squares])| {
-            // As the rank itself has divided.
+            // The same division as on the rank itself.
             let apart = sum / columns - center;
             [deviations + columns * apart, squares + (2.0 * apart) * deviations + columns * (apart * apart)]
         });
         of_ranks.reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or([0.0; 2])
     }
 
-    /// Equation (18): `mean_wdy`, 0 for RMS norm, and `mean_wdy_xhat`.
+    /// Equation (18): `mean_wdy` (0 for RMS norm) and `mean_wdy_xhat`.
     pub(crate) fn mean_wdy_and_wdy_xhat(&self, norm: Norm, row: usize) -> (f32, f32) {
         let cols = self.cols;
         match norm {
@@ -78,23 +78,23 @@ impl Found<'_> {
     }
 }
 
-/// In the order of the ranks.
+/// Adds in rank order.
 fn sum(numbers: impl Iterator<Item = f32>) -> f32 {
     numbers.reduce(|sum, number| sum + number).unwrap_or(0.0)
 }
 
-/// The rows of either half of a forward call, or some of them.
+/// The rows of either phase of a forward call, or some of them.
 pub(crate) struct ColumnsRows<'a> {
-    /// All but the statistics. The first half has no outputs.
+    /// All tensors except the statistics. The first phase has no outputs.
     pub(crate) rows: ForwardRows<'a>,
     pub(crate) half: Half<'a>,
 }
 
-/// Which half.
+/// The phase.
 pub(crate) enum Half<'a> {
-    /// The first: a row's numbers go here.
+    /// The first phase, and its output: the numbers of the rows.
     First(Out<'a, f32>),
-    /// The second, by what all have found.
+    /// The second phase, and the numbers of all ranks.
     Second(Found<'a>),
 }
 
@@ -111,7 +111,7 @@ impl<'a> Half<'a> {
 }
 
 impl ColumnsRows<'_> {
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (half_low, half_high) = self.half.split_at(row, self.rows.spec.norm.statistics_len(Direction::Forward));
         let (low, high) = self.rows.split_at(row);
@@ -119,7 +119,7 @@ impl ColumnsRows<'_> {
     }
 }
 
-/// Sums up or normalizes every row.
+/// Computes the numbers of every row, or normalizes it.
 impl Stage for ColumnsRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
@@ -148,16 +148,16 @@ impl Stage for ColumnsRows<'_> {
     }
 }
 
-/// The blocks of the first half of a backward call, or some of them.
+/// The blocks of the first phase of a backward call, or some of them.
 pub(crate) struct SumsBlocks<'a> {
-    /// With no outputs.
+    /// The inputs; there are no outputs.
     pub(crate) blocks: BackwardBlocks<'a>,
     /// (rows, numbers)
     pub(crate) sums: Out<'a, f32>,
 }
 
 impl SumsBlocks<'_> {
-    /// The blocks before `block`, and the others.
+    /// The blocks before `block`, and the rest.
     pub(crate) fn split_at(self, block: usize) -> (Self, Self) {
         let numbers = self.blocks.spec.norm.statistics_len(Direction::Backward);
         let (low, high) = self.blocks.split_at(block);
@@ -166,7 +166,7 @@ impl SumsBlocks<'_> {
     }
 }
 
-/// Sums up every row.
+/// Computes the sums of every row.
 impl Stage for SumsBlocks<'_> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
@@ -187,7 +187,7 @@ impl Stage for SumsBlocks<'_> {
 mod tests {
     use super::*;
 
-    /// Of two ranks with a column each, whose means are 1 below and above that of the row.
+    /// The variance of two ranks with one column each and means 1 below and above the row's mean.
     fn var(deviations: f32) -> f32 {
         let numbers = [1.0, 0.0, 0.0, 3.0, deviations, 0.0];
         let found = Found { numbers: &numbers, columns: &[1, 1], cols: 2.0, rows: 1, first: 0 };

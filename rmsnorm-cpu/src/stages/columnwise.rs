@@ -1,5 +1,6 @@
-//! The copy along columns: math.md (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
-//! stored, in tiles of the rows that share a scale and the columns of a piece, which lane by lane are sets.
+//! The columnwise copy: math.md (Q1) to (Q5) of the transposed matrix, from x and the statistics
+//! that forward stored. A tile is the rows that share a scale and the columns of a piece, so each
+//! lane is one set.
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec};
 
@@ -10,28 +11,28 @@ use crate::lanes::{self, LANES, Out, Piece, Simd, Written};
 
 /// Some columns of a quantized call, as rows of the copy.
 pub(crate) struct ColumnwiseCols<'a> {
-    /// Inputs, of all columns.
+    /// The inputs, with all columns.
     pub(crate) forward: ForwardRows<'a>,
-    /// Layer norm's. (rows)
+    /// Means of layer norm. (rows)
     pub(crate) mean: Option<Written<'a, f32>>,
     /// (rows)
     pub(crate) rstd: Written<'a, f32>,
-    /// The first of these columns.
+    /// The first column of this part.
     pub(crate) first: usize,
     pub(crate) cols: usize,
-    /// That of the copy.
+    /// The spec of the copy.
     pub(crate) quant: QuantSpec,
     /// (cols, rows)
     pub(crate) codes: MatrixMut<'a, u8>,
-    /// Of blocks of rows. (cols, blocks)
+    /// Scales of blocks of rows. (cols, blocks)
     pub(crate) scaling: Scaling<'a>,
 }
 
-/// Rows that share a scale, at most.
+/// The most rows that share a scale.
 const MOST_ROWS: usize = 128;
 
 impl ColumnwiseCols<'_> {
-    /// The columns before `col`, and the others.
+    /// The columns before `col`, and the rest.
     pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
         let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
         let (low_codes, high_codes) = codes.split_at(col);
@@ -66,7 +67,7 @@ impl ColumnwiseCols<'_> {
 impl Stage for ColumnwiseCols<'_> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
-        // A call along columns has blocks, and so sets within a column.
+        // A columnwise call has scales of blocks, so a set lies within a column.
         let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS);
         let (first, end) = (self.first, self.first + self.cols);
         lanes::for_each_piece_between!(first, 0, end, piece => {
@@ -101,7 +102,7 @@ impl ColumnwiseCols<'_> {
         let mut scales = [1f32; LANES];
         let column = piece.start() - self.first;
         for (lane, (scale, amax)) in scales[..piece.len()].iter_mut().zip(largest).enumerate() {
-            // Always one: scales of blocks are found.
+            // Always `Some`: scales of blocks are computed.
             *scale = self.scaling.scale_of_set(&self.quant, (column + lane, group), groups, amax).unwrap_or(f32::NAN);
         }
         let divisors = S::load(&scales);

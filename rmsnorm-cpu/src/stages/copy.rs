@@ -1,4 +1,4 @@
-//! A plain copy, with the kernels' own loads and stores: the yardstick that their speed is measured against.
+//! A plain copy with the kernels' loads and stores. The kernels' speed is compared with it.
 
 use super::Stage;
 use crate::lanes::{self, Fenced, Out, Simd};
@@ -11,7 +11,7 @@ pub(crate) struct CopyRange<'a> {
 }
 
 impl CopyRange<'_> {
-    /// The elements before `index`, and the others.
+    /// The elements before `index`, and the rest.
     pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
         let (from_low, from_high) = self.from.split_at(index);
         let (to_low, to_high) = self.to.split_at(index);
@@ -19,12 +19,12 @@ impl CopyRange<'_> {
     }
 }
 
-/// Copies.
+/// Copies the range.
 impl Stage for CopyRange<'_> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
         if !self.streaming {
-            // The library's memcpy: the best that is known for a copy through the cache.
+            // memcpy is the fastest known copy through the cache.
             return self.to.copy_from_slice(self.from);
         }
         let fenced = Fenced::<S>::new(true);

@@ -1,5 +1,6 @@
-//! Forward: math.md, equations (1) to (6). A row is read from memory once; later visits find it in the cache. While
-//! it is written, the next row is asked for. Rows of 16-bit elements go through `batches`.
+//! Forward: math.md, equations (1) to (6). A row is read from memory once; later visits find it in
+//! the cache. While it is written, the next row is prefetched. Rows of 16-bit elements go through
+//! `batches`.
 
 use rmsnorm_spec::{CastOrder, DTypes, Norm, NormSpec};
 
@@ -20,22 +21,23 @@ pub(crate) struct ForwardRows<'a, T: Elements = Any, W: Elements = Any, R: Eleme
     pub(crate) streaming: bool,
     pub(crate) weight: Option<In<'a, W>>,
     pub(crate) bias: Option<In<'a, W>>,
-    /// `None` in the in-place form: x is what y holds, which is made of a slice of values then.
+    /// `None` in place: x is then the content of y, which was made from a slice of values.
     pub(crate) x: Option<Matrix<'a, T>>,
-    /// `None` only where the result becomes codes and is not kept beside them.
+    /// `None` only if the result becomes codes and y is not stored.
     pub(crate) y: Option<MatrixMut<'a, T>>,
     pub(crate) residual: Residual<'a, R>,
     pub(crate) mean: Option<Out<'a, f32>>,
     pub(crate) rstd: Option<Out<'a, f32>>,
 }
 
-/// What is added to x before the norm, or to the norm of x, and where the sum goes.
+/// The residual, which is added to x before the norm or to the norm, and the destination of the
+/// sum.
 pub(crate) enum Residual<'a, R: Elements = Any> {
     /// Nothing is added.
     Absent,
-    /// The sum is not kept.
+    /// The sum is not stored.
     Read(Matrix<'a, R>),
-    /// The sum is kept beside the residual.
+    /// The sum is stored separately.
     ReadWrite(Matrix<'a, R>, MatrixMut<'a, R>),
     /// The sum overwrites the residual, a slice of values.
     InPlace(MatrixMut<'a, R>),
@@ -73,7 +75,7 @@ impl<R: Elements> Residual<'_, R> {
         }
     }
 
-    /// A row of what is read and of what is written; in place the former is `None`.
+    /// A row of the input and of the output. In place the input is `None`.
     #[inline(always)]
     fn row(&mut self, row: usize, cols: usize) -> (Option<In<'_, R>>, Option<Out<'_, R>>) {
         match self {
@@ -95,7 +97,7 @@ impl<R: Elements> Residual<'_, R> {
 }
 
 impl ForwardRows<'_> {
-    /// The same rows of elements of these types, which they say they are of.
+    /// The same rows of elements of these types, which must match their tags.
     #[inline(always)]
     pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> ForwardRows<'_, T, W, R> {
         ForwardRows {
@@ -115,7 +117,7 @@ impl ForwardRows<'_> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
-    /// The same inputs again, for a stage that writes nothing.
+    /// The same inputs, for a stage that writes no outputs.
     pub(crate) fn of_inputs(&self) -> Self {
         let residual = match &self.residual {
             Residual::Read(residual) => Residual::Read(*residual),
@@ -124,7 +126,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
         ForwardRows { y: None, residual, mean: None, rstd: None, ..*self }
     }
 
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (x_low, x_high) = self.x.map(|x| x.split_at(row)).unzip();
         let (y_low, y_high) = self.y.map(|y| y.split_at(row)).unzip();
@@ -157,7 +159,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
 impl<T: Numbers, W: Numbers, R: Numbers> Stage for ForwardRows<'_, T, W, R> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
-        // What a call has not got is tested here and not in the loops, for the commonest calls.
+        // Absent tensors are tested here and not in the loops, for the most common calls.
         let has_residual = !matches!(self.residual, Residual::Absent);
         let is_plain = self.bias.is_none() && self.spec.cast_order == CastOrder::AtStore;
         let fenced = Fenced::<S>::new(self.streaming);
@@ -192,14 +194,15 @@ impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
         self.row(r).sum_of_squares::<S, true>()
     }
 
-    /// Equation (15) for layer norm: the sum, and the deviations' from the average of it with that of their squares.
+    /// Equation (15) for layer norm: the sum, and the sums of the deviations from its average and
+    /// of their squares.
     #[inline(always)]
     pub(super) fn sums_about_mean<S: Simd>(&mut self, r: usize) -> [f32; 3] {
         let row = self.row(r);
         moments::sums_about_mean::<S>(&OfRow::<_, true>(&row), row.sum_of_row::<S, true>())
     }
 
-    /// Writes a row by statistics that were found elsewhere.
+    /// Writes a row with given statistics.
     #[inline(always)]
     pub(super) fn normalize_by<S: Simd>(&mut self, r: usize, mean: f32, rstd: f32, stores: Stores<'_>) {
         let statistics = Statistics { mean, rstd };
@@ -255,7 +258,7 @@ pub(super) struct Row<'r, T: Elements = Any, W: Elements = Any, R: Elements = An
     pub(super) dtypes: DTypes,
     x: Option<In<'r, T>>,
     x_stride: usize,
-    /// Of no elements where y is not kept.
+    /// Empty if y is not stored.
     pub(super) y: Out<'r, T>,
     residual: Option<In<'r, R>>,
     residual_stride: usize,
@@ -267,13 +270,13 @@ pub(super) struct Row<'r, T: Elements = Any, W: Elements = Any, R: Elements = An
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
-    /// What is read: x, which in place is what y holds.
+    /// x, or in place the content of y.
     #[inline(always)]
     fn x(&self) -> In<'_, T> {
         lanes::input_or_overwritten(self.x, &self.y)
     }
 
-    /// What is added, which in place is what residual_out holds.
+    /// The residual, or in place the content of residual_out.
     #[inline(always)]
     fn residual(&self) -> Option<In<'_, R>> {
         self.residual_out.as_ref().map(|out| lanes::input_or_overwritten(self.residual, out)).or(self.residual)
@@ -329,7 +332,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
         y
     }
 
-    /// The stores of y and of residual_out.
+    /// Stores y and residual_out.
     #[inline(always)]
     fn normalize<S: Simd, const RESIDUAL: bool, const PLAIN: bool>(
         &mut self,
@@ -347,8 +350,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
         });
     }
 
-    /// Equation (1): what is normalized. Computed again on each visit, from the cache: a sum that were stored on the
-    /// first could not bypass the cache.
+    /// Equation (1): h, the input of the norm. It is computed on each visit, from the cache. If the
+    /// first visit stored it, the store could not bypass the cache.
     #[inline(always)]
     pub(super) fn h<S: Simd, P: Piece, const RESIDUAL: bool>(&self, piece: P) -> S::Lanes {
         let x = self.x().load::<S, _>(piece);
@@ -365,7 +368,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
         self.prefetch::<S, P, RESIDUAL>(1, piece);
     }
 
-    /// Asks for the same piece of the row that lies `ahead` rows on.
+    /// Prefetches the same piece of the row `ahead` rows later.
     #[inline(always)]
     fn prefetch<S: Simd, P: Piece, const RESIDUAL: bool>(&self, ahead: usize, piece: P) {
         self.x().prefetch::<S, _>(ahead.wrapping_mul(self.x_stride), piece);
@@ -390,7 +393,8 @@ impl<T: Numbers, W: Numbers, R: Numbers, const RESIDUAL: bool> Deviations for Of
     }
 }
 
-/// Equation (4). The square root and the division are correctly rounded: rstd is within 2 units of roundoff.
+/// Equation (4). The square root and the division are correctly rounded, so rstd is within 2 units
+/// of roundoff.
 #[inline(always)]
 fn rstd_of(var: f32, eps: f32) -> f32 {
     1.0 / (var + eps).sqrt()

@@ -4,22 +4,22 @@ use rmsnorm_spec::{RowGroups, RowLayout};
 
 use crate::lanes::{Any, Elements, In, Numbers, Out};
 
-/// Where the rows of a matrix, or of a thread's share of it, begin.
+/// The starts of the rows of a matrix, or of one thread's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowStarts {
-    /// Elements from the start of a row to the start of the next of its group.
+    /// Elements from the start of a row to the start of the next row in its group.
     pub(crate) row_stride: usize,
-    /// The groups, and how many rows of the first one belong to the share before.
+    /// The groups, and the number of rows of the first group that belong to the previous part.
     groups: Option<(RowGroups, usize)>,
 }
 
 impl RowStarts {
-    /// Rows at one distance.
+    /// Rows with one stride.
     pub(crate) const fn strided(row_stride: usize) -> Self {
         RowStarts { row_stride, groups: None }
     }
 
-    /// Of a whole matrix.
+    /// The starts of a whole matrix.
     pub(crate) fn of(layout: RowLayout) -> Self {
         RowStarts { row_stride: layout.row_stride, groups: layout.groups.map(|groups| (groups, 0)) }
     }
@@ -34,13 +34,13 @@ impl RowStarts {
         }
     }
 
-    /// Of the rows from this one on.
+    /// The starts of the rows from `row` on.
     fn from(self, row: usize) -> Self {
         RowStarts { groups: self.groups.map(|(groups, before)| (groups, (before + row) % groups.rows)), ..self }
     }
 }
 
-/// A matrix that is read.
+/// A matrix to read.
 pub(crate) struct Matrix<'a, T: Elements> {
     pub(crate) data: In<'a, T>,
     pub(crate) rows: RowStarts,
@@ -60,7 +60,7 @@ impl<'a, T: Elements> Matrix<'a, T> {
         self.data.part(self.rows.start(row), cols)
     }
 
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.data.split_at(self.rows.start(row).min(self.data.len()));
         (Matrix { data: low, ..self }, Matrix { data: high, rows: self.rows.from(row) })
@@ -68,21 +68,21 @@ impl<'a, T: Elements> Matrix<'a, T> {
 }
 
 impl<'a> Matrix<'a, Any> {
-    /// The same matrix of elements of this type, which they say they are of.
+    /// The same matrix with a compile-time element type, which must match its tag.
     #[inline(always)]
     pub(crate) fn known<T: Numbers>(&self) -> Matrix<'a, T> {
         Matrix { data: self.data.known(), rows: self.rows }
     }
 }
 
-/// A matrix that is written, or overwritten.
+/// A matrix to write or overwrite.
 pub(crate) struct MatrixMut<'a, T: Elements> {
     pub(crate) data: Out<'a, T>,
     pub(crate) rows: RowStarts,
 }
 
 impl<T: Elements> MatrixMut<'_, T> {
-    /// The whole matrix, for a while.
+    /// The whole matrix, reborrowed.
     #[inline(always)]
     pub(crate) fn reborrow(&mut self) -> MatrixMut<'_, T> {
         MatrixMut { data: self.data.reborrow(), rows: self.rows }
@@ -93,7 +93,7 @@ impl<T: Elements> MatrixMut<'_, T> {
         self.data.part(self.rows.start(row), cols)
     }
 
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let rows = self.rows;
         let at = rows.start(row).min(self.data.len());
@@ -103,7 +103,7 @@ impl<T: Elements> MatrixMut<'_, T> {
 }
 
 impl MatrixMut<'_, Any> {
-    /// The same matrix of elements of this type, which they say they are of.
+    /// The same matrix with a compile-time element type, which must match its tag.
     #[inline(always)]
     pub(crate) fn known<T: Numbers>(&mut self) -> MatrixMut<'_, T> {
         MatrixMut { data: self.data.reborrow().known(), rows: self.rows }

@@ -1,5 +1,5 @@
-//! The arithmetic, one file per stage, shared by all instruction sets: generic over [`crate::lanes::Simd`] and compiled
-//! once per instruction set by `kernel`.
+//! The arithmetic, one file per stage. Stages are generic over [`crate::lanes::Simd`]; `kernel`
+//! compiles them once per instruction set.
 
 pub(crate) mod backward;
 pub(crate) mod columns;
@@ -15,9 +15,9 @@ pub(crate) use matrix::{Matrix, MatrixMut, RowStarts};
 
 use crate::lanes::Simd;
 
-/// The work of a stage, or a thread's share of it.
+/// The work of a stage, or one thread's part of it.
 pub(crate) trait Stage {
-    /// Does all of it.
+    /// Does all the work.
     fn run<S: Simd>(&mut self);
 }
 

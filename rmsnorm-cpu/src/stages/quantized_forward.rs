@@ -1,6 +1,7 @@
-//! Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read from memory once, or twice where its tensor has
-//! one scale that must be found first; other visits find it in the cache, and compute v anew, which costs less than to keep it. Of
-//! blocks that are few pieces, v is kept: their scales are found many at a time.
+//! Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read from memory
+//! once, or twice if the tensor's scale must be computed first. Other visits find it in the cache
+//! and compute v again, which is cheaper than keeping it. For blocks of few pieces v is kept, and
+//! many scales are computed at a time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,10 +11,10 @@ use super::forward::{ForwardRows, Row, Statistics};
 use super::{MatrixMut, Stage};
 use crate::lanes::{self, Any, Elements, Fenced, Full, LANES, Numbers, Out, Piece, Simd, Stores};
 
-/// Pieces whose values wait for their scales together.
+/// Pieces with values that wait for their scales together.
 const BATCH: usize = 16;
 
-/// Pieces of the widest set that does so.
+/// Pieces of the widest set that is processed this way.
 const SET_PIECES: usize = 4;
 
 /// The rows of a quantized forward call, or some of them.
@@ -22,19 +23,20 @@ pub(crate) struct QuantizedRows<'a, T: Elements = Any, W: Elements = Any, R: Ele
     pub(crate) quant: QuantSpec,
     pub(crate) codes: MatrixMut<'a, u8>,
     pub(crate) scaling: Scaling<'a>,
-    /// The bits of the largest magnitude so far, of whatever rows; `None` if nobody asks.
+    /// The bits of the largest magnitude so far, over all rows; `None` if it is not needed.
     pub(crate) amax: Option<&'a AtomicU32>,
 }
 
-/// Where scales come from and go to.
+/// The source and destination of scales.
 pub(crate) enum Scaling<'a> {
-    /// The tensor's is not known yet: nothing is written, but the largest magnitude is found.
+    /// The tensor's scale is not known yet: only the largest magnitude is computed, and nothing is
+    /// written.
     Unknown,
-    /// Of all codes.
+    /// The scale of all codes.
     Tensor(f32),
-    /// Of rows or blocks. (rows, scales of a row)
+    /// Scales of rows or blocks. (rows, scales of a row)
     F32(MatrixMut<'a, f32>),
-    /// The same, as bytes.
+    /// The same as bytes.
     E8m0(MatrixMut<'a, u8>),
 }
 
@@ -63,7 +65,8 @@ impl Scaling<'_> {
         }
     }
 
-    /// (Q3) and (Q4), of a set of some row, and the store of its scale; `None` where there is none yet.
+    /// Equations (Q3) and (Q4) for a set of a row, and the store of its scale. `None` if the scale
+    /// is not known yet.
     pub(super) fn scale_of_set(
         &mut self,
         quant: &QuantSpec,
@@ -80,8 +83,8 @@ impl Scaling<'_> {
         Some(scale[0])
     }
 
-    /// The same of neighbouring sets, from the first on: their largest magnitudes become their scales. Nothing where scales are not
-    /// of sets.
+    /// The same for adjacent sets from `first` on: replaces their largest magnitudes with their
+    /// scales. Does nothing for a tensor's scale.
     #[inline]
     fn scales_of_sets(&mut self, quant: &QuantSpec, (row, first): (usize, usize), groups: usize, of_sets: &mut [f32]) {
         match self {
@@ -96,7 +99,7 @@ impl Scaling<'_> {
             Scaling::E8m0(scales) => {
                 let mut scales = scales.row(row, groups);
                 for (group, scale) in of_sets.iter_mut().enumerate() {
-                    // Scales are bytes: there is one.
+                    // Always `Some`, because scales are bytes here.
                     let byte = quant.scale_byte(*scale).unwrap_or(u8::MAX);
                     scales.set(first + group, byte);
                     *scale = e8m0_value(byte);
@@ -107,7 +110,7 @@ impl Scaling<'_> {
 }
 
 impl QuantizedRows<'_> {
-    /// The same rows of elements of these types, which they say they are of.
+    /// The same rows of elements of these types, which must match their tags.
     #[inline(always)]
     pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> QuantizedRows<'_, T, W, R> {
         QuantizedRows {
@@ -121,7 +124,7 @@ impl QuantizedRows<'_> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> QuantizedRows<'_, T, W, R> {
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.forward.split_at(row);
         let (low_codes, high_codes) = self.codes.split_at(row);
@@ -134,8 +137,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> QuantizedRows<'_, T, W, R> {
     }
 }
 
-/// Normalizes and quantizes every row. What a call has not got is tested in the loops, unlike forward's: bodies are compiled for
-/// every mix of dtypes and instruction set, and of these each has all formats in it.
+/// Normalizes and quantizes every row. Unlike in forward, absent tensors are tested in the loops:
+/// bodies are compiled for every mix of dtypes and instruction set, and each contains all formats.
 impl<T: Numbers, W: Numbers, R: Numbers> Stage for QuantizedRows<'_, T, W, R> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
@@ -150,10 +153,11 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for QuantizedRows<'_, T, W, R> {
             let values = Values { statistics, is_rounded, codes: self.quant.codes };
             let is_known = matches!(self.scaling, Scaling::Tensor(_));
             let is_found = matches!(self.scaling, Scaling::F32(_) | Scaling::E8m0(_));
-            // Of a set whose scale is found, the magnitudes have been looked for.
+            // If the scale of a set is computed, its magnitudes are already known.
             let looks_for_amax = is_known && self.amax.is_some();
             let (width, groups) = sets(&self.quant, spec.cols);
-            // Sets of whole pieces; a short one behind them goes the other way, as does a row that is one set.
+            // Sets of whole pieces. A short set after them takes the other path, as does a row that
+            // is one set.
             let has_whole = is_found && width < spec.cols && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
             let whole = if has_whole { spec.cols / width } else { 0 };
             let mut first = 0;
@@ -194,22 +198,23 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for QuantizedRows<'_, T, W, R> {
     }
 }
 
-/// Columns that share a scale, and how many such sets a row has; where the tensor has one scale, all of them.
+/// Columns that share a scale, and the number of such sets in a row. With one scale for the tensor,
+/// all columns.
 fn sets(quant: &QuantSpec, cols: usize) -> (usize, usize) {
     (quant.scale.set_cols(cols).unwrap_or(cols), quant.scale.groups(cols).unwrap_or(1))
 }
 
-/// What of a row is quantized, and to what.
+/// The quantized values of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Values {
     pub(super) statistics: Statistics,
-    /// Whether y is rounded to the dtype of the activations first.
+    /// Whether y is first rounded to the activations' dtype.
     pub(super) is_rounded: bool,
     pub(super) codes: CodeType,
 }
 
 impl Values {
-    /// (Q1), with h and y before it.
+    /// Equation (Q1): h, y and v.
     #[inline(always)]
     pub(super) fn of<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
         self,
@@ -222,7 +227,7 @@ impl Values {
         [h, y, v]
     }
 
-    /// The largest magnitudes from one column to another, lane by lane.
+    /// The largest magnitudes from column `start` to `end`, per lane.
     #[inline(always)]
     fn magnitudes<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
@@ -232,15 +237,16 @@ impl Values {
         let mut magnitudes = S::splat(0.0);
         lanes::for_each_piece_between!(start, 0, end, piece => {
             let [_, _, v] = self.of::<S, T, W, R, _>(row, piece);
-            // Lanes beyond a short piece hold what a bias, or 0 times infinity, makes of nothing.
+            // Lanes beyond a short piece may hold a bias or NaN.
             magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
         });
         magnitudes
     }
 
-    /// Writes the codes of some sets of whole pieces, from the first on, and y and residual_out where they are kept: v is computed once,
-    /// and waits for its scale together with that of other sets, so that no set waits for the one before. Nobody asks for the largest
-    /// magnitude of a call whose scales are found.
+    /// Writes the codes of `sets` sets of whole pieces from `first` on, and y and residual_out if
+    /// they are stored. v is computed once and waits for its scale together with other sets, so
+    /// that no set waits for the previous one. amax is never needed here, because scales are
+    /// computed.
     #[inline(always)]
     fn write_sets<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
@@ -274,8 +280,8 @@ impl Values {
         }
     }
 
-    /// Writes the codes of columns that share this scale, and y and residual_out where they are kept. Gives the largest magnitudes,
-    /// if they are looked for.
+    /// Writes the codes of columns that share a scale, and y and residual_out if they are stored.
+    /// Returns the largest magnitudes if `looks_for_amax`.
     #[inline(always)]
     fn write<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
         self,
@@ -286,7 +292,7 @@ impl Values {
         stores: Stores<'_>,
     ) -> S::Lanes {
         let (divisor, mut magnitudes) = (Divisor::<S>::new(scale), S::splat(0.0));
-        // Blocks begin where the row does, or whole pieces behind.
+        // Blocks begin at the row's start or whole pieces after it.
         let head = if end - start == row.cols { stores.head_of_codes(codes) } else { 0 };
         lanes::for_each_piece_between!(start, head, end, piece => {
             row.prefetch_next::<S, _, true>(piece);
@@ -301,7 +307,7 @@ impl Values {
     }
 }
 
-/// Stores y and residual_out where they are kept.
+/// Stores y and residual_out, if the call has them.
 #[inline(always)]
 fn store_kept<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
     row: &mut Row<'_, T, W, R>,
@@ -319,7 +325,7 @@ fn store_kept<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
 
 /// A scale to divide by.
 struct Divisor<S: Simd> {
-    /// The scale, or its reciprocal where that is exact.
+    /// The scale, or its reciprocal if that is exact.
     by: S::Lanes,
     is_reciprocal: bool,
 }
@@ -335,7 +341,8 @@ impl<S: Simd> Copy for Divisor<S> {}
 impl<S: Simd> Divisor<S> {
     #[inline(always)]
     fn new(scale: f32) -> Self {
-        // The reciprocal of a power of two is one, also of 2^127 and of 2^-127, and a product with it the same quotient.
+        // The reciprocal of a power of two is exact, also for 2^127 and 2^-127, and multiplying by
+        // it gives the same quotient.
         let bits = scale.to_bits();
         let is_reciprocal = bits & 0x007f_ffff == 0 && scale.is_normal() || bits == 0x0040_0000;
         Divisor { by: S::splat(if is_reciprocal { 1.0 / scale } else { scale }), is_reciprocal }

@@ -3,20 +3,22 @@
 use super::Stage;
 use crate::lanes::{self, Any, Fenced, LANES, Out, Simd};
 
-/// Partial rows and the gradient they add up to, or a range of its columns.
+/// Partial rows and the gradient that they add up to, or a range of its columns.
 pub(crate) struct PartialRows<'a> {
-    /// `blocks` rows of `cols` sums, where `cols` is the length of the whole gradient.
+    /// `blocks` rows of `cols` sums; `cols` is the length of the whole gradient.
     pub(crate) partials: &'a [f32],
     pub(crate) cols: usize,
     /// The first column of `gradient`.
     pub(crate) first: usize,
     pub(crate) gradient: Out<'a, Any>,
-    /// Whether the sums are added to what `gradient` holds, which is made of a slice of values then.
+    /// Whether the sums are added to the content of `gradient`, which was then made from a slice of
+    /// values.
     pub(crate) accumulates: bool,
 }
 
 impl PartialRows<'_> {
-    /// The columns before that group of lanes, and the others: only the last group of the row is a short one.
+    /// The columns before a group of lanes, and the rest. Only the last group of the row can be
+    /// short.
     pub(crate) fn split_at_group(self, group: usize) -> (Self, Self) {
         let col = group * LANES;
         let (low, high) = self.gradient.split_at(col);

@@ -1,4 +1,4 @@
-//! The transposed copy of codes: tiles of bytes, so that both sides are touched by whole cache lines.
+//! The transposed copy of codes, in tiles, so that both sides are accessed in whole cache lines.
 
 use super::{MatrixMut, RowStarts};
 use crate::lanes::{Out, Written};
@@ -9,17 +9,17 @@ pub(crate) struct TransposedCols<'a> {
     pub(crate) codes_rows: RowStarts,
     /// Rows of the codes, and columns of the copy.
     pub(crate) rows: usize,
-    /// The first of these columns.
+    /// The first column of this part.
     pub(crate) first: usize,
     pub(crate) cols: usize,
     pub(crate) codes_t: MatrixMut<'a, u8>,
 }
 
-/// Rows and columns of a tile: a cache line of either side.
+/// Rows and columns of a tile: one cache line on each side.
 const TILE: usize = 64;
 
 impl TransposedCols<'_> {
-    /// The columns before `col`, and the others.
+    /// The columns before `col`, and the rest.
     pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
         let (low, high) = self.codes_t.split_at(col);
         (

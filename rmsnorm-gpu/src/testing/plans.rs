@@ -1,5 +1,5 @@
-//! What holds for the plans of every backend, over devices that are invented: [`plan_tests`](crate::plan_tests) makes a test of
-//! each. A backend tells its plans' parts by a [`Planner`].
+//! Tests for the plans of every backend, on invented devices. [`plan_tests`](crate::plan_tests)
+//! makes a `#[test]` of each function. A backend describes its plans with a [`Planner`].
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -12,70 +12,72 @@ use super::{Call, in_place};
 use crate::program::Program;
 use crate::reduction::{ALIGNMENT_SLACK, row_stride};
 
-/// A backend's plans, in words that all backends share.
+/// Access to a backend's plans, in terms that all backends share.
 pub trait Planner {
-    /// What is known of a device.
+    /// Properties of a device.
     type Caps: Debug;
-    /// How memory can be accessed.
+    /// A way to access memory.
     type Access: Copy + Debug + 'static;
-    /// How a call is executed.
+    /// The plan of a call.
     type Plan: Debug + PartialEq;
-    /// Which thread owns which columns, and how threads exchange: what the bits of a row depend on.
+    /// The columns of each thread and the exchange between threads. The bits of a row depend on
+    /// both.
     type Mapping: Debug + PartialEq;
 
-    /// Every access, the widest first.
+    /// Every access, widest first.
     const ACCESSES: &'static [Self::Access];
-    /// Row counts at which plans may change, and more than any grid has blocks.
+    /// Row counts at which plans may change, including one that exceeds the blocks of any grid.
     const ROWS: &'static [usize];
-    /// So many rows that every block has some, and that every device has room for.
+    /// A row count that gives every block some rows and fits on every device.
     const SOME_ROWS: usize;
-    /// Larger matrices are not planned for.
+    /// The largest number of elements to plan for.
     const MOST_ELEMENTS: usize;
 
     /// Invented devices.
     fn devices() -> Vec<Self::Caps>;
-    /// Devices that differ in how threads exchange.
+    /// Devices that differ in the exchange between threads.
     fn devices_by_exchange() -> Vec<Self::Caps> {
         Self::devices()
     }
-    /// Calls of every plan, without a size.
+    /// Calls without a size, together selecting every plan.
     fn calls() -> Vec<Call>;
-    /// Every short row, and the lengths around those at which tiles change.
+    /// Every short row length, and the lengths near changes of tiles.
     fn cols() -> Vec<usize>;
-    /// Backward calls, row counts and row lengths of every regime of the workspace.
+    /// Backward calls with row counts and row lengths, covering every form of the workspace.
     fn backward_sizes() -> Vec<(Call, usize, usize)>;
-    /// Devices that these are planned for.
+    /// Devices for `backward_sizes`.
     fn devices_of_backward() -> Vec<Self::Caps> {
         Self::devices()
     }
-    /// Whether sums over the rows of such a call are looked at. Neighbouring lengths have equal tiles.
+    /// Whether to test the sums over rows of such a call. Adjacent lengths have equal tiles.
     fn is_sampled(call: Call, cols: usize) -> bool;
-    /// Whether the device must have a plan for so many rows of that length.
+    /// Whether the device must have a plan for `problem`.
     fn must_fit(problem: &Problem, caps: &Self::Caps) -> bool;
 
     /// The plan, if the device has one.
     fn plan(problem: &Problem, access: Self::Access, caps: &Self::Caps) -> Option<Self::Plan>;
-    /// What callers are told: f32 elements.
+    /// The workspace length reported to callers, in f32 elements.
     fn workspace_len(problem: &Problem, caps: &Self::Caps) -> usize;
-    /// What is launched, in order.
+    /// The launched programs, in order.
     fn programs(plan: &Self::Plan) -> Vec<Program>;
     /// The mapping of each program that works on rows.
     fn mapping(plan: &Self::Plan) -> Vec<Self::Mapping>;
-    /// The plan of an in-place call as that of a call with an `x` of its own.
+    /// Converts the plan of an in-place call into the plan of the same call with a separate `x`.
     fn as_if_not_in_place(plan: Self::Plan) -> Self::Plan {
         plan
     }
-    /// What is launched that sums over a row, in words, and its longest chain of additions.
+    /// Each launched program that sums over a row, as text, with its longest chain of additions.
     fn row_chains(plan: &Self::Plan, cols: usize) -> Vec<(String, u64)>;
-    /// The longest chain in `dweight` and `dbias` by [`Partials`](rmsnorm_spec::GradReduction::Partials).
+    /// The longest chain of additions in `dweight` and `dbias` with
+    /// [`Partials`](rmsnorm_spec::GradReduction::Partials).
     fn gradient_chain(plan: &Self::Plan, rows: usize) -> u64;
-    /// Where the parts of the workspace lie.
+    /// The ranges of the workspace's parts.
     fn parts(plan: &Self::Plan, call: Call, rows: usize, cols: usize) -> Parts;
-    /// The steps that zero the workspace: the number of each among all steps, and its elements.
+    /// The steps that zero the workspace: the index of each among all steps, and its elements.
     fn zeroes(plan: &Self::Plan) -> Vec<(usize, Range<u64>)>;
 }
 
-/// The parts of a workspace, as the kernels index it, in f32 elements; empty where there is none.
+/// The parts of a workspace in f32 elements, as the kernels index it. An absent part is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// Partial rows of `dweight`, then of `dbias`.
@@ -84,28 +86,28 @@ pub struct Parts {
     pub locks: Range<u64>,
     /// Whether several chunks of rows add to one partial row.
     pub is_shared: bool,
-    /// Two sums of each row, where a row takes two passes over memory.
+    /// Two sums per row, for rows that take two passes over memory.
     pub row_sums: Range<u64>,
-    /// All of it, with room for the rounding of its begin.
+    /// The whole length, including room to align its start.
     pub len: u64,
 }
 
-/// A backward call with its size, and how a device executes it.
+/// A backward call with its size and its plan on a device.
 #[expect(missing_debug_implementations, reason = "a test prints it by Display")]
 pub struct Planned<'a, P: Planner> {
     /// The device.
     pub caps: &'a P::Caps,
     /// How memory is accessed.
     pub access: P::Access,
-    /// Without its size.
+    /// The call without its size.
     pub call: Call,
-    /// Its size.
+    /// Rows of the call.
     pub rows: usize,
-    /// Its size.
+    /// Columns of the call.
     pub cols: usize,
     /// The plan.
     pub plan: P::Plan,
-    /// Of the plan.
+    /// The parts of the plan's workspace.
     pub parts: Parts,
 }
 
@@ -121,7 +123,7 @@ pub fn partials_len(call: Call, partial_rows: u64, cols: usize) -> u64 {
     call.gradients() as u64 * partial_rows * row_stride(cols)
 }
 
-/// Makes a `#[test]` for a `Planner` of each thing that holds for every backend's plans: of every function below.
+/// Makes a `#[test]` of each function below for a `Planner`.
 #[macro_export]
 macro_rules! plan_tests {
     ($planner:ty) => {
@@ -149,7 +151,7 @@ pub fn for_all<P: Planner>(mut check: impl FnMut(&P::Caps, Call, usize)) {
     }
 }
 
-/// The plan of a call in the widest access.
+/// The plan of a call with the widest access.
 fn plan<P: Planner>(call: Call, rows: usize, cols: usize, caps: &P::Caps) -> P::Plan {
     let Some(planned) = P::plan(&call.problem(rows, cols), P::ACCESSES[0], caps) else {
         unreachable!("no plan for {rows}x{cols} {call:?} on {caps:?}")
@@ -157,7 +159,7 @@ fn plan<P: Planner>(call: Call, rows: usize, cols: usize, caps: &P::Caps) -> P::
     planned
 }
 
-/// Whatever the number of rows and the access, the mapping is that of one row.
+/// For every number of rows and every access, the mapping equals the mapping of one row.
 pub fn a_row_is_summed_alike_in_any_batch_and_wherever_it_lies<P: Planner>() {
     for_all::<P>(|caps, call, cols| {
         let one_row = P::mapping(&plan::<P>(call, 1, cols, caps));
@@ -176,7 +178,8 @@ pub fn a_row_is_summed_alike_in_any_batch_and_wherever_it_lies<P: Planner>() {
     });
 }
 
-/// A call with a workspace of the caller's is planned as one without, and asks for what callers are told.
+/// A call with the caller's workspace has the same plan as one without, and needs no more than
+/// callers are told.
 pub fn the_workspace_does_not_depend_on_itself<P: Planner>() {
     for_all::<P>(|caps, call, cols| {
         let with = Call { tensors: call.tensors.with(Tensor::Workspace), ..call };
@@ -189,7 +192,7 @@ pub fn the_workspace_does_not_depend_on_itself<P: Planner>() {
     });
 }
 
-/// What overwrites its input is planned as what does not. A sum of parts overwrites none of them.
+/// In-place calls have the same plan as other calls. A sum of parts overwrites none of them.
 pub fn in_place_is_planned_as_forward_is<P: Planner>() {
     for_all::<P>(|caps, call, cols| {
         if call.direction == Direction::Forward && call.parts == 1 {
@@ -200,7 +203,7 @@ pub fn in_place_is_planned_as_forward_is<P: Planner>() {
     });
 }
 
-/// The gradients of no rows are zeros, which the second stage writes.
+/// Gradients of zero rows are zeros, written by the second stage.
 pub fn without_rows_only_gradients_are_written<P: Planner>() {
     for_all::<P>(|caps, call, cols| {
         let planned = plan::<P>(call, 0, cols, caps);
@@ -210,9 +213,9 @@ pub fn without_rows_only_gradients_are_written<P: Planner>() {
     });
 }
 
-/// math.md, section 4: bounds follow from chains of that length.
+/// math.md, section 4: error bounds assume chains of at most this length.
 pub fn sums_over_a_row_keep_to_the_policy<P: Planner>() {
-    // The first for every tile.
+    // The first violation of each tile.
     let mut too_long = BTreeMap::new();
     for caps in P::devices_by_exchange() {
         for (call, cols) in P::calls().into_iter().flat_map(|call| P::cols().into_iter().map(move |cols| (call, cols)))
@@ -231,7 +234,7 @@ pub fn sums_over_a_row_keep_to_the_policy<P: Planner>() {
     assert!(too_long.is_empty(), "{too_long:#?}");
 }
 
-/// The same of the gradients, through both stages, of up to 2^33 rows.
+/// The same limit for gradients, through both stages, for up to 2^33 rows.
 pub fn sums_over_the_rows_keep_to_the_policy<P: Planner>() {
     let around_powers = (0..=33).flat_map(|bits| [(1usize << bits) - 1, 1 << bits, (1 << bits) + 1]);
     let many_rows: Vec<usize> = around_powers.chain([300, 1000, 3_000_000]).filter(|rows| *rows > 0).collect();
@@ -249,7 +252,7 @@ pub fn sums_over_the_rows_keep_to_the_policy<P: Planner>() {
     });
 }
 
-/// Calls `check` for every backward call of every size, in every access, on every device that has a plan for it.
+/// Calls `check` for every backward call, size, access and device with a plan for it.
 pub fn for_all_backward<P: Planner>(mut check: impl FnMut(&Planned<'_, P>)) {
     for caps in &P::devices_of_backward() {
         for (call, rows, cols) in P::backward_sizes() {
@@ -266,27 +269,28 @@ pub fn for_all_backward<P: Planner>(mut check: impl FnMut(&Planned<'_, P>)) {
     }
 }
 
-/// Whatever the address of the workspace, its parts fit behind each other when they begin on 16 bytes.
+/// At every address of the workspace, its aligned parts fit one after the other.
 pub fn parts_do_not_overlap_and_end_within<P: Planner>() {
     for_all_backward::<P>(|planned| {
         let (parts, mut end) = (&planned.parts, 0);
         for part in [&parts.partials, &parts.locks, &parts.row_sums].into_iter().filter(|part| !part.is_empty()) {
             assert!(part.start >= end && part.start.is_multiple_of(4), "{planned}");
-            // The partial rows' own room for rounding at the most.
+            // At most the partial rows' room for rounding lies between them.
             assert!(part.start <= end.next_multiple_of(4) + 4, "{planned}");
             end = part.end;
         }
         assert!(end == 0 || end + ALIGNMENT_SLACK <= parts.len, "{planned}");
-        // Nothing is asked for that nobody uses, but that a program may bind 16 bytes where it has nothing to read.
+        // No more is asked for than is used, except for 16 bytes that a program may bind when it
+        // has nothing to read.
         assert!(parts.len <= end.max(1).next_multiple_of(4) + ALIGNMENT_SLACK, "{planned}");
     });
 }
 
-/// Locks and what atomics add to begin at zero, and nothing else does.
+/// Only locks, and partial rows updated with atomics, are zeroed first.
 pub fn what_is_added_to_is_zeroed_first<P: Planner>() {
     for_all_backward::<P>(|planned| {
         let Parts { partials, locks, is_shared, .. } = &planned.parts;
-        // Behind a lock, the first to come stores.
+        // With locks, the first block to arrive stores instead of adding.
         let zeroed = if locks.is_empty() { partials } else { locks };
         let first: Vec<_> = is_shared.then(|| (0, zeroed.clone())).into_iter().collect();
         assert_eq!(P::zeroes(&planned.plan), first, "{planned}");
@@ -294,14 +298,14 @@ pub fn what_is_added_to_is_zeroed_first<P: Planner>() {
     });
 }
 
-/// A workspace is there where something lies in it.
+/// A call has a workspace only if it stores something there.
 pub fn a_call_that_keeps_nothing_needs_no_workspace<P: Planner>() {
     for_all_backward::<P>(|planned| {
         let parts = &planned.parts;
         if planned.call.gradients() == 0 && parts.row_sums.is_empty() {
             assert_eq!(parts.len, 0, "{planned}");
         }
-        // The columns' pass reads them.
+        // The pass over columns reads the row sums.
         let needs_sums = P::programs(&planned.plan).iter().any(|program| program.stem == "backward_columns");
         assert_eq!(parts.row_sums.is_empty(), !needs_sums, "{planned}");
     });

@@ -1,6 +1,7 @@
-//! Forward with the residual added after the norm, and perhaps the next norm of the sum: math.md, equations (13) and (14). A row and its
-//! residual are read from memory once; the sum stays on the stack for the next norm or, where a row is too long for that, is made again
-//! on each visit, from the cache.
+//! Forward with the residual added after the norm, and optionally the next norm of the sum:
+//! math.md, equations (13) and (14). A row and its residual are read from memory once. The sum
+//! stays on the stack for the next norm, or is computed again on each visit, from the cache, if a
+//! row is too long.
 
 use rmsnorm_spec::{CastOrder, Norm};
 
@@ -12,13 +13,13 @@ use crate::stages::Stage;
 
 /// The rows of such a call, or some of them.
 pub(crate) struct AfterRows<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
-    /// The norm that is added, the residual with its sum, and the next norm's y.
+    /// The first norm, the residual with its sum, and the next norm's y.
     pub(crate) rows: ForwardRows<'a, T, W, R>,
-    /// Where there is a y.
+    /// The next norm, if there is a y.
     pub(crate) next: Option<NextNorm<'a, W>>,
 }
 
-/// What the norm of the sum has beside its y.
+/// The tensors of the next norm other than y.
 pub(crate) struct NextNorm<'a, W: Elements = Any> {
     pub(crate) weight: Option<In<'a, W>>,
     pub(crate) bias: Option<In<'a, W>>,
@@ -27,7 +28,7 @@ pub(crate) struct NextNorm<'a, W: Elements = Any> {
 }
 
 impl AfterRows<'_> {
-    /// The same rows of elements of these types, which they say they are of.
+    /// The same rows of elements of these types, which must match their tags.
     #[inline(always)]
     pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> AfterRows<'_, T, W, R> {
         let next = self.next.as_mut().map(|NextNorm { weight, bias, mean, rstd }| NextNorm {
@@ -41,7 +42,7 @@ impl AfterRows<'_> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> AfterRows<'_, T, W, R> {
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.rows.split_at(row);
         let next = self.next.map(|NextNorm { weight, bias, mean, rstd }| {
@@ -57,13 +58,13 @@ impl<T: Numbers, W: Numbers, R: Numbers> AfterRows<'_, T, W, R> {
     }
 }
 
-/// Makes every sum, and its norm.
+/// Computes every sum, and its norm.
 impl<T: Numbers, W: Numbers, R: Numbers> Stage for AfterRows<'_, T, W, R> {
     #[inline(always)]
     fn run<S: Simd>(&mut self) {
         let cols = self.rows.spec.cols;
         let fenced = Fenced::<S>::new(self.rows.streaming);
-        // What overwrites the residual has its place in the cache already.
+        // A sum that overwrites the residual is already in the cache.
         let own_line = matches!(self.rows.residual, Residual::InPlace(_));
         let fenced_sum = Fenced::<S>::new(self.rows.streaming && !own_line);
         let (stores, sum_stores) = (fenced.stores(), fenced_sum.stores());
@@ -74,7 +75,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for AfterRows<'_, T, W, R> {
         let mut kept = (self.next.is_some() && cols <= MOST_COLS).then(|| room.zeros(padded(cols)));
         for r in 0..self.rows.rows {
             let mut row = self.rows.row(r);
-            // Once in the text, as each loop over a row takes its time to compile, in every mix of dtypes and instruction set.
+            // Written once, because each loop over a row takes time to compile for every mix of
+            // dtypes and instruction set.
             let statistics = row.statistics::<S, false>(norm, eps);
             let of_sum = match (&last, &mut kept) {
                 (None, _) => {
@@ -108,13 +110,13 @@ impl<T: Numbers, W: Numbers, R: Numbers> Stage for AfterRows<'_, T, W, R> {
     }
 }
 
-/// How a sum is made of a row.
+/// Computes the sum of a row.
 pub(super) trait Sum<T: Elements, W: Elements, R: Elements> {
-    /// The sum at a piece, rounded to the residual's dtype, in f32.
+    /// The sum at a piece, rounded to the residual's dtype, as f32.
     fn make<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes;
 }
 
-/// Equation (13): of the norm by these statistics and the residual.
+/// Equation (13): the sum of the residual and the norm with these statistics.
 struct Onto<const PLAIN: bool>(Statistics);
 
 impl<T: Numbers, W: Numbers, R: Numbers, const PLAIN: bool> Sum<T, W, R> for Onto<PLAIN> {
@@ -124,16 +126,16 @@ impl<T: Numbers, W: Numbers, R: Numbers, const PLAIN: bool> Sum<T, W, R> for Ont
     }
 }
 
-/// Where the norm of the sum finds it.
+/// The source of the sum for its norm.
 pub(super) trait Sums<T: Elements, W: Elements, R: Elements> {
-    /// Takes the sum at a piece, whose lanes behind a short one are zeros.
+    /// Stores the sum at a piece. Lanes beyond a short piece are zeros.
     fn keep<S: Simd, P: Piece>(&mut self, piece: P, sum: S::Lanes);
 
-    /// The sum at a piece. Behind a short one there may be anything.
+    /// The sum at a piece. Lanes beyond a short piece are undefined.
     fn at<S: Simd, P: Piece>(&self, row: &Row<'_, T, W, R>, piece: P) -> S::Lanes;
 }
 
-/// On the stack: in f32, padded.
+/// The sum on the stack, in f32 and padded.
 pub(super) struct Kept<'k>(pub(super) &'k mut [f32]);
 
 impl<T: Numbers, W: Numbers, R: Numbers> Sums<T, W, R> for Kept<'_> {
@@ -148,7 +150,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> Sums<T, W, R> for Kept<'_> {
     }
 }
 
-/// In the cache, as what it is made of.
+/// The sum computed again from its inputs, which are in the cache.
 pub(super) struct MadeAgain<'s, M>(pub(super) &'s M);
 
 impl<T: Numbers, W: Numbers, R: Numbers, M: Sum<T, W, R>> Sums<T, W, R> for MadeAgain<'_, M> {
@@ -162,7 +164,7 @@ impl<T: Numbers, W: Numbers, R: Numbers, M: Sum<T, W, R>> Sums<T, W, R> for Made
 }
 
 impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
-    /// A row of the norm of a sum: what a row has of y, x and residual is not asked for.
+    /// A row of the norm of a sum. Its y, x and residual are never used.
     pub(super) fn of_sum(rows: &ForwardRows<'_, T, W, R>, weight: Option<In<'r, W>>, bias: Option<In<'r, W>>) -> Self {
         let ForwardRows { spec, dtypes, .. } = *rows;
         Row {
@@ -181,7 +183,7 @@ impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
         }
     }
 
-    /// Equation (13): rounded to the residual's dtype, in f32.
+    /// Equation (13), rounded to the residual's dtype, as f32.
     #[inline(always)]
     fn sum<S: Simd, P: Piece, const PLAIN: bool>(&self, piece: P, statistics: Statistics) -> S::Lanes {
         let x = self.x().load::<S, _>(piece);
@@ -190,7 +192,7 @@ impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
             Some(residual) => {
                 lanes::round_through::<S>(R::dtype(self.dtypes.residual), S::add(residual.load::<S, _>(piece), norm))
             }
-            // Every call has one.
+            // Unreachable: every call has a residual.
             None => norm,
         }
     }
@@ -206,7 +208,7 @@ impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
         });
     }
 
-    /// Stores the sum, and its norm by `last`.
+    /// Stores the sum, and its norm with the parameters of `last`.
     #[inline(always)]
     pub(super) fn normalize_sum<S: Simd>(
         &mut self,
@@ -256,7 +258,7 @@ impl<'r, T: Numbers, W: Numbers, R: Numbers> Row<'r, T, W, R> {
     }
 }
 
-/// The deviations of the sum that a row becomes.
+/// The deviations of the sum of a row.
 struct OfSum<'s, R, M> {
     row: R,
     sums: &'s M,

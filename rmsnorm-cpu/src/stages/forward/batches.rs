@@ -1,6 +1,7 @@
-//! Forward of rows of 16-bit elements, several at a time. Conversions are what such rows cost: each element is converted once and kept
-//! in f32, on the stack, and so are weight and bias. A row's statistics are a fold, divisions and a root, of which each waits for the one
-//! before; those of a batch wait together. What is added, and in which order, is as for one row.
+//! Forward of rows of 16-bit elements in batches. Such rows are limited by conversions. So each
+//! element is converted once and kept as f32 on the stack, like weight and bias. The statistics of
+//! a row are a sum of lanes, divisions and a root, each waiting for the previous one; the rows of a
+//! batch wait together. The additions and their order are the same as for one row.
 
 use std::mem::MaybeUninit;
 
@@ -10,27 +11,27 @@ use super::moments::{Deviations, Moments, center_of};
 use super::{ForwardRows, Row, Statistics, rstd_of};
 use crate::lanes::{self, Full, In, LANES, Numbers, Out, Piece, Simd, Stores};
 
-/// The longest row of a batch, in elements. Room for its h, its weight and its bias is on the stack.
+/// The longest row of a batch, in elements. Its h, weight and bias fit on the stack.
 pub(super) const MOST_COLS: usize = 4096;
 
 /// The longest row without a residual.
 const MOST_COLS_ALONE: usize = 1024;
 
-/// The fewest rows that weight and bias are converted ahead for.
+/// The fewest rows for which converting weight and bias in advance pays.
 const FEWEST_ROWS: usize = 8;
 
-/// Elements of a batch of several rows. What is asked for meanwhile has room in the L1 beside them.
+/// Elements of a batch of several rows. The L1 also has room for the rows being prefetched.
 const ELEMENTS: usize = 2048;
 
 /// The most rows of a batch.
 const MOST_ROWS: usize = 16;
 
-/// Elements from a kept row to the next: whole groups of lanes, wherever in the row the first of them starts.
+/// Elements from a kept row to the next: whole groups of lanes, for every start of the first group.
 pub(super) const fn padded(cols: usize) -> usize {
     cols.next_multiple_of(LANES) + LANES
 }
 
-/// Room for f32 that hold nothing yet: for one row, or for as many as a batch has of shorter ones.
+/// Uninitialized room for f32: one row, or a batch of shorter rows.
 #[repr(align(64))]
 pub(super) struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
 
@@ -41,14 +42,14 @@ impl Room {
         Room([const { MaybeUninit::uninit() }; padded(MOST_COLS)])
     }
 
-    /// So many zeros.
+    /// `len` zeros.
     #[inline(always)]
     pub(super) fn zeros(&mut self, len: usize) -> &mut [f32] {
         Out::from(&mut self.0[..len]).filled(0.0)
     }
 }
 
-/// Weight, with its offset, and bias of every column, padded.
+/// Weight plus offset, and bias, of every column, padded.
 #[derive(Clone, Copy)]
 struct Columns<'c> {
     weight: Option<&'c [f32]>,
@@ -56,8 +57,9 @@ struct Columns<'c> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
-    /// Whether a batch is faster than its rows one by one, as measured: docs/tried.md. With a residual of 16 bits the sum is rounded, once
-    /// in place of two or three times; one of f32 leaves little to convert.
+    /// Whether batches are faster than single rows, as measured (docs/tried.md). With a 16-bit
+    /// residual the sum is rounded once instead of two or three times. An f32 residual leaves
+    /// little to convert.
     #[inline(always)]
     pub(super) fn is_for_batches<S: Simd>(&self, has_residual: bool) -> bool {
         let cols = self.spec.cols;
@@ -83,7 +85,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
         let mut first = 0;
         while first < self.rows {
             let rows = most.min(self.rows - first);
-            // Quotients and roots of all, so that they are computed side by side; what lies behind the last row is never read.
+            // Quotients and roots of all MOST_ROWS rows, so that they are computed in parallel.
+            // Entries after the last row are never read.
             match norm {
                 Norm::Rms => {
                     for i in 0..rows {
@@ -137,7 +140,7 @@ impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
-    /// Equation (1), of every element, and the sum of them or of their squares.
+    /// Equation (1) for every element, and the sum of the elements or of their squares.
     #[inline(always)]
     fn keep<S: Simd, const RESIDUAL: bool, const SQUARES: bool>(&self, kept: &mut [f32]) -> f32 {
         let mut kept = Out::from(kept);
@@ -149,7 +152,8 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
         sum
     }
 
-    /// Equations (5) and (6), and the stores of y and of residual_out. The row that lies `ahead` rows on is asked for.
+    /// Equations (5) and (6), and the stores of y and residual_out. Prefetches the row `ahead` rows
+    /// later.
     #[inline(always)]
     fn write<S: Simd, const RESIDUAL: bool>(
         &mut self,
@@ -182,13 +186,13 @@ impl<T: Numbers, W: Numbers, R: Numbers> Row<'_, T, W, R> {
     }
 }
 
-/// The whole group of lanes at a piece, which a padded row always has.
+/// The whole group of lanes at a piece, which exists in a padded row.
 #[inline(always)]
 pub(super) fn whole(piece: impl Piece) -> Full {
     Full { start: piece.start() }
 }
 
-/// The values of all columns in f32, with this added.
+/// The values of all columns in f32, plus `offset`.
 #[inline(always)]
 fn kept<'k, S: Simd, W: Numbers>(values: In<'_, W>, offset: f32, kept: &'k mut [f32]) -> &'k [f32] {
     let offset = S::splat(offset);
@@ -199,7 +203,7 @@ fn kept<'k, S: Simd, W: Numbers>(values: In<'_, W>, offset: f32, kept: &'k mut [
     kept
 }
 
-/// The deviations of a row that is kept, padded.
+/// The deviations of a kept, padded row.
 struct OfKept<'k> {
     h: &'k [f32],
     cols: usize,

@@ -1,22 +1,23 @@
-//! Layer norm's mean and variance: math.md, equations (2) and (3). The variance is centred: a second visit, because `avg(h^2) - mean^2`
-//! cancels. The deviations' sum, which that visit makes as well, corrects the mean by what it was rounded by, and the variance by as much.
+//! Layer norm's mean and variance: math.md, equations (2) and (3). The variance is computed from
+//! deviations, in a second visit, because `avg(h^2) - mean^2` cancels. That visit also sums the
+//! deviations, which correct the rounding error of the mean and its effect on the variance.
 
 use super::{Statistics, rstd_of};
 use crate::lanes::{self, Part, Piece, Simd};
 
-/// A row that is visited again.
+/// A row that can be visited again.
 pub(super) trait Deviations {
     fn cols(&self) -> usize;
 
-    /// What is normalized, at a piece. Behind a short one there may be anything.
+    /// The norm's input h at a piece. Lanes beyond a short piece are undefined.
     fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes;
 
-    /// The deviations' sum from a center, and that of their squares.
+    /// The sums of the deviations from a center and of their squares.
     #[inline(always)]
     fn about<S: Simd>(&self, center: f32) -> [f32; 2] {
         let centers = S::splat(center);
         lanes::sum_up!(S, self.cols(), piece => {
-            // Lanes beyond a short piece hold 0, which is not 0 once centred.
+            // Lanes beyond a short piece may not count: 0 minus the center is not 0.
             let centred = lanes::within::<S, _>(piece, S::sub(self.h::<S, _>(piece), centers));
             [centred, S::mul(centred, centred)]
         })
@@ -28,25 +29,25 @@ pub(super) trait Deviations {
 pub(crate) struct Moments {
     pub(crate) mean: f32,
     pub(crate) var: f32,
-    /// Whether the center was so near to the mean that little of the squares was taken away again.
+    /// Whether the center was so close to the mean that little was subtracted from the squares.
     pub(crate) is_near: bool,
 }
 
 impl Moments {
-    /// Of a row whose deviations from `center` add up to so much, and their squares.
+    /// The moments of a row, from the sums of its deviations from `center` and of their squares.
     #[inline(always)]
     pub(crate) fn about(center: f32, [deviations, squares]: [f32; 2], cols: f32) -> Self {
         let (off, about_center) = (deviations / cols, squares / cols);
         let excess = off * off;
         let var = about_center - excess;
-        // It is no sum of squares, and rounding may leave it below 0. NaN stays.
-        // Squares that leave f32 tell nothing of the distance.
+        // `var` is not a sum of squares, so rounding may leave it below 0. NaN is kept. If the
+        // squares overflow, they say nothing about the distance.
         let is_near = 64.0 * excess <= about_center && about_center.is_finite();
         Moments { mean: center + off, var: if var < 0.0 { 0.0 } else { var }, is_near }
     }
 
-    /// Of a row whose elements add up to `sum`: about their average and, where that is far, about the mean that it gives. Of a row of one
-    /// value that is the value.
+    /// The moments of a row with the sum `sum`, about its average. If the average is far from the
+    /// mean, about the corrected mean. In a row of equal values the mean is that value.
     #[inline(always)]
     pub(super) fn of<S: Simd>(row: &impl Deviations, sum: f32) -> Self {
         let cols = row.cols() as f32;
@@ -66,7 +67,7 @@ impl Moments {
     }
 }
 
-/// What a row is centred on first: its average or, where the sum has left f32, its first element.
+/// The first center of a row: its average, or its first element if the sum overflows.
 #[inline(always)]
 pub(super) fn center_of<S: Simd>(row: &impl Deviations, average: f32) -> f32 {
     if average.is_finite() {
@@ -76,8 +77,8 @@ pub(super) fn center_of<S: Simd>(row: &impl Deviations, average: f32) -> f32 {
     S::fold(lanes::within::<S, _>(first, row.h::<S, _>(first)))
 }
 
-/// Equation (15): the sum, the deviations' from its average, and their squares'. Where that is far from the mean, of the sum with what the
-/// deviations add up to.
+/// Equation (15): the sum, and the sums of the deviations from its average and of their squares. If
+/// the average is far from the mean, the sum is first corrected by the sum of the deviations.
 #[inline(always)]
 pub(super) fn sums_about_mean<S: Simd>(row: &impl Deviations, sum: f32) -> [f32; 3] {
     let (mut sum, mut is_second, cols) = (sum, false, row.cols() as f32);

@@ -1,5 +1,6 @@
-//! Forward of the sum of several matrices: math.md, equation (1'). The parts of a row, which may be far from each other, are read from
-//! memory once; the sum stays on the stack or, where a row is too long for that, is made again on each visit, from the cache.
+//! Forward of the sum of several matrices: math.md, equation (1'). The parts of a row, which may be
+//! far apart, are read from memory once. The sum stays on the stack, or is computed again on each
+//! visit, from the cache, if a row is too long.
 
 use super::after::{Kept, MadeAgain, Sum, save};
 use super::batches::{MOST_COLS, Room, padded};
@@ -9,20 +10,21 @@ use crate::stages::{Matrix, Stage};
 
 /// The rows of such a call, or some of them.
 pub(crate) struct PartsRows<'a> {
-    /// All but x.
+    /// All tensors except x.
     pub(crate) rows: ForwardRows<'a>,
-    /// All rows of the call, of all parts: the last part of the first row may lie behind the first part of the last.
+    /// All rows of all parts. It is not split, because the last part of the first row may lie after
+    /// the first part of the last row.
     pub(crate) x: Matrix<'a, Any>,
-    /// Where in `x` the rows begin.
+    /// The first row of this part of the work.
     pub(crate) first: usize,
-    /// How many parts there are.
+    /// Number of parts.
     pub(crate) count: usize,
-    /// Elements from one to the next.
+    /// Elements from one part to the next.
     pub(crate) stride: usize,
 }
 
 impl PartsRows<'_> {
-    /// The rows before `row`, and the others.
+    /// The rows before `row`, and the rest.
     pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.rows.split_at(row);
         (PartsRows { rows: low, ..self }, PartsRows { rows: high, first: self.first + row, ..self })
@@ -64,7 +66,7 @@ impl Stage for PartsRows<'_> {
 
 /// The parts of a row.
 struct Parts<'r> {
-    /// From the row's first element in the first part to the end of all.
+    /// The elements from the row's first element in the first part on.
     from: In<'r, Any>,
     count: usize,
     stride: usize,
