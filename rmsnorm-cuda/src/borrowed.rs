@@ -24,8 +24,7 @@ use crate::error::device_error;
 /// # fn norm(backend: &CudaBackend, their_stream: CUstream, their_x: Tensor, their_y: Tensor) -> Result<(), Error> {
 /// // SAFETY:
 /// // - stream: of the backend's context, and alive until this function returns;
-/// // - memory: theirs, initialized, alive until this function returns, used on their stream only;
-/// no other code uses y.
+/// // - memory: theirs, initialized, alive until this function returns, used on their stream only; only we use y.
 /// let (backend, x, mut y) = unsafe {
 ///     let backend = backend.on_raw(their_stream);
 ///     let x = BorrowedSlice::<bf16>::new(&backend, their_x.address, their_x.len)?;
@@ -60,7 +59,7 @@ impl<T: Stored> BorrowedSlice<'_, T> {
     /// context is lost.
     pub unsafe fn new(backend: &CudaBackend, address: sys::CUdeviceptr, len: usize) -> Result<Self, Error> {
         if len > 0 && !address.is_multiple_of(size_of::<T>() as u64) {
-            let rule = format!("a {} tensor must start at a multiple of its element size, got {address:#x}", T::STORAGE);
+            let rule = format!("a {} tensor must begin at a multiple of its size, got {address:#x}", T::STORAGE);
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
         // cudarc panics if it cannot create its events, so a lost context is reported here.

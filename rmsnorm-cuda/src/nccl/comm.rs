@@ -63,7 +63,7 @@ use crate::library::nccl::nccl;
 ///     let comm = NcclComm::from_rank(backend.stream().clone(), rank, 2, id)?;
 ///     let shares = Shares { units: 4096, unit: 8192, ranks: 2 };
 ///     let mut rows = backend.stream().alloc_zeros::<bf16>(shares.len())?;
-/// ... this rank writes its share, `rows.slice_mut(shares.elements(rank))`, and gets all shares:
+///     // ... this rank writes its share, `rows.slice_mut(shares.elements(rank))`, and gets all shares:
 ///     comm.all_gather_in_place(&shares, rows.as_view_mut())?;
 ///     Ok(())
 /// }

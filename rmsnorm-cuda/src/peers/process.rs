@@ -26,8 +26,7 @@ use crate::error::{DriverFailure, device_error, unavailable};
 /// use rmsnorm_cuda::spec::bf16;
 /// use rmsnorm_cuda::{CudaBackend, PeerCard, PeerGroup, PeerSeat};
 ///
-/// /// In each of two processes; `exchange` sends a card to all ranks and returns the cards of all,
-/// by rank.
+/// /// In each of two processes; `exchange` sends a card to all ranks and returns all cards, by rank.
 /// fn start(
 ///     rank: usize,
 ///     exchange: impl Fn(PeerCard) -> Vec<PeerCard>,
