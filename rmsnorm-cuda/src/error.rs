@@ -85,7 +85,7 @@ impl DriverFailure {
 
     fn advice(&self) -> &'static str {
         if self.is_out_of_memory() {
-            "; the device is out of memory: free some, or make a smaller call"
+            "; the device has no room left: free memory, or pass fewer rows"
         } else if self.is_context_lost() {
             "; the context is lost, perhaps by another kernel of this process: every later call fails, and the process \
              must be restarted"
