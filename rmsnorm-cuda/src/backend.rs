@@ -163,7 +163,7 @@ impl CudaBackend {
         let count = CudaContext::device_count().map_err(|error| unavailable(start_failure(error)))?;
         match usize::try_from(count) {
             Ok(count @ 1..) => Ok(count),
-            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device")),
+            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device: check CUDA_VISIBLE_DEVICES")),
         }
     }
 

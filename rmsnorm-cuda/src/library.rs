@@ -157,7 +157,7 @@ fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, Strin
         None => {
             let mut places = best_first(others, &names);
             places.extend(usual_places(&names, toolkit_folders()));
-            (places, format!("{INSTALL_NVRTC}, or let {NVRTC_VARIABLE} name it"))
+            (places, format!("{INSTALL_NVRTC}, or set {NVRTC_VARIABLE} to its path"))
         }
         Some(path) if path.is_dir() => {
             let folder = format!("{NVRTC_VARIABLE} is the folder {}", path.display());

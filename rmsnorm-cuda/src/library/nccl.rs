@@ -96,7 +96,7 @@ fn find(chosen: Option<&OsStr>) -> Result<Nccl, String> {
     let (candidates, advice) = match chosen.filter(|path| !path.is_empty()).map(Path::new) {
         None => {
             let names = NAMES.iter().map(PathBuf::from).collect();
-            (names, format!("{INSTALL}, or let {VARIABLE} name the folder that holds it"))
+            (names, format!("{INSTALL}, or set {VARIABLE} to the folder that holds it"))
         }
         Some(folder) => {
             let folders = SUBFOLDERS.map(|below| folder.join(below));

@@ -89,14 +89,14 @@ impl NcclComm {
             self.stream.memcpy_htod(&own.map(|byte| byte as i8), &mut place)?;
             Ok(all)
         };
-        let mut all = upload().map_err(device_error("before ranks tell each other"))?;
+        let mut all = upload().map_err(device_error("before ranks exchange bytes"))?;
         self.all_gather_in_place(&shares, all.as_view_mut())?;
         let download = || {
             let all = self.stream.clone_dtoh(&all)?;
             self.stream.synchronize()?;
             Ok(all)
         };
-        let all = download().map_err(device_error("what ranks tell each other"))?;
+        let all = download().map_err(device_error("download of the ranks' bytes"))?;
         let (parts, _) = all.as_chunks::<N>();
         Ok(parts.iter().map(|part| part.map(|byte| byte as u8)).collect())
     }

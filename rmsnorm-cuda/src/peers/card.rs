@@ -145,7 +145,7 @@ impl Facts {
             ));
         }
         if (other.rank, other.ranks) != (rank, self.ranks) {
-            return Some(format!("the card of rank {} of {}", other.rank, other.ranks));
+            return Some(format!("the card of rank {} of {}: pass the cards by rank", other.rank, other.ranks));
         }
         if other.bytes != self.bytes {
             return Some(format!("bytes = {}, this rank has {}: pass the same on all", other.bytes, self.bytes));

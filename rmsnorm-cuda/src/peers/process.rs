@@ -65,7 +65,7 @@ impl PeerSeat {
         parts.allocate(backend, &layout)?;
         let address = parts.get(0).map_or(0, |part| part.address);
         let handle = export(address)
-            .map_err(|error| refused("memory cannot be handed to other processes", "cuIpcGetMemHandle", error))?;
+            .map_err(|error| refused("cannot share memory with other processes", "cuIpcGetMemHandle", error))?;
         parts.has_users(users);
         let context = backend.stream().context();
         let uuid = context.uuid().map_err(device_error("cuDeviceGetUuid"))?;
@@ -199,8 +199,9 @@ fn export(address: sys::CUdeviceptr) -> Result<[u8; 64], DriverError> {
 /// Maps a peer's memory into this process.
 fn map(backend: &CudaBackend, peer: &Facts, layout: &Layout) -> Result<Mapped, Error> {
     let rank = peer.rank;
-    let user = User::new(peer.memory)
-        .map_err(|error| unavailable(format!("rank {rank} is gone, or not on this machine: {error}")))?;
+    let user = User::new(peer.memory).map_err(|error| {
+        unavailable(format!("rank {rank} has ended, is on another machine or has another TMPDIR: {error}"))
+    })?;
     let handle = sys::CUipcMemHandle { reserved: peer.handle.map(|byte| byte as std::ffi::c_char) };
     let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
     let mut address = 0;

@@ -26,7 +26,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     let row_bytes = packs.saturating_mul(SLOT_BYTES);
     if row_bytes > group.bytes {
         let rule = format!(
-            "the memory of a group has room for a row of x, which takes {row_bytes} bytes, got {} bytes",
+            "bytes of the group is too small: a row of x takes {row_bytes} bytes, got {}: pass the bytes of one call's x",
             group.bytes
         );
         return Err(Error::Unsupported { rule });

@@ -32,8 +32,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     let rows_per_launch = (of_all.rows_per_launch / 2).min(i32::MAX as usize / MOST_RANKS);
     if rows_per_launch == 0 {
         let rule = format!(
-            "with rows divided among ranks, the memory of a group needs room for two rows of x, got {} bytes for {} \
-             columns",
+            "bytes of the group is too small: rows divided among ranks need room for two rows of x, got {} for {} columns",
             group.bytes, problem.cols
         );
         return Err(Error::Unsupported { rule });

@@ -39,7 +39,7 @@ fn answers(machine: &Machine, folder: &str, expected: &[&str]) {
 fn nccl_that_cannot_be_loaded_is_unavailable() {
     let machine = Machine::broken(&["libnccl.so.2", "libnccl.so"]);
     let begin = "unavailable: the nccl backend is not available: no NCCL library can be loaded, tried libnccl.so.2, libnccl.so (";
-    answers(&machine, "", &[begin, "install NCCL", "or let RMSNORM_NCCL name the folder"]);
+    answers(&machine, "", &[begin, "install NCCL", "or set RMSNORM_NCCL to the folder"]);
 }
 
 #[test]
