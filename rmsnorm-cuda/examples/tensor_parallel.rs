@@ -85,7 +85,7 @@ fn output(folder: &Path, rank: usize) -> Option<Vec<u8>> {
     fs::read(folder.join(format!("output-{rank}"))).ok()
 }
 
-/// The number of this rank, and the folder in which ranks exchange cards. A real program uses its
+/// The number of this rank, and the folder for the exchange of cards. A real program uses its
 /// launcher instead.
 struct Place {
     rank: usize,
@@ -280,7 +280,7 @@ impl Matmul {
         let mut launch = stream.launch_builder(&self.0);
         launch.arg(&a).arg(b).arg(out).arg(&inner).arg(&columns).arg(&is_cut);
         // SAFETY:
-        // - arguments: those of the kernel, in its order;
+        // - arguments: the kernel's, in its order;
         // - memory: the kernel reads and writes only the lengths that were checked above.
         unsafe { launch.launch(config) }?;
         Ok(())

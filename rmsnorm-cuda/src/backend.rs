@@ -185,7 +185,7 @@ impl CudaBackend {
     pub fn on(&self, stream: Arc<CudaStream>) -> Result<Self, Error> {
         if stream.context() != self.kernels.context() {
             let rule = format!(
-                "the stream must be of the backend's context, got a stream of {} for a backend on {}",
+                "must be of the backend's context, got a stream of {} for a backend on {}",
                 place(stream.context()),
                 place(self.kernels.context())
             );

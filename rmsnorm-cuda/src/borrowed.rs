@@ -59,7 +59,8 @@ impl<T: Stored> BorrowedSlice<'_, T> {
     /// context is lost.
     pub unsafe fn new(backend: &CudaBackend, address: sys::CUdeviceptr, len: usize) -> Result<Self, Error> {
         if len > 0 && !address.is_multiple_of(size_of::<T>() as u64) {
-            let rule = format!("a {} tensor must begin at a multiple of its size, got {address:#x}", T::STORAGE);
+            let storage = T::STORAGE;
+            let rule = format!("a {storage} tensor must begin at a multiple of its element size, got {address:#x}");
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
         // cudarc panics if it cannot create its events, so a lost context is reported here.

@@ -74,7 +74,7 @@ impl Harness for CudaBackend {
     }
 }
 
-/// Copies bytes: cudarc copies only types of its own trait, which [`Stored`] does not imply.
+/// Copies bytes: cudarc's copies need a trait that [`Stored`] does not imply.
 fn upload<T: Stored>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
     let stream = backend.stream();
     // A device cannot allocate 0 bytes.

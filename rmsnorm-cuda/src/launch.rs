@@ -93,7 +93,7 @@ fn enqueue_plan(
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, columns, overlap))
 }
 
-/// Sets the fields that all kernels read, except those of tensors.
+/// Sets the fields that all kernels read, except tensors.
 ///
 /// # Errors
 /// `Unsupported` if rows are grouped and there are 2^32 or more.
@@ -167,8 +167,8 @@ pub(crate) fn prepare(
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }
 
-/// Checks the workspace of the call: it may have been sized for another device, whose plan needs
-/// less, and kernels do not check lengths.
+/// Checks the workspace of the call: it may have been sized for another device with a smaller plan,
+/// and kernels do not check lengths.
 const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Error> {
     match given {
         Some(got) if got < needed => Err(Error::Length { arg: "workspace", min: needed, max: usize::MAX, got }),
@@ -184,7 +184,7 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let matrix = params.tensor(tensor);
         let is_counted = match tensor.shape() {
             TensorShape::Matrix => true,
-            // The second phase writes gradients one element at a time.
+            // The reduction of partial sums writes gradients one element at a time.
             TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
             // The transposing kernels find their access width themselves.
             TensorShape::Transposed => false,

@@ -213,9 +213,8 @@ fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str
     let (mut tried, mut broken) = (Vec::new(), String::new());
     for path in paths {
         // SAFETY:
-        // - initializers: those of the driver, of NVRTC and of NCCL may run on any thread at any
-        //   time, and a process that uses CUDA runs them anyway. A user who names a file vouches
-        //   for it.
+        // - initializers: the driver's, NVRTC's and NCCL's may run on any thread at any time, and a
+        //   process that uses CUDA runs them anyway. A user who names a file vouches for it.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(Opened { library, path }),
             Err(error) => {
@@ -246,7 +245,7 @@ unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> 
     symbol.map(|symbol| *symbol).map_err(|error| error_chain(&error))
 }
 
-/// The system's error text, which libloading keeps as the source of its own error.
+/// The system's error text, which libloading keeps as the source of its error.
 fn error_chain(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

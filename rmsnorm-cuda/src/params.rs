@@ -98,7 +98,7 @@ pub(crate) struct Params {
     pub(crate) next_bias: u64,
     pub(crate) next_mean: u64,
     pub(crate) next_rstd: u64,
-    /// The number of matrices whose sum is x. Absent, with all later fields, in kernels with one
+    /// x is the sum of this many matrices. Absent, with all later fields, in kernels with one
     /// matrix.
     pub(crate) parts: u64,
     /// Elements between parts.

@@ -146,7 +146,7 @@ pub(crate) struct KernelKey {
     /// included, also in place.
     pub(crate) call: CallKey,
     pub(crate) tile: Tile,
-    /// The number of ranks whose x is added; 1 in programs without ranks.
+    /// The number of ranks with an x to add; 1 in programs without ranks.
     pub(crate) ranks: u32,
 }
 

@@ -9,7 +9,7 @@ use crate::backend::CudaBackend;
 use crate::params::{Columns, MOST_COLUMN_RANKS};
 use crate::plan;
 
-/// The data of a phase that is not in [`Params`].
+/// The data of a phase that is not in `Params`.
 pub(super) struct Half {
     pub(super) columns: Columns,
     /// The number of columns of all ranks together.

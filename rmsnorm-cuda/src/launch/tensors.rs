@@ -66,7 +66,7 @@ impl<'a> Tensors<'a> {
         if tensor.shape() == TensorShape::Transposed { rows.layout(cols, count) } else { rows.layout(count, cols) }
     }
 
-    /// Checks that argument `arg`, whose view belongs to `stream`, is in the backend's context.
+    /// Checks that argument `arg`, a view that belongs to `stream`, is in the backend's context.
     pub(super) fn check_context(&self, arg: &'static str, stream: &CudaStream) -> Result<(), Error> {
         let (theirs, ours) = (stream.context(), self.stream.context());
         if theirs == ours {

@@ -193,8 +193,8 @@ struct Version {
 }
 
 impl Version {
-    /// Decodes NCCL's number: 1000 major + 100 minor + patch up to 2.8, and 10000 major + 100 minor
-    /// + patch in later versions.
+    /// Decodes NCCL's number: `1000 major + 100 minor + patch` up to version 2.8, later
+    /// `10000 major + ...`.
     fn of_code(code: c_int) -> Self {
         let code = code.unsigned_abs();
         let per_major = if code < 10_000 { 1_000 } else { 10_000 };

@@ -14,7 +14,7 @@ use crate::backend::place;
 use crate::error::device_error;
 use crate::library::nccl::nccl;
 
-/// A rank of a group whose devices communicate through NCCL: a
+/// A rank of a group of devices that communicate through NCCL: a
 /// [`Collective`](rmsnorm_dist::Collective) of [`CudaBackend`]s. Each rank has its own device;
 /// ranks are threads of one process, or processes.
 ///
@@ -117,7 +117,7 @@ impl NcclComm {
     /// - Library: it was made by the NCCL that is used here: the one that the process has loaded,
     ///   unless `RMSNORM_NCCL` names another.
     /// - Life: it lives, and is neither finalized nor aborted, until this is dropped.
-    /// - Sharing: nothing else uses it during a call here. All other work on it is enqueued in the
+    /// - Sharing: no other code uses it during a call here. All other work on it is enqueued in the
     ///   same order on every rank.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ fn check_rank(rank: usize, ranks: usize) -> Result<(c_int, c_int), Error> {
     match c_int::try_from(rank) {
         Ok(number) if number < count => Ok((number, count)),
         Ok(_) | Err(_) => {
-            let rule = format!("rank must be less than {ranks}, the number of ranks, got {rank}");
+            let rule = format!("must be less than {ranks}, the number of ranks, got {rank}");
             Err(Error::InvalidArgument { arg: "rank", rule })
         }
     }
@@ -217,9 +217,9 @@ mod tests {
         assert!(matches!(check_rank(7, 8), Ok((7, 8))));
         assert!(matches!(check_rank(0, i32::MAX as usize), Ok((0, i32::MAX))));
         for (rank, ranks, message) in [
-            (1, 1, "rank: the last of 1 ranks is 0, got 1"),
-            (8, 2, "rank: the last of 2 ranks is 1, got 8"),
-            (usize::MAX, 2, "rank: the last of 2 ranks is 1, got 18446744073709551615"),
+            (1, 1, "rank: must be less than 1, the number of ranks, got 1"),
+            (8, 2, "rank: must be less than 2, the number of ranks, got 8"),
+            (usize::MAX, 2, "rank: must be less than 2, the number of ranks, got 18446744073709551615"),
             (0, 0, "ranks: a communicator has 1 to 2147483647 ranks, got 0"),
             (0, 1 << 31, "ranks: a communicator has 1 to 2147483647 ranks, got 2147483648"),
             (0, 1 << 32, "ranks: a communicator has 1 to 2147483647 ranks, got 4294967296"),

@@ -55,8 +55,8 @@ mod tests {
     /// Bytes per element.
     const SIZE: usize = 2;
 
-    /// Numbers of units: none, few, many, and near the number of ranks. Units of 0, 1 or 3
-    /// elements.
+    /// Numbers of units: none, few, many, and near the number of ranks. Units are empty, or have
+    /// one or three elements.
     fn all() -> impl Iterator<Item = Shares> {
         let units = |ranks: usize| [0, 1, ranks - 1, ranks, ranks + 1, 2 * ranks, 3 * ranks + 1, 17];
         let shares =

@@ -31,7 +31,7 @@ pub(super) struct Handle {
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// A rank of a new communicator, on the device whose context is current. Waits for all ranks.
+    /// A rank of a new communicator, on the device of the current context. Waits for all ranks.
     pub(super) fn init(nccl: &'static Nccl, rank: c_int, ranks: c_int, id: NcclId) -> Result<Self, NcclFailure> {
         let mut comm = ptr::null_mut();
         // SAFETY:

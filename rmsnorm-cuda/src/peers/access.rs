@@ -22,7 +22,7 @@ pub(super) fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
     }
     Err(Error::InvalidArgument {
         arg: "rank",
-        rule: format!("rank must be less than {ranks}, the number of ranks, got {rank}"),
+        rule: format!("must be less than {ranks}, the number of ranks, got {rank}"),
     })
 }
 
@@ -97,12 +97,12 @@ fn can_access(context: &CudaContext, peer: &CudaContext) -> Result<bool, DriverE
     let mut can = 0;
     // SAFETY:
     // - pointer: to a local of the type that the call writes;
-    // - devices: those of live contexts.
+    // - devices: of live contexts.
     unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, context.cu_device(), peer.cu_device()) }.result()?;
     Ok(can != 0)
 }
 
-/// The number of ranks whose memory is on the backend's device, this rank included.
+/// The number of ranks with memory on the backend's device, this rank included.
 pub(super) fn sharers_of_memory(backend: &CudaBackend, workspaces: &[sys::CUdeviceptr]) -> Result<u32, Error> {
     let ours = backend.stream().context().cu_device();
     let mut count = 0;

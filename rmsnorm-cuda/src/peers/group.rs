@@ -1,4 +1,4 @@
-//! [`PeerGroup`]: a rank of a group whose devices access each other's memory.
+//! [`PeerGroup`]: a rank of a group of devices that access each other's memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -98,7 +98,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 ///     for (group, backend) in groups.into_iter().zip(&backends) {
 ///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 ///             let stream = backend.stream();
-///             let x = stream.alloc_zeros::<bf16>(rows * cols)?; // what this rank's part of a layer gave
+///             let x = stream.alloc_zeros::<bf16>(rows * cols)?; // this rank's partial sum
 ///             let mut y = stream.alloc_zeros::<bf16>(rows * cols)?;
 ///             let args = Forward::new(x.as_view(), y.as_view_mut());
 ///             group.forward_reduced(&NormSpec::rms(rows, cols, 1e-6), args)?;
@@ -266,7 +266,7 @@ impl PeerGroup {
         launch::prepare(self, problem, alignment)
     }
 
-    /// [`prepare`](Self::prepare) for calls whose residual is divided by rows; `problem` has all
+    /// [`prepare`](Self::prepare) for calls with the residual divided by rows; `problem` has all
     /// rows.
     ///
     /// # Errors
@@ -340,7 +340,7 @@ impl fmt::Debug for PeerGroup {
     }
 }
 
-/// A rank whose data did not arrive within the deadline: the source of [`Error::Device`]. Make a
+/// The data of a rank did not arrive within the deadline: the source of [`Error::Device`]. Make a
 /// new group after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -398,6 +398,6 @@ mod tests {
     #[test]
     fn the_message_names_both_ranks() {
         let text = MissingRank { missing: 2, rank: 0, ranks: 4 }.to_string();
-        assert!(text.starts_with("rank 2 of 4 did not come: rank 0 has waited"), "{text}");
+        assert!(text.starts_with("rank 2 of 4 did not come: rank 0 waited"), "{text}");
     }
 }

@@ -130,6 +130,6 @@ mod tests {
         };
         assert!(refused(Problem { parts: 2, ..problem }).contains("not a sum of parts"));
         let after = Problem { residual_placement: ResidualPlacement::After, ..problem };
-        assert!(refused(after).contains("before the norm"));
+        assert!(refused(after).contains("ResidualPlacement::Before"));
     }
 }

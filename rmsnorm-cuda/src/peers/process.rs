@@ -140,10 +140,9 @@ impl PeerGroup {
     /// machine. A collective call: each rank waits for all. `bytes` is as for
     /// [`in_process`](Self::in_process). The communicator is used only here.
     ///
-    /// # Errors
-    /// As [`PeerSeat::new`] and [`PeerSeat::join`]; a failure on one rank is an error on all.
-    /// `Device` if NCCL fails, or if there is no memory for the exchange, in which case the other
-    /// ranks go on waiting.
+    /// # Errors As [`PeerSeat::new`] and [`PeerSeat::join`]; a failure on one rank is an error on
+    /// all. `Device` if NCCL fails, or if there is no memory for the exchange; the other ranks then
+    /// go on waiting.
     #[cfg_attr(docsrs, doc(cfg(feature = "nccl")))]
     pub fn over(backend: &CudaBackend, comm: &crate::NcclComm, bytes: usize) -> Result<Self, Error> {
         let mut seat = PeerSeat::new(backend, comm.rank(), comm.ranks(), bytes);

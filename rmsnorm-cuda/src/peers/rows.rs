@@ -1,4 +1,4 @@
-//! Launches of `reduce_forward_rows`: sums over ranks whose rows have owners.
+//! Launches of `reduce_forward_rows`: sums over ranks with row owners.
 
 use cudarc::driver::sys;
 use rmsnorm_dist::{Shares, check_reduced_rows};
@@ -27,7 +27,7 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// For a call whose tensors have all rows.
+    /// For a call with all rows in every tensor.
     pub(super) fn of_whole(group: &PeerGroup, problem: &Problem) -> Self {
         let (_, ranks) = group.place();
         Owned { rows_per_rank: rows_per_rank(problem, ranks), first_own: 0, first_of_y: 0, sends: Sends::H }
@@ -82,7 +82,7 @@ pub(super) fn plan(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> R
     reduce_forward_rows::plan(problem, access_bytes, &group.group, group.backend.kernels().caps())
 }
 
-/// Enqueues the launches of a call. `params` must be those of a valid call, and the context current
+/// Enqueues the launches of a call. `params` must come from a valid call, and the context current
 /// on this thread.
 pub(super) fn enqueue(group: &PeerGroup, params: &Params, plan: &Plan, owned: Owned) -> Result<(), Error> {
     let kernel = load(group.backend.kernels(), &plan.key)?;

@@ -1,4 +1,5 @@
-//! Plans of backward: the tile of a row, chunks of rows, and the workspace between the phases.
+//! Plans of backward: the tile of a row, chunks of rows, the workspace, and the reduction of
+//! partial sums.
 
 use std::ops::Range;
 
@@ -126,8 +127,8 @@ fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     finish(problem, chunks, tile.cluster.into(), [(problem.rows > 0).then_some(main), None], caps)
 }
 
-/// The matrices fit the L2: one kernel, whose blocks of columns read them a second time from the
-/// L2, without partial sums.
+/// The matrices fit the L2: one kernel. Its blocks of columns read them a second time from the L2,
+/// without partial sums.
 fn split(problem: &Problem, tile: Tile, chunks: u64, cluster: u32) -> Plan {
     // Two steps suffice for few rows; the remaining shared memory lets more blocks of columns run.
     let tile = Tile { stages: tile.stages.min(2), ..tile };
@@ -274,7 +275,7 @@ fn sums(problem: &Problem, chunks: u64, slices: u64) -> Sums {
     Sums { partial_rows, workspace: Workspace { locks: partials, row_sums: 0, len }, zeroed }
 }
 
-/// A step in which each chunk has its own row of partial sums.
+/// A step without shared partial sums: each chunk has its own row.
 fn alone(step: Step) -> Step {
     match step {
         Step::Launch { mut key, grid, cluster, threads, shared_bytes } => {
@@ -285,7 +286,7 @@ fn alone(step: Step) -> Step {
     }
 }
 
-/// The second phase: adds the partial sums.
+/// The reduction of partial sums.
 fn second_stage(problem: &Problem, partial_rows: u64, caps: &Caps) -> Step {
     let tile = reduce_tile(problem, partial_rows, caps);
     let mut key = key(problem, Program::ReducePartials, tile);
@@ -297,8 +298,7 @@ fn second_stage(problem: &Problem, partial_rows: u64, caps: &Caps) -> Step {
 }
 
 /// How threads divide the partial sums: two rows per thread, if all threads fit the device at once.
-/// Microseconds on an H200: 264 rows of 1024 columns take 1.4 (128 groups of threads: 2.4); 132
-/// rows of 8192 columns take 2.0 with 32 groups (64 groups: 2.4).
+/// On an H200, 264 rows of 1024 columns take 1.4 us.
 fn reduce_tile(problem: &Problem, partial_rows: u64, caps: &Caps) -> Tile {
     let values = problem.cols.saturating_mul(problem.tensors.sums_over_rows()) as u64;
     let held = u64::from(caps.sms * caps.threads_per_sm * reduction::COLUMNS) / values.max(1);
@@ -315,7 +315,7 @@ fn reduce_tile(problem: &Problem, partial_rows: u64, caps: &Caps) -> Tile {
 }
 
 /// The most rows of a chunk: math.md section 4 allows `2 sqrt(rows) + 64` serial additions, and the
-/// second phase takes a part of them.
+/// reduction of partial sums takes a part of them.
 pub(super) fn most_rows(rows: u64, groups: u32) -> u64 {
     let root = rows.isqrt();
     (2 * root - root / 64 + 32) * u64::from(groups)

@@ -69,7 +69,7 @@ pub(crate) fn given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     }
 }
 
-/// Plans a kernel whose threads loop over rows.
+/// Plans a kernel with a loop over rows in each thread.
 fn by_rows(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) -> Plan {
     if problem.rows == 0 {
         return Plan::default();
@@ -114,8 +114,8 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     }
 }
 
-/// Plans a kernel whose threads have columns, over the rows of a chunk; then the reduction of
-/// partial sums.
+/// Plans a kernel that gives each thread columns of a chunk of rows; then the reduction of partial
+/// sums.
 fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let pack = pack(problem);
     let packs = problem.cols.div_ceil(pack as usize);

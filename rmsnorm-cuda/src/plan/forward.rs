@@ -14,8 +14,8 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let pack = pack(problem);
     let Ladders { cluster, block, long } = caps.tuning.ladders(problem, pack);
     let find = |ladder| found(ladder, problem.cols, pack, caps);
-    // A cluster has one row, and a grid at most 2^31 - 1 blocks, which no matrix that fits memory
-    // exceeds.
+    // A cluster has one row, and a grid at most 2^31 - 1 blocks. A matrix with more rows of this
+    // length does not fit memory.
     let is_one_grid = |tile: &Tile| problem.rows <= i32::MAX as usize / tile.cluster as usize;
     let (program, tile) = if let Some(tile) = find(cluster).filter(is_one_grid) {
         (Program::ForwardCluster, tile)

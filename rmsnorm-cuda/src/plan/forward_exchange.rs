@@ -12,7 +12,7 @@ const MOST_LEAN: usize = 1024;
 /// The most threads of a block with more packs and 128 registers per thread.
 const MOST_HELD: usize = 512;
 
-/// The plan of a call with this tile, whose addresses and strides are multiples of `access_bytes`.
+/// The plan of a call with this tile; addresses and strides are multiples of `access_bytes`.
 ///
 /// # Errors
 /// `Unsupported` if the group's memory is too small for one row.

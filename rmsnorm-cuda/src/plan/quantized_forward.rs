@@ -129,7 +129,7 @@ fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option
     (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
-/// Clears scales whose layout has gaps, because kernels write only the scales.
+/// Clears scales with gaps in their layout, because kernels write only the scales.
 fn clear_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols): (usize, usize)) -> Option<Step> {
     let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
     let bytes = scales(quant) * problem.storage(tensor).map_or(0, Storage::size);

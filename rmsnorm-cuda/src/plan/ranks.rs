@@ -19,7 +19,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// The number of rows whose statistics, one slot each, fit the group's memory.
+    /// The number of rows that fit the group's memory, with one slot of statistics each.
     ///
     /// # Errors
     /// `Unsupported` if it is zero.
@@ -33,7 +33,8 @@ impl Group {
         }
     }
 
-    /// Blocks of one rank that are resident whatever the other ranks on the device run.
+    /// Blocks of one rank that are resident at once, next to the blocks of the other ranks on the
+    /// device.
     pub(super) fn most_blocks(&self, tile: &Tile, caps: &Caps) -> usize {
         (caps.sms * tile.blocks_per_sm / self.sharers).max(1) as usize
     }

@@ -6,21 +6,20 @@ use super::ranks::{Group, Plan, SLOT_BYTES};
 use super::{KernelKey, MOST_BLOCKS, Program, RESERVED_BYTES, Reads, Tile, key};
 use crate::caps::Caps;
 
-/// The most threads of a block whose row stays in registers, with up to 128 registers each.
+/// The most threads of a block, for a row in registers, with up to 128 registers each.
 const MOST_HELD: usize = 512;
 /// The same with 64 registers each.
 const MOST_LEAN: usize = 1024;
-/// The most threads of a block whose row stays in shared memory.
+/// The most threads of a block, for a row in shared memory.
 const MOST_THREADS: usize = 1024;
 
-/// The plan of a call with at least one row, whose addresses and strides are multiples of
-/// `access_bytes`.
+/// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or for the group's memory.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
-    // x is always sent with the widest access, whatever the alignment of the other tensors.
+    // x is always sent with the widest access, also if other tensors have a lower alignment.
     let pack = SLOT_BYTES / activation.size();
     let packs = problem.cols.div_ceil(pack);
     let row_bytes = packs.saturating_mul(SLOT_BYTES);
@@ -267,7 +266,7 @@ mod tests {
     }
 
     /// The slot address of a pack, as in `kernels/peers.cuh`. Sender and receiver compute it from
-    /// row and column, whatever their grids are. No two packs of a rank, a row or an epoch share a
+    /// row and column, not from their grids. No two packs of a rank, a row or an epoch share a
     /// word, and none lies outside the memory.
     #[test]
     fn every_pack_has_a_slot_of_its_own() {

@@ -19,8 +19,8 @@ pub(crate) enum Sends {
     H = 2,
 }
 
-/// The plan of a call with at least one row, whose addresses and strides are multiples of
-/// `access_bytes`. Its pieces count the rows of one owner.
+/// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
+/// Its pieces count the rows of one owner.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or the group's memory is too small for two

@@ -36,7 +36,7 @@ pub(crate) struct Tuning {
     pub(crate) holds_small: bool,
 }
 
-/// Tables of calls whose widest matrix has one width.
+/// Tables for one width of the widest matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tables {
     /// RMS norm; RMS norm with a residual or several parts, which reads more than one matrix; layer

@@ -86,7 +86,7 @@ fn no_such_rank() {
 fn there_is_no_communicator_without_a_rank() {
     let Some(machine) = whole() else { return };
     let expected = [
-        "answer: rank: rank must be less than 3, the number of ranks, got 3",
+        "answer: rank: must be less than 3, the number of ranks, got 3",
         "answer: ranks: a communicator has 1 to 2147483647 ranks, got 0",
         "answer: ranks: a communicator has 1 to 2147483647 ranks, got 2147483648",
         "answer: stream: NCCL needs a stream of the device's primary context, got a stream of a context of device 0",

@@ -64,7 +64,7 @@ fn what_no_kernel_takes_is_refused_with_the_reason() {
         (BLOCK, 512, &[("threads", 256), ("cluster", 2), ("blocks", 1)], "a ladder of clusters has clusters"),
         (BLOCK, 512, &[("threads", 32), ("blocks", 1)], "16 packs of a thread are more than 8"),
         (BLOCK, 512, &[], "it has no tile"),
-        (BLOCK, 512, &[("threads", 256), ("overlapped", 2), ("blocks", 1)], "overlapped is 2"),
+        (BLOCK, 512, &[("threads", 256), ("overlapped", 2), ("blocks", 1)], "overlapped must be 0 or 1, got 2"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 3), ("blocks", 1)], "a power of two up to 8"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 16), ("blocks", 1)], "a power of two up to 8"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 2), ("groups", 2), ("blocks", 1)], "has one row"),

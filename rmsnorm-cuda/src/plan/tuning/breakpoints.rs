@@ -20,7 +20,7 @@ impl Tuning {
 }
 
 impl Tables {
-    /// The same for one width, whose packs have `pack` columns.
+    /// The same for one width; a pack has `pack` columns.
     fn breakpoints(&self, pack: usize) -> impl Iterator<Item = usize> {
         let Tables { forward, backward, to_codes: _, finds_scale: _ } = self;
         let kinds = move || forward.iter().chain(backward);

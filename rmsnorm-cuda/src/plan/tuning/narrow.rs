@@ -66,13 +66,13 @@ const BLOCK_TO_CODES: Ladder<Tile> = Borrowed(&[
     none_up_to(96),
     // 4096x1024: 6.7, 5.9.
     up_to(128, block(32, 1, 1, 32)),
-    // 8192x2048: 17.3, 16.2 (32 threads 18.0, 16.7).
+    // 8192x2048: 17.3, 16.2.
     up_to(256, block(64, 1, 1, 20)),
-    // 16384x4096: 55.3, 52.0 (128 threads 55.6, 52.8).
+    // 16384x4096: 55.3, 52.0.
     up_to(512, block(64, 1, 1, 12)),
-    // 8192x8192: 55.0, 52.2 (256 threads 55.9, 55.7).
+    // 8192x8192: 55.0, 52.2.
     up_to(1024, block(128, 1, 1, 6)),
-    // 4096x12288: 43.2, 41.2 (512 threads 47.0, 47.1).
+    // 4096x12288: 43.2, 41.2.
     up_to(1536, block(256, 1, 1, 4)),
     // 2048x16384: 30.3 us (was 30.4 us); 1.7 % with small calls.
     up_to(2048, block(256, 1, 1, 4)),
@@ -81,11 +81,11 @@ const BLOCK_TO_CODES: Ladder<Tile> = Borrowed(&[
 /// Two times: with the tensor's scale, with scales per row.
 const LAYER_TO_CODES: Ladder<Tile> = Borrowed(&[
     none_up_to(256),
-    // 16384x4096: 54.1, 70.5 (128 threads 56.2, 72.9).
+    // 16384x4096: 54.1, 70.5.
     up_to(512, block(64, 1, 1, 12)),
-    // 8192x8192: 53.9, 71.3 (256 threads 59.0, 77.1).
+    // 8192x8192: 53.9, 71.3.
     up_to(1024, block(128, 1, 1, 6)),
-    // 2048x16384: 32.4, 42.1 (512 threads 34.3, 45.2).
+    // 2048x16384: 32.4, 42.1.
     up_to(2048, block(256, 1, 1, 3)),
 ]);
 
@@ -116,7 +116,7 @@ pub(super) const PLAIN: Ladders = Ladders {
         up_to(48, block(16, 16, 1, 4)),
         // 262144x512: 99 % (64 threads with one pack 94 %).
         up_to(64, block(32, 8, 2, 5)),
-        // 209664x640: 99 % (32 threads with three packs 97 %); 576 columns: 98 % (88 %).
+        // 209664x640: 99 %; 576 columns: 98 % (32 threads with three packs 88 %).
         up_to(80, block(16, 8, 1, 8)),
         // 174720x768: 99 % (64 threads with two packs 92 %).
         up_to(96, block(32, 1, 1, 16)),
@@ -132,7 +132,7 @@ pub(super) const PLAIN: Ladders = Ladders {
         up_to(288, block(96, 1, 1, 16)),
         // 52416x2560: 100 % (256 threads with two packs 82 %).
         up_to(384, block(128, 1, 1, 8)),
-        // 32768x4096: 100 % (128 threads with four packs 99 %). 1024x4096: 5.6 us (40 registers
+        // 32768x4096: 100 %. 1024x4096: 5.6 us (40 registers
         // instead of 32, and so a second wave of blocks, 6.0 us).
         up_to(512, block(256, 1, 1, 8)),
         // 6528x5120: 34.3 us (was 35.0 us).
@@ -171,7 +171,7 @@ pub(super) const RESIDUAL: Ladders = Ladders {
         up_to(2, block(2, 128, 1, 5)),
         up_to(4, block(4, 64, 1, 5)),
         up_to(8, block(8, 32, 1, 5)),
-        // 1048576x128: 100 % (two rows in flight 99 %).
+        // 1048576x128: 100 %.
         up_to(16, block(16, 16, 1, 5)),
         // 699008x192: 99 % (32 threads with one pack 93 %).
         up_to(24, block(8, 32, 1, 5)),
@@ -238,7 +238,7 @@ const LAYER: Ladders = Ladders {
         // 87360x1536: 99 %. 83840x1600: 99 % (16 blocks 92 %, 64 threads with four packs 90 %).
         // 65536x2048: 99 % (128 threads with two packs 88 %).
         up_to(256, block(32, 1, 1, 20)),
-        // 52416x2560: 99 % (twelve blocks 99 %); 2304 columns: 99 % (97 %).
+        // 52416x2560: 99 %; 2304 columns: 99 %.
         up_to(384, block(64, 1, 1, 16)),
         // 37440x3584: 99 %.
         up_to(448, block(64, 1, 1, 12)),
@@ -250,7 +250,7 @@ const LAYER: Ladders = Ladders {
         up_to(1280, block(256, 1, 1, 4)),
         // 8192x16384: 98 %; 10880x12288: 98 %.
         up_to(2048, block(256, 1, 1, 3)),
-        // 20480 columns: 93 % (from shared memory 90 %); 24576 columns: 96 % (94 %). Longer rows do
+        // 20480 columns: 93 % (from shared memory 90 %); 24576 columns: 96 %. Longer rows do
         // not stay in the L1 for the second read: 28672 columns 77 %, 32768 columns 52 %.
         up_to(3072, block(512, 1, 1, 2)),
     ]),
@@ -332,7 +332,7 @@ pub(super) const ONE_SUM: Ladders = Ladders {
         up_to(2560, ring(2, grouped(2, 128, 2, 1))),
         // 24576 columns: 94 % (one group of rows 87 %).
         up_to(3072, ring(2, grouped(4, 128, 4, 1))),
-        // 4096x32768: 93 to 95 % (256 threads 93 %); 28672 columns: 90 %.
+        // 4096x32768: 93 to 95 %; 28672 columns: 90 %.
         up_to(4096, ring(2, cluster(4, 128, 2))),
         // 2048x65536: 90 to 93 % (512 threads 89 %); 40960 columns: 76 % (256 threads 69 %).
         up_to(8192, ring(3, cluster(8, 128, 2))),
@@ -360,7 +360,7 @@ pub(super) const ONE_SUM: Ladders = Ladders {
         up_to(64, ring(3, block(64, 8, 1, 2))),
         // 52416x640: 51.2 us (was 53.1 us).
         up_to(80, ring(2, block(96, 4, 2, 2))),
-        // 174720x768: 99 % (three steps 98 %).
+        // 174720x768: 99 %.
         up_to(96, ring(2, block(128, 4, 1, 2))),
         // 32768x1024: 51.2 us (was 52.0 us).
         up_to(128, ring(3, block(128, 4, 1, 2))),
@@ -374,19 +374,19 @@ pub(super) const ONE_SUM: Ladders = Ladders {
         up_to(384, ring(2, block(128, 2, 1, 2))),
         // 32768x4096: 102 %. 4096x4096: 28.5 us (512 threads 30.1).
         up_to(512, ring(3, block(256, 2, 1, 1))),
-        // 26176x5120: 98 % (128 threads with five packs 97 %). 4096x5120: 34.4 us (36.8 us).
+        // 26176x5120: 98 %. 4096x5120: 34.4 us (128 threads with five packs 36.8 us).
         up_to(640, ring(2, block(320, 2, 1, 1))),
         // 5376 columns: 97 %.
         up_to(672, ring(2, block(224, 1, 1, 2))),
-        // 6144 columns: 97 % (128 threads 95 %).
+        // 6144 columns: 97 %.
         up_to(768, ring(2, block(192, 2, 1, 1))),
         // 4672x7168: 54.3 us (was 54.5 us); 9.3 % with small calls.
         up_to(896, ring(2, block(192, 1, 1, 2))),
-        // 16384x8192: 99 % (overlapped 98 %).
+        // 16384x8192: 99 %.
         up_to(1024, ring(3, block(1024, 1, 1, 1))),
         // 13056x10240: 96 % (a cluster of two 83 %). f32 13056x5120: 98 % (two steps 90 %).
         up_to(1280, ring(3, block(256, 1, 1, 1))),
-        // 10880x12288: 95 % (256 threads 93 %). 4096x12288: 81.0 us (83.9 us).
+        // 10880x12288: 95 %. 4096x12288: 81.0 us (256 threads 83.9 us).
         up_to(1536, ring(2, block(384, 1, 1, 1))),
         // For devices without clusters.
         up_to(2048, ring(3, block(512, 1, 1, 1))),
@@ -400,7 +400,7 @@ const TWO_SUMS: Ladders = Ladders {
         none_up_to(1536),
         // 14336 columns: 93 % (256 threads 90 %).
         up_to(1792, ring(2, cluster(2, 128, 2))),
-        // 8192x16384: 91 % (clusters of two 89 %). 2048x16384: 61.8 us (71.4 us).
+        // 8192x16384: 91 %. 2048x16384: 61.8 us (clusters of two 71.4 us).
         up_to(2048, ring(2, grouped(4, 128, 2, 2))),
         // 18432 columns: 93 % (clusters of four 75 %).
         up_to(2304, ring(2, grouped(2, 192, 2, 1))),
@@ -449,13 +449,13 @@ const TWO_SUMS: Ladders = Ladders {
         up_to(160, ring(2, block(32, 8, 1, 1))),
         // 87360x1536: 96 %.
         up_to(192, ring(2, block(64, 4, 1, 1))),
-        // 65536x2048: 98 % (overlapped 97 %).
+        // 65536x2048: 98 %.
         up_to(256, ring(3, block(128, 4, 1, 1))),
-        // 52416x2560: 99 % (64 threads 98 %).
+        // 52416x2560: 99 %.
         up_to(320, ring(2, block(160, 2, 1, 2))),
         // 10880x3072: 53.4 us (was 55.7 us).
         up_to(384, ring(2, block(192, 1, 2, 2))),
-        // 32768x4096: 99 % (128 threads 97 %). 4096x4096: 30.2 us (33.5 us).
+        // 32768x4096: 99 %. 4096x4096: 30.2 us (128 threads 33.5 us).
         up_to(512, ring(3, block(256, 2, 1, 1))),
         // 26176x5120: 99 %.
         up_to(640, ring(3, block(128, 2, 1, 1))),
