@@ -1,9 +1,10 @@
 //! The tables of tiles: the built-in ones, which were fastest on an H200, and loaded ones.
 //!
-//! Lengths are counted in packs: 16 bytes of a row of the widest matrix. So 12 packs are 96 columns
-//! of 16 bits, or 48 of f32. Three things decide the speed of a tile: bytes in flight per
-//! multiprocessor (best from 64 to 128 KiB), idle lanes, and the cost per row besides its packs.
-//! Between powers of two, threads with three, five, six or seven packs leave fewer lanes idle.
+//! A ladder is a list of rungs, each a tile and the longest row that it is for. Lengths are counted
+//! in packs: 16 bytes of a row of the widest matrix. So 12 packs are 96 columns of 16 bits, or 48
+//! of f32. Three things decide the speed of a tile: bytes in flight per multiprocessor (best from
+//! 64 to 128 KiB), idle lanes, and the cost per row besides its packs. Between powers of two,
+//! threads with three, five, six or seven packs leave fewer lanes idle.
 
 #[cfg(any(test, feature = "conformance"))]
 mod breakpoints;
