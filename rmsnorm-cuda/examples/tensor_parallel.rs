@@ -1,10 +1,12 @@
-//! Tensor parallel, a process for each GPU: feed-forward blocks whose weights are divided among the ranks, and between two of them the sum
-//! over ranks, the residual and the norm in one kernel.
+//! Tensor parallelism with one process per GPU. The weights of the feed-forward blocks are divided
+//! among the ranks. Between two blocks, one kernel computes the sum over ranks, adds the residual
+//! and normalizes.
 //!
 //!     cargo run --release -p rmsnorm-cuda --features peers --example tensor_parallel [-- --ranks N]
 //!
-//! The program starts itself once for each rank. With fewer GPUs than ranks all are on the first. A small kernel stands in for cuBLAS.
-//! Rank 0 computes every block once more on its own, with the parts of all ranks: the sums must be the same bit for bit.
+//! The program starts itself once for each rank. With fewer GPUs than ranks, all ranks share the
+//! first GPU. A small kernel stands in for cuBLAS. Rank 0 also computes every block alone, with the
+//! weights of all ranks: the sums must match bit for bit.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -25,12 +27,12 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const TOKENS: usize = 64;
 const HIDDEN: usize = 2048;
-/// Of all ranks together.
+/// The inner size of a block, summed over all ranks.
 const INNER: usize = 4096;
 const BLOCKS: usize = 6;
 const EPS: f32 = 1e-6;
 
-/// Longer than it takes to start.
+/// Longer than a rank takes to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Outcome<()> {
@@ -46,7 +48,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// A process for each rank; theirs is the outcome.
+/// Starts a process for each rank; fails if a rank fails.
 fn start(ranks: Option<usize>) -> Outcome<()> {
     let devices = match CudaBackend::device_count() {
         Ok(count) => count,
@@ -83,7 +85,8 @@ fn output(folder: &Path, rank: usize) -> Option<Vec<u8>> {
     fs::read(folder.join(format!("output-{rank}"))).ok()
 }
 
-/// Which rank this is, and where they meet until they have a group: a real program has a launcher for it.
+/// The number of this rank, and the folder for the exchange of cards. A real program uses its
+/// launcher instead.
 struct Place {
     rank: usize,
     ranks: usize,
@@ -91,7 +94,7 @@ struct Place {
 }
 
 impl Place {
-    /// The cards of all ranks.
+    /// Publishes this rank's card and waits for the cards of all ranks.
     fn exchange(&self, card: &PeerCard) -> Outcome<Vec<PeerCard>> {
         let path = |rank: usize| self.folder.join(format!("card-{rank}"));
         let new = self.folder.join(format!("new-{}", self.rank));
@@ -110,7 +113,7 @@ impl Place {
     }
 }
 
-/// What one rank has of a block: the columns of the first matrix and the rows of the second that are its own.
+/// A rank's share of a block: columns of the first matrix, rows of the second.
 struct Weights {
     up: CudaSlice<bf16>,
     down: CudaSlice<bf16>,
@@ -135,7 +138,7 @@ fn run_rank(place: &Place, device: usize) -> Outcome<()> {
     };
     let norm_weight = stream.clone_htod(&random(7, HIDDEN, 1.0))?;
     let spec = NormSpec::rms(TOKENS, HIDDEN, EPS);
-    // What all ranks have: the residual stream, and its norm.
+    // Every rank has a copy of the residual stream and of its norm.
     let mut sum = stream.clone_htod(&random(8, TOKENS * HIDDEN, 1.0))?;
     let (mut y, mut next) = (stream.alloc_zeros::<bf16>(TOKENS * HIDDEN)?, sum.clone());
     backend.forward(&spec, Forward::new(sum.as_view(), y.as_view_mut()).weight(norm_weight.as_view()))?;
@@ -145,7 +148,7 @@ fn run_rank(place: &Place, device: usize) -> Outcome<()> {
     let mut checked = 0;
     for block in 0..BLOCKS {
         let own = weights(place.rank, block)?;
-        // On rank 0 first, from what is there now.
+        // Rank 0 first computes the block alone, from the current residual stream.
         let alone = if place.rank == 0 {
             let mut parts = stream.alloc_zeros::<bf16>(place.ranks * TOKENS * HIDDEN)?;
             for rank in 0..place.ranks {
@@ -175,7 +178,8 @@ fn run_rank(place: &Place, device: usize) -> Outcome<()> {
             if bits(&alone[0]) != bits(&outputs[0]) {
                 return Err(format!("block {block}: the sum over ranks is not that of one device").into());
             }
-            // The squares of a row are added in another order there: what is rounded may be its neighbour.
+            // The kernel adds the squares of a row in another order, so a rounded value may be off
+            // by one.
             let apart = |(one, two): (u16, u16)| one.abs_diff(two);
             let most = bits(&alone[1]).into_iter().zip(bits(&outputs[1])).map(apart).max();
             if most > Some(1) {
@@ -199,7 +203,7 @@ fn bits(values: &[bf16]) -> Vec<u16> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Numbers in -scale..scale, the same for a seed everywhere.
+/// Numbers in -scale..scale, the same on every rank for a given seed.
 fn random(seed: u64, len: usize, scale: f32) -> Vec<bf16> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -215,7 +219,8 @@ fn random(seed: u64, len: usize, scale: f32) -> Vec<bf16> {
 struct Matmul(CudaFunction);
 
 impl Matmul {
-    /// out (rows x cols) = a (rows x inner) b (inner x cols), with what is below zero left out where that is asked for.
+    /// out (rows x cols) = a (rows x inner) b (inner x cols); if `is_cut`, negative results become
+    /// 0.
     const SOURCE: &str = r#"
         __device__ float to_f32(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
         __device__ unsigned short to_bf16(float value) {
@@ -234,12 +239,12 @@ impl Matmul {
     "#;
 
     fn new(stream: &Arc<CudaStream>) -> Outcome<Self> {
-        // cudarc's own NVRTC, which it looks for where the system's loader does, and panics without.
+        // cudarc loads NVRTC through the system's loader, and panics if it is missing.
         let module = stream.context().load_module(nvrtc::compile_ptx(Self::SOURCE)?)?;
         Ok(Matmul(module.load_function("matmul")?))
     }
 
-    /// A rank's part of a block's output.
+    /// Computes this rank's partial sum of a block's output.
     fn block(
         &self,
         stream: &Arc<CudaStream>,
@@ -275,8 +280,8 @@ impl Matmul {
         let mut launch = stream.launch_builder(&self.0);
         launch.arg(&a).arg(b).arg(out).arg(&inner).arg(&columns).arg(&is_cut);
         // SAFETY:
-        // - arguments: as the kernel has them, in its order;
-        // - memory: the kernel reads and writes what the lengths above have.
+        // - arguments: the kernel's, in its order;
+        // - memory: the kernel reads and writes only the lengths that were checked above.
         unsafe { launch.launch(config) }?;
         Ok(())
     }

@@ -11,35 +11,41 @@ use crate::error::{device_error, unavailable};
 use crate::kernel::Kernels;
 use crate::{compile, launch, library, plan};
 
-/// The oldest driver that has every call we make: 12.0 brought launches with attributes.
+/// The oldest driver with every function that this crate calls: 12.0 added launches with
+/// attributes.
 const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 
-/// Normalizes tensors on an NVIDIA GPU, on a stream of the caller's.
+/// Normalizes tensors on an NVIDIA GPU, on a CUDA stream that the caller provides.
 ///
-/// Cheap to clone. All backends of a process on one context share the kernels that were loaded into it, which stay loaded
-/// until the process ends. Calls may come from any thread.
+/// A clone is cheap. All backends of a process on one context share its loaded kernels, which stay
+/// loaded until the process ends. Calls may come from any thread.
 ///
 /// # Tensors
-/// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`, `y.as_view_mut()`, or ranges,
-/// `x.slice(a..b)`. A view whose slice belongs to another context is refused with [`Error::InvalidArgument`]. Memory that
-/// another framework owns comes in as a [`BorrowedSlice`](crate::BorrowedSlice), its stream through [`on_raw`](Self::on_raw).
+/// Arguments are views of [`CudaSlice`](cudarc::driver::CudaSlice)s: `x.as_view()`,
+/// `y.as_view_mut()`, or ranges, `x.slice(a..b)`. A slice of another context gives
+/// [`Error::InvalidArgument`]. For memory of another framework use
+/// [`BorrowedSlice`](crate::BorrowedSlice), for its stream [`on_raw`](Self::on_raw).
 ///
 /// # Ordering
-/// A call enqueues its work on the stream and returns; it never waits, and copies nothing. With several streams in one
-/// context cudarc orders the accesses to a slice by events; calls here take part in that, as launches of cudarc's do. Streams
-/// that come in through [`on_raw`](Self::on_raw) are not counted among them.
+/// A call enqueues its work on the stream and returns; it never waits, and copies nothing. With
+/// several streams in one context, cudarc orders the accesses to a slice by events. Calls of this
+/// backend take part in that, as launches through cudarc do. A stream of [`on_raw`](Self::on_raw)
+/// does not count as one of several.
 ///
 /// # Memory
-/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
-/// in, or allocated and freed in the order of the stream, from a pool that keeps up to 256 MiB for the next call; where the
-/// device cannot do that, a call without one is refused with [`Error::Unsupported`]. [`NormBackend::backward_given`] may need more than it is
-/// told by that, and then takes one of its own.
+/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`]
+/// elements. The caller passes it, or the call allocates and frees it in stream order, from a pool
+/// that keeps up to 256 MiB for the next call. If the device has no stream-ordered allocation, a
+/// call without a workspace returns [`Error::Unsupported`]. [`NormBackend::backward_given`] may
+/// need more than `workspace_len`; it then allocates its own workspace.
 ///
 /// # CUDA graphs
-/// Calls may be captured, on any stream but the default one. cudarc's events may not: take
-/// `CudaContext::per_thread_stream` in a context with no other stream, where cudarc needs none, or turn them off with
-/// `CudaContext::disable_event_tracking`. [`NormBackend::prepare`] before the capture compiles the kernels, which takes up
-/// to a second each. A workspace that is not passed in becomes part of the graph, which then cannot be a child of another.
+/// Calls may be captured on any stream except the default stream. cudarc's events cannot be
+/// captured. Use `CudaContext::per_thread_stream` in a context without other streams, where cudarc
+/// needs no events, or turn events off with `CudaContext::disable_event_tracking`. Call
+/// [`NormBackend::prepare`] before the capture: it compiles the kernels, up to a second each. A
+/// workspace that is not passed in becomes part of the graph, and such a graph cannot be a child
+/// graph.
 ///
 /// # Example
 /// ```no_run
@@ -74,11 +80,11 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// A backend that works on this stream. The caller keeps the stream for anything else, too.
+    /// A backend that works on this stream. The caller may go on using the stream.
     ///
     /// # Errors
-    /// `Unavailable` if the driver is too old, NVRTC is missing, or `RMSNORM_TUNING` names a table that does not fit; `Device` if the
-    /// driver fails.
+    /// `Unavailable` if the driver is too old, NVRTC is missing, or `RMSNORM_TUNING` names a table
+    /// that does not fit; `Device` if the driver fails.
     pub fn from_stream(stream: Arc<CudaStream>) -> Result<Self, Error> {
         library::require_driver()?;
         let driver = driver_version()?;
@@ -91,13 +97,13 @@ impl CudaBackend {
         Ok(CudaBackend { stream, kernels, driver, device })
     }
 
-    /// A backend on the default stream of a device.
+    /// A backend on the default stream of device `ordinal`.
     ///
     /// # Errors
     /// `Unavailable` if the driver, NVRTC or the device is missing; `Device` if the driver fails.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         let count = CudaBackend::device_count()?;
-        // Before cudarc takes the number for a narrower integer.
+        // cudarc converts the number to a narrower integer, so it is checked here.
         if ordinal >= count {
             let plural = if count == 1 { "" } else { "s" };
             return Err(unavailable(format!("there is no device {ordinal}, only {count} device{plural}")));
@@ -107,26 +113,29 @@ impl CudaBackend {
         CudaBackend::from_stream(context.default_stream())
     }
 
-    /// A backend on the default stream of a device's primary context, for memory and streams of other libraries, which work in
-    /// that context too (PyTorch, JAX, every program that uses CUDA's runtime): [`on_raw`](Self::on_raw) and
-    /// [`BorrowedSlice`](crate::BorrowedSlice). cudarc's events are off, so that a borrowed tensor costs none.
+    /// A backend on the default stream of a device's primary context. PyTorch, JAX and every
+    /// program that uses the CUDA runtime work in that context; use their memory and streams
+    /// through [`BorrowedSlice`](crate::BorrowedSlice) and [`on_raw`](Self::on_raw). cudarc's
+    /// events are off, so a borrowed tensor creates none.
     ///
     /// # Safety
-    /// - Order: cudarc orders nothing between streams in this backend's context object. Where calls on one tensor go to several
-    ///   streams, the caller orders them, and keeps what they use alive until they are done.
+    /// - Order: cudarc orders nothing between streams in this backend's context object. If calls on
+    ///   several streams use one tensor, the caller orders these calls, and keeps the tensors that
+    ///   they use alive until they are done.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub unsafe fn primary(ordinal: usize) -> Result<Self, Error> {
         let backend = CudaBackend::new(ordinal)?;
         // SAFETY:
-        // - order: the caller's promise; the context object is this backend's own, so nobody else relies on its events.
+        // - order: the caller's promise; the context object belongs to this backend alone, so no
+        //   other code relies on its events.
         unsafe { backend.stream.context().disable_event_tracking() };
         Ok(backend)
     }
 
-    /// This backend with the programs of large calls for every call: the suite's cases are so small that most would otherwise have
-    /// others, their rows held in registers and no partial rows.
+    /// This backend with the programs of large calls for every call. The suite's cases are small,
+    /// and would otherwise mostly use other programs: rows held in registers, no partial sums.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     #[must_use]
@@ -138,22 +147,23 @@ impl CudaBackend {
         }
     }
 
-    /// Which table calls are planned by, in words: `built in`, or a file and when it was made.
+    /// The tuning table that plans use, in words: `built in`, or a file and its date.
     pub fn tuning(&self) -> String {
         self.kernels.source().to_string()
     }
 
-    /// How many CUDA devices there are; at least 1.
+    /// The number of CUDA devices; at least 1.
     ///
     /// # Errors
-    /// `Unavailable` if there is none, or no driver, or one that is too old or does not start.
+    /// `Unavailable` if there is no device, no driver, or a driver that is too old or does not
+    /// start.
     pub fn device_count() -> Result<usize, Error> {
         library::require_driver()?;
         driver_version()?;
         let count = CudaContext::device_count().map_err(|error| unavailable(start_failure(error)))?;
         match usize::try_from(count) {
             Ok(count @ 1..) => Ok(count),
-            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device")),
+            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device: check CUDA_VISIBLE_DEVICES")),
         }
     }
 
@@ -162,19 +172,20 @@ impl CudaBackend {
         &self.stream
     }
 
-    /// The newest CUDA that the driver knows: major, minor. Some calls of [`cudarc`] panic where the driver lacks them.
+    /// The newest CUDA release that the driver supports: major, minor. Some functions of [`cudarc`]
+    /// panic if the driver lacks them.
     pub fn driver_version(&self) -> (u32, u32) {
         (self.driver.major, self.driver.minor)
     }
 
-    /// The same backend on another stream of the same context: kernels that are compiled stay compiled.
+    /// The same backend on another stream of its context. Kernels stay compiled.
     ///
     /// # Errors
     /// `InvalidArgument` if the stream belongs to another context.
     pub fn on(&self, stream: Arc<CudaStream>) -> Result<Self, Error> {
         if stream.context() != self.kernels.context() {
             let rule = format!(
-                "a backend's streams are of one context, got a stream of {} for a backend on {}",
+                "must be of the backend's context, got a stream of {} for a backend on {}",
                 place(stream.context()),
                 place(self.kernels.context())
             );
@@ -183,24 +194,28 @@ impl CudaBackend {
         Ok(CudaBackend { stream, ..self.clone() })
     }
 
-    /// The same backend on a stream that another library owns: PyTorch's current one, that of a custom call of XLA.
+    /// The same backend on a stream that another library owns, such as PyTorch's current stream or
+    /// the stream of an XLA custom call.
     ///
     /// # Safety
     /// - `stream` is a stream of the backend's context.
-    /// - Its owner keeps it alive for as long as the backend, its clones and all that holds their
+    /// - Its owner keeps it alive for as long as the backend, its clones and every holder of their
     ///   [`stream`](Self::stream).
-    /// - What its owner enqueues there is ordered with what goes through cudarc by the caller.
-    /// - cudarc does not count this stream. Unless the context is in multi-stream mode (`CudaContext::is_in_multi_stream_mode`),
-    ///   the caller also orders and keeps alive what cudarc allocates, writes or frees on another stream.
+    /// - The caller orders the work that the owner enqueues on it with work that goes through
+    ///   cudarc.
+    /// - cudarc does not count this stream. Unless the context is in multi-stream mode
+    ///   (`CudaContext::is_in_multi_stream_mode`), the caller also orders and keeps alive the
+    ///   memory that cudarc allocates, writes or frees on another stream.
     pub unsafe fn on_raw(&self, stream: sys::CUstream) -> Self {
         // SAFETY:
-        // - stream: the caller's promises are the ones that are asked for.
+        // - stream: the caller's promises are the ones that `wrap_borrowed_stream` requires.
         let stream = unsafe { self.stream.context().wrap_borrowed_stream(stream) };
         CudaBackend { stream, ..self.clone() }
     }
 
-    /// [`NormBackend::prepare`] for tensors whose addresses and strides, in bytes, are multiples of `alignment`. More than
-    /// 16 makes no difference; a call on less aligned tensors than it was prepared for compiles other kernels.
+    /// [`NormBackend::prepare`] for tensors whose addresses and strides, in bytes, are multiples of
+    /// `alignment`. Values over 16 act as 16. A call on tensors with a lower alignment compiles
+    /// other kernels.
     ///
     /// # Errors
     /// `Device` if a kernel cannot be compiled or loaded.
@@ -208,7 +223,7 @@ impl CudaBackend {
         launch::prepare(self, std::slice::from_ref(problem), |_| alignment)
     }
 
-    /// How many kernels the context has. For tests.
+    /// The number of loaded kernels of the context. For tests.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     pub fn kernel_count(&self) -> usize {
@@ -277,17 +292,18 @@ impl NormBackend for CudaBackend {
     }
 }
 
-/// Device addresses are unique in a process, across devices: all memory is one allocation.
+/// The span of a view. Device addresses are unique in a process, across devices, so all memory
+/// counts as one allocation.
 fn span<T>(view: &impl DevicePtr<T>) -> Span {
-    // cudarc shows an address only to who is about to use it. With several streams that makes the slice's own stream
-    // wait for the last write, which it must before any use anyway; with one stream it does nothing. The guard would
-    // record a use when dropped, and there is none.
+    // cudarc returns an address only together with a guard of its use. With several streams this
+    // makes the slice's own stream wait for the last write, which any use must do anyway; with one
+    // stream it does nothing. The guard would record a use when dropped, so it is forgotten.
     let (start, guard) = view.device_ptr(view.stream());
     std::mem::forget(guard);
     Span { allocation: 0, start, len: view.len() }
 }
 
-/// A context in a message.
+/// Describes a context in a message.
 pub(crate) fn place(context: &CudaContext) -> String {
     let kind = if context.is_primary() { "the primary context" } else { "a context" };
     format!("{kind} of device {}", context.ordinal())
@@ -299,7 +315,7 @@ fn describe(context: &CudaContext, caps: &Caps, driver: Version, nvrtc: Version)
     Ok(format!("{name}, {arch}, {sms} SMs, {gib:.1} GiB, driver {driver}, NVRTC {nvrtc}"))
 }
 
-/// A version of CUDA.
+/// A CUDA version.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     major: u32,
@@ -307,13 +323,15 @@ struct Version {
 }
 
 impl Version {
-    /// From the driver's number, 1000 major + 10 minor, if that is new enough.
+    /// Decodes the driver's number, 1000 major + 10 minor; fails if it is older than
+    /// [`OLDEST_DRIVER`].
     fn of_driver(number: i32) -> Result<Self, Error> {
         let number = number.unsigned_abs();
         let version = Version { major: number / 1000, minor: number % 1000 / 10 };
         if version < OLDEST_DRIVER {
             return Err(unavailable(format!(
-                "the driver supports CUDA {version}, {OLDEST_DRIVER} is the oldest that will do"
+                "the driver supports CUDA {version}, the oldest supported version is {OLDEST_DRIVER}: install a newer \
+                 driver"
             )));
         }
         Ok(version)
@@ -326,7 +344,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// The newest CUDA that the driver knows, if that is new enough. The driver library must be there.
+/// The newest CUDA release that the driver supports; fails if it is too old. The driver library
+/// must be loadable.
 fn driver_version() -> Result<Version, Error> {
     let mut number = 0;
     // SAFETY:
@@ -348,7 +367,7 @@ mod tests {
     fn drivers_from_cuda_12_on_will_do() {
         let texts = [12000, 12010, 12090, 13000].map(|number| Version::of_driver(number).map(|it| it.to_string()).ok());
         assert_eq!(texts, ["12.0", "12.1", "12.9", "13.0"].map(|text| Some(text.to_owned())));
-        for (number, text) in [(11080, "CUDA 11.8, 12.0 is"), (11990, "CUDA 11.99, 12.0 is")] {
+        for (number, text) in [(11080, "CUDA 11.8, the oldest"), (11990, "CUDA 11.99, the oldest")] {
             let refused = Version::of_driver(number).map(|it| it.to_string());
             assert!(matches!(&refused, Err(Error::Unavailable { reason, .. }) if reason.contains(text)), "{refused:?}");
         }

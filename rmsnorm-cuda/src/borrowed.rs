@@ -1,4 +1,4 @@
-//! Memory of another owner as tensors of calls.
+//! Tensors in memory that another library owns.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -9,11 +9,12 @@ use rmsnorm_spec::{Error, Stored};
 use crate::backend::CudaBackend;
 use crate::error::device_error;
 
-/// Device memory that something else owns (a tensor of PyTorch, JAX or burn, a DLPack capsule), for as long as `'a`.
+/// Device memory that another library owns (a tensor of PyTorch, JAX or burn, a DLPack capsule),
+/// borrowed for `'a`.
 ///
-/// Nothing is freed when it is dropped. In a context with cudarc's events on, each has two of them, and dropping it may make the
-/// stream wait for them: the stream lives until then, and no capture is under way. [`CudaView::slice`] takes a range of
-/// [`as_view`](Self::as_view).
+/// Dropping it frees nothing. In a context with cudarc's events on, each slice has two events, and
+/// dropping it may make the stream wait for them: keep the stream alive until then, and capture
+/// nothing meanwhile. For a range use [`CudaView::slice`] on [`as_view`](Self::as_view).
 ///
 /// # Example
 /// ```no_run
@@ -23,7 +24,7 @@ use crate::error::device_error;
 /// # fn norm(backend: &CudaBackend, their_stream: CUstream, their_x: Tensor, their_y: Tensor) -> Result<(), Error> {
 /// // SAFETY:
 /// // - stream: of the backend's context, and alive until this function returns;
-/// // - memory: theirs, initialized, alive until this function returns, used on their stream only, y by nobody else.
+/// // - memory: theirs, initialized, alive until this function returns, used on their stream only; only we use y.
 /// let (backend, x, mut y) = unsafe {
 ///     let backend = backend.on_raw(their_stream);
 ///     let x = BorrowedSlice::<bf16>::new(&backend, their_x.address, their_x.len)?;
@@ -41,39 +42,42 @@ pub struct BorrowedSlice<'a, T> {
 }
 
 impl<T: Stored> BorrowedSlice<'_, T> {
-    /// `len` elements from that address, to be used on the backend's stream.
+    /// `len` elements of `T` at `address`, to be used on the backend's stream.
     ///
     /// # Safety
-    /// - Memory: `len` elements of `T` lie at `address`, in the backend's context, and stay there for `'a`, and until the
-    ///   work that was enqueued with them is done. With no element the address does not matter.
-    /// - Order: whatever else reads or writes them, on another stream or the host, is ordered with the backend's stream by
-    ///   the caller; cudarc's events know nothing of the memory's owner.
+    /// - Memory: `len` elements of `T` lie at `address`, in the backend's context, and stay there
+    ///   for `'a`, and until all work that was enqueued with them is done. With `len` 0 any address
+    ///   is valid.
+    /// - Order: the caller orders every other read or write of the elements, on another stream or
+    ///   the host, with the backend's stream; cudarc's events do not cover the owner's uses.
     /// - Contents: elements are written before a call reads them.
-    /// - Sharing: of memory that some call writes there is one `BorrowedSlice` at a time. Memory that is only read may have
-    ///   many.
+    /// - Sharing: memory that a call writes has one `BorrowedSlice` at a time. Memory that is only
+    ///   read may have many.
     ///
     /// # Errors
-    /// `InvalidArgument` if the address is no multiple of the element's size; `Device` if the context is lost.
+    /// `InvalidArgument` if `address` is not a multiple of the element size; `Device` if the
+    /// context is lost.
     pub unsafe fn new(backend: &CudaBackend, address: sys::CUdeviceptr, len: usize) -> Result<Self, Error> {
         if len > 0 && !address.is_multiple_of(size_of::<T>() as u64) {
-            let rule = format!("a {} tensor begins at a multiple of its element's size, got {address:#x}", T::STORAGE);
+            let storage = T::STORAGE;
+            let rule = format!("a {storage} tensor must begin at a multiple of its element size, got {address:#x}");
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
-        // cudarc panics where it cannot make its events.
+        // cudarc panics if it cannot create its events, so a lost context is reported here.
         backend.stream().context().bind_to_thread().map_err(device_error("before memory is borrowed"))?;
         // SAFETY:
         // - memory: the caller's promise;
-        // - ownership: none is taken, for `drop` lets go of the address before the slice would free it.
+        // - ownership: none is taken: `drop` leaks the slice, so the slice never frees the address.
         let slice = unsafe { backend.stream().upgrade_device_ptr(address, len) };
         Ok(BorrowedSlice { slice: ManuallyDrop::new(slice), owner: PhantomData })
     }
 
-    /// All of it, to be read.
+    /// All elements, for reading.
     pub fn as_view(&self) -> CudaView<'_, T> {
         self.slice.as_view()
     }
 
-    /// All of it, to be written.
+    /// All elements, for writing.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.slice.as_view_mut()
     }
@@ -84,7 +88,7 @@ impl<T> Drop for BorrowedSlice<'_, T> {
         // SAFETY:
         // - taken once, here, and not used after.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Lets go of the stream and the events; the memory is not ours to free.
+        // Releases the stream and the events, but not the memory, which belongs to its owner.
         let _ = slice.leak();
     }
 }

@@ -1,4 +1,4 @@
-//! What a device offers to a plan, read once per backend.
+//! The properties of a device that plans depend on, read once per backend.
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, DriverError};
@@ -6,15 +6,15 @@ use std::fmt;
 
 use crate::plan::Tuning;
 
-/// The architecture that code is compiled for: 90 is sm_90.
+/// The architecture that kernels are compiled for: 90 is sm_90.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Arch(pub(crate) u32);
 
 impl Arch {
-    /// The first with clusters, and with launches that overlap the kernel before them.
+    /// The first architecture with clusters, and with programmatic dependent launch.
     pub(crate) const HOPPER: Arch = Arch(90);
 
-    /// Of a device's compute capability: major, minor.
+    /// The architecture of a compute capability (major, minor).
     const fn of((major, minor): (i32, i32)) -> Self {
         Arch(major.unsigned_abs() * 10 + minor.unsigned_abs())
     }
@@ -26,21 +26,21 @@ impl fmt::Display for Arch {
     }
 }
 
-/// What a plan depends on besides the problem and the alignment.
+/// The inputs of a plan besides the problem and the alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     pub(crate) arch: Arch,
     /// Streaming multiprocessors.
     pub(crate) sms: u32,
-    /// Bytes of shared memory that one block may have at most.
+    /// Bytes of shared memory that one block can have at most.
     pub(crate) shared_per_block_optin: u32,
-    /// Bytes of shared memory that the blocks of one multiprocessor share.
+    /// Bytes of shared memory of one multiprocessor, shared by its blocks.
     pub(crate) shared_per_sm: u32,
-    /// Threads that one multiprocessor holds.
+    /// Resident threads of one multiprocessor.
     pub(crate) threads_per_sm: u32,
-    /// Most blocks of a cluster that every device of the architecture takes; 1 where there are no clusters.
+    /// The largest cluster size that every device of the architecture supports; 1 without clusters.
     pub(crate) max_cluster: u32,
-    /// What was measured to be best. A table that was measured on the device itself can take its place.
+    /// The tuning table: the built-in one, or one that was measured on this device.
     pub(crate) tuning: &'static Tuning,
 }
 
@@ -61,7 +61,7 @@ impl Caps {
     }
 }
 
-/// Devices that tests plan for on machines without one.
+/// Devices that tests plan for without a GPU.
 #[cfg(test)]
 impl Caps {
     pub(crate) const fn h200() -> Self {

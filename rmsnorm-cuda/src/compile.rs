@@ -1,7 +1,7 @@
-//! From a [`KernelKey`] to a cubin: out of the disk cache, else through NVRTC.
+//! Gets the cubin of a [`KernelKey`] from the disk cache, or compiles it with NVRTC.
 //!
-//! Programs are compiled for the device's own architecture, never to PTX, so that a driver older than the compiler can
-//! load them.
+//! Kernels are compiled to machine code for the device's own architecture, never to PTX, so that a
+//! driver older than the compiler can load them.
 
 #[cfg(test)]
 mod tests;
@@ -17,33 +17,33 @@ use crate::library::{self, Failure, Nvrtc};
 use crate::plan::KernelKey;
 use crate::source;
 
-/// The kind of what is kept on disk.
+/// Marks a cache file as a cubin of this format.
 const MAGIC: &Magic = b"rmsnorm cubin 1\n";
 
 /// The oldest architecture that NVRTC of CUDA 13 compiles for.
 const OLDEST_OF_CUDA_13: Arch = Arch(75);
 
-/// A program that the compiler refused. The source of an [`Error::Device`].
+/// A program that NVRTC rejected: the source of an [`Error::Device`].
 #[derive(Debug, thiserror::Error)]
 #[error("{file} does not compile: {call} of NVRTC {}.{} gives {status}{advice}\noptions: {options}\n{log}", version.0, version.1)]
 pub(crate) struct CompileError {
-    /// The program's file.
+    /// The file name of the program.
     file: &'static str,
     version: (u32, u32),
-    /// What of NVRTC failed.
+    /// The NVRTC function that failed.
     call: &'static str,
     status: String,
-    /// What can be done about it, or nothing.
+    /// Advice for the user; may be empty.
     advice: &'static str,
     options: String,
-    /// What the compiler said.
+    /// The compiler's log.
     log: String,
 }
 
-/// The cubin of a kernel, for a device.
+/// The cubin of a kernel for architecture `arch`.
 ///
 /// # Errors
-/// `Unavailable` without NVRTC; `Device` with a [`CompileError`] where NVRTC fails.
+/// `Unavailable` without NVRTC; `Device` with a [`CompileError`] if NVRTC fails.
 pub(crate) fn compile(key: &KernelKey, arch: Arch) -> Result<Arc<[u8]>, Error> {
     let nvrtc = library::nvrtc()?;
     let request = Request::new(key, arch);
@@ -59,7 +59,7 @@ pub(crate) fn nvrtc_version() -> Result<(u32, u32), Error> {
     library::nvrtc().map(Nvrtc::version)
 }
 
-/// All that decides what comes out, but the compiler itself.
+/// Everything that decides the cubin, except the compiler version.
 struct Request {
     arch: Arch,
     file: &'static str,
@@ -96,10 +96,10 @@ impl Request {
     }
 }
 
-/// What can be done where NVRTC of that version refuses a program for the device.
+/// Advice for a program that NVRTC `version` rejected for `arch`.
 fn advice(arch: Arch, version: (u32, u32)) -> &'static str {
     if arch < OLDEST_OF_CUDA_13 && version.0 >= 13 {
-        "; it no longer knows devices this old: let RMSNORM_NVRTC name an NVRTC of CUDA 12"
+        "; NVRTC 13 does not support devices older than sm_75: set RMSNORM_NVRTC to an NVRTC of CUDA 12"
     } else {
         ""
     }

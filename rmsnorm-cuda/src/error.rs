@@ -1,7 +1,7 @@
-//! What the driver reports, as text.
+//! Driver errors as text.
 //!
-//! cudarc's own error asks the driver for the words whenever it is printed, and panics where there is none any more.
-//! Here they are copied at once.
+//! cudarc's error asks the driver for its text whenever it is printed, and panics if the driver is
+//! unloaded by then. The text is therefore copied here at once.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -41,13 +41,14 @@ impl DriverFailure {
         }
     }
 
-    /// Whether the device had no room left. Smaller calls may succeed, or the same one when memory was freed.
+    /// Whether the device ran out of memory. A smaller call may succeed, or the same call after
+    /// memory was freed.
     pub fn is_out_of_memory(&self) -> bool {
         self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
 
-    /// Whether the context is lost: a kernel of this process, not necessarily one of ours, made a mistake that no later
-    /// call can survive.
+    /// Whether the context is lost: a kernel of this process, perhaps not one of this crate, failed
+    /// in a way that makes every later call fail.
     pub fn is_context_lost(&self) -> bool {
         matches!(
             self.code,
@@ -66,7 +67,7 @@ impl DriverFailure {
         )
     }
 
-    /// Whether the call is one that a stream under capture does not take.
+    /// Whether the call is not allowed on a stream under capture.
     pub fn is_capture(&self) -> bool {
         matches!(
             self.code,
@@ -84,19 +85,20 @@ impl DriverFailure {
 
     fn advice(&self) -> &'static str {
         if self.is_out_of_memory() {
-            "; the device has no room left"
+            "; the device has no room left: free memory, or pass fewer rows"
         } else if self.is_context_lost() {
             "; the context is lost, perhaps by another kernel of this process: every later call fails, and the process \
              must be restarted"
         } else if self.is_capture() {
-            "; cudarc's events cannot be captured: see the documentation of CudaBackend, CUDA graphs"
+            "; cudarc's events cannot be captured: call CudaContext::disable_event_tracking before the capture \
+             (documentation of CudaBackend, CUDA graphs)"
         } else {
             ""
         }
     }
 }
 
-/// For `map_err`: a failed driver call as [`Error::Device`].
+/// For `map_err`: turns a failed driver call into [`Error::Device`].
 pub(crate) fn device_error(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
     move |error| Error::Device { backend: BACKEND, source: Box::new(DriverFailure::new(operation, error)) }
 }
@@ -111,7 +113,7 @@ mod tests {
     use super::*;
 
     fn failure(code: CUresult) -> DriverFailure {
-        // Built by hand: `new` asks the driver, which is not here.
+        // Built by hand, because `new` needs a driver.
         DriverFailure { operation: "cuTest", code, name: "NAME".into(), description: "words".into() }
     }
 

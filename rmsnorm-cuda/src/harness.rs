@@ -1,4 +1,4 @@
-//! The conformance suite's access to this backend.
+//! Access of the conformance suite to this backend.
 
 use std::ops::Range;
 
@@ -18,8 +18,9 @@ impl Harness for CudaBackend {
         self
     }
 
-    /// Roots are the device's estimate and one Newton step, within 2 u as if by a root and a division (math.md,
-    /// section 8); averages are products with a rounded `1 / cols`; subnormals are kept.
+    /// The reciprocal root is the device's estimate plus one Newton step, within 2 u, the error of
+    /// a root and a division (math.md, section 8). Averages are products with a rounded `1 / cols`.
+    /// Subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
         Arithmetic { depth_cols: policy_depth_cols, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
     }
@@ -73,26 +74,27 @@ impl Harness for CudaBackend {
     }
 }
 
-/// cudarc copies types of its own trait, which not every [`Stored`] is to the compiler: bytes are.
+/// Copies bytes: cudarc's copies need a trait that [`Stored`] does not imply.
 fn upload<T: Stored>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
     let stream = backend.stream();
-    // No device allocates 0 bytes.
+    // A device cannot allocate 0 bytes.
     // SAFETY:
-    // - contents: set by the copies below but for what is between the parts, which may hold anything: bytes have no
-    //   invalid value, and neither have elements.
+    // - contents: the copies below set the parts; the bytes between them may hold anything, because
+    //   every bit pattern is valid for bytes and for elements.
     let mut buffer = unsafe { stream.alloc::<u8>((len * size_of::<T>()).max(1)) }?;
     for (first, part) in parts.iter().filter(|(_, part)| !part.is_empty()) {
         let bytes = bytemuck::cast_slice::<T, u8>(part);
         let first = first * size_of::<T>();
         stream.memcpy_htod(bytes, &mut buffer.slice_mut(first..first + bytes.len()))?;
     }
-    // The copies have left the parts, and the buffer is given out without the events that would make others wait for it.
+    // The parts must be copied before they go out of scope, and the new slice has no events that
+    // would make other streams wait.
     stream.synchronize()?;
     // SAFETY:
-    // - address: an allocation of the stream's, given up by `leak`, which the new slice frees;
+    // - address: an allocation of this stream, given up by `leak`; the new slice frees it;
     // - length: the bytes of `len` elements;
     // - alignment: allocations are aligned to 256 bytes;
-    // - contents: any bytes are elements.
+    // - contents: any bytes are valid elements.
     Ok(unsafe { stream.upgrade_device_ptr(buffer.leak(), len) })
 }
 

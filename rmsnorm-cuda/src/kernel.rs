@@ -1,4 +1,5 @@
-//! What one context has for all backends on it: its compiled kernels, and the pool of their workspaces.
+//! The state of one context that all its backends share: its loaded kernels and the pool of
+//! workspaces.
 
 mod allocate;
 mod pool;
@@ -20,33 +21,35 @@ use crate::plan::{KEPT, KernelKey, Plan, Tuning};
 pub(crate) use allocate::bytes_of;
 use pool::Pool;
 
-/// Dynamic shared memory that a kernel may have without asking.
+/// Bytes of dynamic shared memory that a kernel may use without an attribute.
 const SHARED_WITHOUT_OPTIN: u32 = 48 << 10;
 
-/// The kernels of a context. Those that were handed out stay loaded until the process ends.
+/// The kernels of a context. A kernel that was handed out stays loaded until the process ends.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
     caps: Caps,
-    /// What a table of the device is for.
+    /// The device, driver and library that a tuning table of this device must match.
     #[cfg(feature = "conformance")]
     identity: Identity,
-    /// Where the one in use comes from.
+    /// The source of the tuning table in use.
     source: Source,
-    /// A key says all of a tile, so that backends with other tables share what they have in common.
+    /// Shared by backends with different tuning tables: a key contains the whole tile.
     loaded: Arc<RwLock<HashMap<KernelKey, CudaFunction>>>,
     pool: Mutex<Option<Pool>>,
 }
 
 impl Kernels {
-    /// Those of that context: the ones that another backend in this process has, or new ones, planned by the table that the
-    /// environment says. `driver` and `library` are the versions of what a table depends on.
+    /// The kernels of `context`: those of another backend in this process, or new ones, with the
+    /// tuning table that the environment selects. A table depends on the versions `driver` and
+    /// `library`.
     ///
     /// # Errors
-    /// `Unavailable` if the environment names a table that does not fit; `Device` if the driver fails.
+    /// `Unavailable` if the environment names a table that does not fit; `Device` if the driver
+    /// fails.
     pub(crate) fn of(context: &Arc<CudaContext>, driver: String, library: String) -> Result<Arc<Self>, Error> {
         static ALL: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
-        // A thread that panicked has left whole entries: each is made before it is pushed.
+        // A panic cannot leave a half-made entry: each is complete before it is pushed.
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|kernels| kernels.strong_count() > 0);
         if let Some(kernels) = all.iter().filter_map(Weak::upgrade).find(|kernels| kernels.context == *context) {
@@ -77,7 +80,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Those of the backend, planned by another table.
+    /// The kernels of this context, planned with another tuning table.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: &'static Tuning, source: Source) -> Arc<Self> {
         Arc::new(Kernels {
@@ -90,13 +93,13 @@ impl Kernels {
         })
     }
 
-    /// What a table of the device is for.
+    /// The device, driver and library that a tuning table of this device must match.
     #[cfg(feature = "conformance")]
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Where the table comes from that calls are planned by.
+    /// The source of the tuning table in use.
     pub(crate) fn source(&self) -> &Source {
         &self.source
     }
@@ -109,13 +112,14 @@ impl Kernels {
         &self.caps
     }
 
-    /// How many kernels are loaded.
+    /// The number of loaded kernels.
     #[cfg(feature = "conformance")]
     pub(crate) fn len(&self) -> usize {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The pool that workspaces come from, made at its first use. The context must be current on this thread.
+    /// The pool of workspaces, created at its first use. The context must be current on this
+    /// thread.
     pub(crate) fn pool(&self) -> Result<sys::CUmemoryPool, Error> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = &*pool {
@@ -124,10 +128,10 @@ impl Kernels {
         Ok(pool.insert(Pool::new(&self.context)?).handle())
     }
 
-    /// The kernel of that key in a plan. If it is not loaded, all of the plan that are not are compiled first, side by side. The
-    /// context must be current on this thread.
+    /// The kernel for a key of `plan`. If it is not loaded, all missing kernels of the plan are
+    /// compiled first, in parallel. The context must be current on this thread.
     ///
-    /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
+    /// Threads that need the same new kernel at once may each compile it; one copy is kept.
     pub(crate) fn get(&self, key: &KernelKey, plan: &Plan) -> Result<sys::CUfunction, Error> {
         if let Some(kernel) = self.find(key) {
             return Ok(kernel);
@@ -136,7 +140,7 @@ impl Kernels {
         self.find_or_load(key)
     }
 
-    /// Compiles and loads those that are not loaded, on several threads.
+    /// Compiles and loads the missing kernels, on several threads.
     pub(crate) fn prepare(&self, keys: impl Iterator<Item = KernelKey>) -> Result<(), Error> {
         let keys: HashSet<KernelKey> = keys.filter(|key| self.find(key).is_none()).collect();
         parallel::try_for_each(&Vec::from_iter(keys), |key| {
@@ -146,11 +150,11 @@ impl Kernels {
     }
 
     fn find(&self, key: &KernelKey) -> Option<sys::CUfunction> {
-        // A thread that panicked has not left the map half-written: what is inserted was finished before.
+        // A panic cannot leave the map half-written: a kernel is complete before it is inserted.
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(key).map(CudaFunction::cu_function)
     }
 
-    /// The kernel of that key. The context must be current on this thread.
+    /// The kernel for a key, loaded if it is missing. The context must be current on this thread.
     pub(crate) fn find_or_load(&self, key: &KernelKey) -> Result<sys::CUfunction, Error> {
         if let Some(kernel) = self.find(key) {
             return Ok(kernel);
@@ -160,7 +164,7 @@ impl Kernels {
         Ok(loaded.entry(*key).or_insert_with(|| keep_loaded(kernel)).cu_function())
     }
 
-    /// A kernel that is unloaded when it is dropped.
+    /// Loads a kernel, which is unloaded when the result is dropped.
     fn load(&self, key: &KernelKey) -> Result<CudaFunction, Error> {
         let cubin = compile::compile(key, self.caps.arch)?;
         let _permission = CapturePermission::enter()?;
@@ -171,7 +175,7 @@ impl Kernels {
         Ok(kernel)
     }
 
-    /// Lets a kernel have all the shared memory of a block; what it really gets is said at each launch.
+    /// Allows a kernel all shared memory of a block; each launch says how much it uses.
     fn allow_shared_memory(&self, kernel: &CudaFunction) -> Result<(), DriverError> {
         let most = self.caps.shared_per_block_optin;
         if most <= SHARED_WITHOUT_OPTIN {
@@ -182,16 +186,16 @@ impl Kernels {
     }
 }
 
-/// The kernel, whose module is never unloaded, nor its context released. cudarc unloads a module with the last reference
-/// to it, while launches may still wait on a stream and graphs may still hold the kernel; no document promises that
-/// unloading waits for either.
+/// Keeps the kernel's module loaded for ever, and its context retained. cudarc unloads a module
+/// with its last reference, while launches may still wait on a stream and graphs may still hold the
+/// kernel; no document promises that unloading waits for either.
 fn keep_loaded(kernel: CudaFunction) -> CudaFunction {
     std::mem::forget(kernel.clone());
     kernel
 }
 
-/// While it lives, this thread may load modules though a stream is being captured. Loading touches no stream, so it
-/// disturbs no capture; the driver forbids it unless a thread says that it knows.
+/// While it lives, this thread may load modules during a stream capture. Loading touches no stream,
+/// so it disturbs no capture; the driver still forbids it by default.
 struct CapturePermission {
     before: sys::CUstreamCaptureMode,
 }
@@ -205,16 +209,16 @@ impl CapturePermission {
 
 impl Drop for CapturePermission {
     fn drop(&mut self) {
-        // It succeeded a moment ago with the same kind of argument; if it fails now, the next capture says so.
+        // The same call succeeded in `enter`; if it fails now, the next capture reports an error.
         let _ = exchange_capture_mode(self.before);
     }
 }
 
-/// Sets how this thread may interfere with captures; returns what was set before.
+/// Sets how this thread may interfere with captures; returns the previous mode.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Result<sys::CUstreamCaptureMode, DriverError> {
     // SAFETY:
     // - pointer: to a local of the type that the call reads and writes;
-    // - value: the driver writes one of the enum's values, those it can be set to.
+    // - value: the driver writes one of the enum's values, the ones that the mode can be set to.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result()?;
     Ok(mode)
 }

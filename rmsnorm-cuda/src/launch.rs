@@ -1,5 +1,5 @@
-//! Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the stream. Takes no
-//! decisions; those are in the plan.
+//! Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the
+//! stream. All decisions are made in the plan.
 
 mod columns;
 mod tensors;
@@ -48,8 +48,8 @@ fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &
     enqueue_plan(backend, spec, problem, tensors, &plan, None)
 }
 
-/// Enqueues the steps of a plan, of whole rows or of that half. What can fail for want of a kernel or of memory fails before the first
-/// step, so that nothing is written then.
+/// Enqueues the steps of a plan, for whole rows or for phase `half`. A missing kernel or missing
+/// memory is reported before the first step, so nothing is written then.
 fn enqueue_plan(
     backend: &CudaBackend,
     spec: &NormSpec,
@@ -61,13 +61,13 @@ fn enqueue_plan(
     let (stream, kernels) = (backend.stream(), backend.kernels());
     // `partials` is the caller's workspace, or 0.
     let mut params = tensors.params();
-    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    // Reports an earlier error that cudarc could not return, for example in its waits for events.
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let mut work = plan.steps.map(|_| None);
     for (work, step) in work.iter_mut().zip(plan.steps) {
         *work = step.map(|step| Work::new(step, plan, kernels)).transpose()?;
     }
-    // Callers are told what whole rows need.
+    // `workspace_len` covers whole rows only; a phase may need more.
     let is_short = tensors.workspace_len().is_none_or(|given| given < plan.workspace.len);
     let allocated = (is_short && plan.workspace.len > 0)
         .then(|| Workspace::allocate(stream, kernels, plan.workspace.len))
@@ -75,7 +75,7 @@ fn enqueue_plan(
     if let Some(workspace) = &allocated {
         params.partials = workspace.address;
     }
-    // The plan has left room for this.
+    // The plan's length includes room for this alignment.
     params.partials = params.partials.next_multiple_of(reduction::ALIGNMENT);
     set_call(&mut params, spec, problem)?;
     if let Some(half) = half {
@@ -93,10 +93,10 @@ fn enqueue_plan(
     work.into_iter().flatten().try_for_each(|work| work.enqueue(stream, &params, columns, overlap))
 }
 
-/// What every kernel is told of a call, beside its tensors.
+/// Sets the fields that all kernels read, except tensors.
 ///
 /// # Errors
-/// `Unsupported` for more rows in groups than 32 bits count.
+/// `Unsupported` if rows are grouped and there are 2^32 or more.
 pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) -> Result<(), Error> {
     params.eps = spec.eps;
     params.weight_offset = spec.weight_offset;
@@ -108,24 +108,25 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     Ok(())
 }
 
-/// What makes an average of a sum over so many columns.
+/// `1 / cols`, the factor that turns a sum over `cols` columns into an average.
 pub(crate) fn share(cols: usize) -> f32 {
     (1.0 / cols as f64) as f32
 }
 
-/// What a kernel is told of codes and scales.
+/// Sets the fields that describe FP8 values and scales.
 fn set_quant(params: &mut Params, problem: &Problem, quant: &QuantSpec) {
     params.scales_stride = scales_stride(quant, problem.cols);
     params.scales_columnwise_stride = scales_stride(&quant.columnwise(), problem.rows);
     (params.amax_floor, params.amax_ceiling) = (quant.amax_floor, quant.amax_ceiling);
     params.found = params.partials;
-    // The kernel that finds it writes it there, and codes are made as by one that is given.
+    // The kernel that finds the scale writes it to `scales`; codes are then computed as with a
+    // given scale.
     if quant.scale == ScaleKind::Current {
         params.scale = params.scales;
     }
 }
 
-/// What a layout of scales counts with, of rows of so many columns.
+/// The stride of a layout of scales, for rows of `cols` columns.
 fn scales_stride(quant: &QuantSpec, cols: usize) -> u64 {
     let groups = quant.scale.groups(cols).unwrap_or(0);
     let stride = match quant.layout {
@@ -136,21 +137,23 @@ fn scales_stride(quant: &QuantSpec, cols: usize) -> u64 {
     stride as u64
 }
 
-/// The rows of a group, which are at least 2, and 2^64 divided by them, rounded up; zeros where no rows lie in groups.
+/// The rows of a group (at least 2), and 2^64 divided by that number, rounded up. Zeros for
+/// ungrouped rows.
 ///
 /// # Errors
-/// `Unsupported` for more rows than 32 bits count.
+/// `Unsupported` if the number of rows does not fit 32 bits.
 fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
     let Some(rows_per_group) = problem.rows_per_group else { return Ok((0, 0)) };
     if problem.rows > u32::MAX as usize {
         let rows = problem.rows;
-        let rule = format!("the cuda backend has fewer than 2^32 rows in groups, got {rows}");
+        let rule = format!("the cuda backend takes fewer than 2^32 rows in groups, got {rows}: split the call");
         return Err(Error::Unsupported { rule });
     }
     Ok((rows_per_group as u64, u64::MAX / rows_per_group as u64 + 1))
 }
 
-/// Compiles and loads the kernels of calls, each of which has addresses and strides that are multiples of `alignment` bytes.
+/// Compiles and loads the kernels of `problems`; the addresses and strides of each are multiples of
+/// `alignment` bytes.
 pub(crate) fn prepare(
     backend: &CudaBackend,
     problems: &[Problem],
@@ -164,7 +167,8 @@ pub(crate) fn prepare(
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }
 
-/// A call may have been checked for another device, whose plan takes less; kernels write without looking.
+/// Checks the workspace of the call: it may have been sized for another device with a smaller plan,
+/// and kernels do not check lengths.
 const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Error> {
     match given {
         Some(got) if got < needed => Err(Error::Length { arg: "workspace", min: needed, max: usize::MAX, got }),
@@ -172,16 +176,17 @@ const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Erro
     }
 }
 
-/// The largest power of two, at most 16, that all addresses and strides are multiples of. Statistics do not count,
-/// of which a thread reads and writes single elements, nor does the workspace, which is aligned by moving it.
+/// The largest power of two, at most 16, that divides all addresses and strides. Statistics do not
+/// count, because a thread accesses single elements of them. The workspace does not count, because
+/// its start is rounded up to an aligned address.
 pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
     let bits = |bits, tensor: Tensor| {
         let matrix = params.tensor(tensor);
         let is_counted = match tensor.shape() {
             TensorShape::Matrix => true,
-            // Gradients are written element by element, by the second stage.
+            // The reduction of partial sums writes gradients one element at a time.
             TensorShape::Cols => tensor.access(problem.direction) == Some(Access::Read),
-            // The kernels that transpose look for themselves how wide they can go.
+            // The transposing kernels find their access width themselves.
             TensorShape::Transposed => false,
             TensorShape::Rows
             | TensorShape::Workspace
@@ -189,12 +194,12 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
             | TensorShape::Scales
             | TensorShape::ScalesColumnwise => false,
         };
-        // Every row begins at a sum of multiples of the two.
+        // The start of every row is a sum of multiples of the row and group strides.
         let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
-        // So does every part of a row.
+        // The same holds for every part of a row.
         let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
-        // A pack of codes is as many elements as the widest matrix has in 16 bytes.
+        // A pack has as many codes as the widest matrix has elements in 16 bytes.
         let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
         if is_counted { bits | (matrix.data * scale) | (strides * size * scale) } else { bits }
     };
@@ -212,7 +217,8 @@ pub(crate) const fn access_of(bytes: u64) -> u32 {
     1 << (bytes | WIDEST_ACCESS as u64).trailing_zeros()
 }
 
-/// [`access_bytes`] of a call whose rows lie side by side, and so do parts, at addresses that ask for nothing.
+/// [`access_bytes`] of a call with contiguous rows and parts, whose addresses are aligned to 16
+/// bytes.
 pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
     let part_stride = if problem.parts > 1 { problem.rows.wrapping_mul(problem.cols) as u64 } else { 0 };
     let mut params = Params { part_stride, ..Params::default() };
@@ -252,7 +258,7 @@ mod tests {
             (16, aligned),
             (2, Params { x: matrix(0x1002, 64), ..aligned }),
             (2, Params { y: matrix(0x2000, 65), ..aligned }),
-            // What two have in common counts as what one has.
+            // The lowest alignment counts, whichever tensors have it.
             (2, Params { x: matrix(0x1002, 64), y: matrix(0x2002, 64), ..aligned }),
             (2, Params { x: matrix(0x1000, 65), y: matrix(0x2000, 65), ..aligned }),
             (2, Params { x: matrix(0x1002, 65), ..aligned }),
@@ -286,7 +292,8 @@ mod tests {
         }
     }
 
-    /// The distance between groups counts as that between rows does; a matrix without groups has them at no other.
+    /// The stride between groups counts like the stride between rows; a matrix without groups has
+    /// no stride between groups.
     #[test]
     fn groups_count_as_rows_do() {
         let problem = Problem { rows_per_group: Some(2), ..forward(5) };
@@ -311,7 +318,7 @@ mod tests {
             for tensor in [Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut] {
                 let mut params = Params::default();
                 params.place(tensor, matrix(0x1000, row_stride as u64), stride);
-                // An f32 stream has strides of twice the bytes.
+                // A stride of an f32 residual stream has twice as many bytes.
                 let expected = if matches!(tensor, Tensor::X | Tensor::Y) { expected } else { 16.min(2 * expected) };
                 assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
             }
@@ -319,7 +326,7 @@ mod tests {
         assert_eq!(layout(64, None).group_stride(None), 0);
     }
 
-    /// Quotients as the kernels compute them, of numbers of 32 bits.
+    /// Computes quotients of 32-bit numbers as the kernels do.
     #[test]
     fn a_product_with_the_reciprocal_is_the_quotient() {
         let most = u64::from(u32::MAX);
@@ -347,7 +354,7 @@ mod tests {
         assert_eq!(access_bytes(&forward(2), &params), 2);
     }
 
-    /// Parts of a single row too are at some distance.
+    /// The stride between parts counts even for a single row.
     #[test]
     fn the_distance_of_parts_counts_however_many_rows_there_are() {
         for rows in [1, 2] {
@@ -367,7 +374,7 @@ mod tests {
         assert_eq!([4096, 4100, 4098, 4097].map(dense), [16, 8, 4, 2]);
     }
 
-    /// As if a call that was checked for one device were launched on another.
+    /// As if a call that was validated for one device were launched on another.
     #[test]
     fn a_workspace_that_is_too_short_for_the_plan_is_refused() {
         for (given, is_good) in [(None, true), (Some(99), false), (Some(100), true), (Some(101), true)] {
@@ -378,7 +385,7 @@ mod tests {
         assert!(check_workspace(Some(0), 0).is_ok());
     }
 
-    /// Every tensor has a place of its own, and keeps what it was given.
+    /// Each tensor has its own fields, and these keep the values that were placed.
     #[test]
     fn tensors_are_where_they_were_placed() {
         let mut params = Params::default();
@@ -390,21 +397,21 @@ mod tests {
             let Matrix { data, row_stride } = params.tensor(tensor);
             let stride = if tensor.is_matrix() { 100 + tensor as u64 } else { 0 };
             assert_eq!((data, row_stride), (1 + tensor as u64, stride), "{tensor}");
-            // The rows of transposed codes are in no groups.
+            // The rows of transposed codes are not grouped.
             let has_groups = tensor.shape() == TensorShape::Matrix;
             let group_stride = if has_groups { 200 + tensor as u64 } else { 0 };
             assert_eq!(params.group_stride(tensor), group_stride, "{tensor}");
         }
     }
 
-    /// Name and kind of every field of `struct Params` in a source text; `parse` takes a line apart.
+    /// The name and kind of every field of `struct Params` in a source text; `parse` reads a line.
     fn fields<'a>(
         source: &'a str,
         parse: fn(&'a str) -> Option<(&'a str, &'static str)>,
     ) -> Vec<(&'a str, &'static str)> {
         let body = source.split_once("struct Params {").unwrap().1.split_once("\n}").unwrap().0;
         let mut fields: Vec<_> = body.lines().filter_map(|line| parse(line.trim())).collect();
-        // x is declared once for each direction.
+        // The C++ source declares x once for each direction.
         fields.dedup();
         fields
     }

@@ -1,28 +1,29 @@
-//! Fused RMSNorm and LayerNorm on NVIDIA GPUs, forward and backward, at the speed of memory.
+//! Fused RMSNorm and LayerNorm on NVIDIA GPUs, forward and backward, limited only by memory
+//! bandwidth.
 //!
-//! [`CudaBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's own [`cudarc`] slices, on the
-//! caller's own stream. A call enqueues kernels and returns: nothing is copied, nothing waits. Nothing is allocated but
-//! the partial sums of weight gradients, and those can be passed in.
+//! [`CudaBackend`] implements [`rmsnorm_spec::NormBackend`] for views of [`cudarc`] slices, on a
+//! CUDA stream of the caller. A call enqueues kernels and returns: it copies nothing and waits for
+//! nothing. It allocates at most a workspace, which the caller of a backward call can pass in.
 //!
-//! Needed at run time: the driver and the NVRTC library, at build time neither. Kernels are compiled for the device at
-//! hand when they are first used, which takes up to a second, and kept in memory and on disk.
+//! The driver and the NVRTC library are needed at run time, not at build time. A kernel is compiled
+//! for the device at its first use, which takes up to a second, and cached in memory and on disk.
 //!
-//! | here | role |
+//! | module | content |
 //! |---|---|
-//! | `caps` | what the device offers, read once |
-//! | `plan` | a pure function of the problem, the alignment and the caps: which kernels, how large |
+//! | `caps` | properties of the device, read once |
+//! | `plan` | kernels and launch sizes: a pure function of problem, alignment and caps |
 //! | `params` | the argument of every kernel |
-//! | `source`, `compile` | a kernel's source, and its cubin, kept on disk |
-//! | `kernel` | what a context has for all backends on it: its loaded cubins, the pool of workspaces |
-//! | `launch` | arguments to pointers, plans to launches |
-//! | `borrowed` | memory of another owner as tensors |
-//! | `memory` | room for what lies between the calls of who composes several |
-//! | `nccl` | a group of ranks through NCCL: feature `nccl` |
-//! | `peers` | norms of sums over several devices, by the feature of that name |
-//! | `library` | whether the driver, NVRTC and NCCL are there |
+//! | `source`, `compile` | the source of a kernel, and its cubin, cached on disk |
+//! | `kernel` | state that the backends of a context share: loaded kernels, pool of workspaces |
+//! | `launch` | runs plans: views to addresses, steps to launches |
+//! | `borrowed` | tensors in memory of another owner |
+//! | `memory` | buffers between the calls of a composed operation |
+//! | `nccl` | groups of ranks through NCCL: feature `nccl` |
+//! | `peers` | norms of sums over several devices: feature `peers` |
+//! | `library` | loads the driver, NVRTC and NCCL |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// The program of this page is a test. It is not in the package.
+/// Compiles the guide's programs as tests; not part of the package.
 #[cfg(all(doctest, feature = "peers"))]
 #[doc = include_str!("../../docs/guide/several_gpus.md")]
 mod page {}
@@ -69,7 +70,8 @@ pub use rmsnorm_spec as spec;
 pub type Forward<'a, T, W = T, R = T> = spec::Forward<'a, CudaBackend, T, W, R>;
 /// The tensors of a backward call on views of CUDA slices.
 pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CudaBackend, T, W, R>;
-/// The tensors of a forward call to 8-bit codes, on views of CUDA slices: `CudaSlice<F8E4M3>`, `CudaSlice<F8E5M2>` or `CudaSlice<i8>`.
+/// The tensors of a forward call to 8-bit codes, on views of CUDA slices: `CudaSlice<F8E4M3>`,
+/// `CudaSlice<F8E5M2>` or `CudaSlice<i8>`.
 ///
 /// # Example
 /// ```no_run

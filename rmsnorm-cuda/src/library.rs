@@ -1,10 +1,12 @@
-//! NVIDIA's libraries, looked for when they are first needed: nothing of CUDA is there to build with.
+//! Finds NVIDIA's libraries at run time, when they are first needed; none is needed at build time.
 //!
-//! cudarc loads the driver by itself and panics where it is missing or incomplete. So the driver is looked for here
-//! first, under cudarc's names and in its order, and what is wrong becomes an [`Error::Unavailable`]. NVRTC and NCCL are called
-//! by us alone. Each is looked for once a process, and stays loaded.
+//! cudarc loads the driver itself, and panics if it is missing or incomplete. This module therefore
+//! looks for the driver first, under cudarc's names and in its order, and reports problems as
+//! [`Error::Unavailable`]. Only this crate calls NVRTC and NCCL. Each library is searched once per
+//! process, and stays loaded.
 
-/// The functions of a library that are called, under names of ours and as its header declares them.
+/// Declares the functions of a library that this crate calls: a Rust name, the symbol, and the type
+/// in the library's header.
 macro_rules! functions {
     ($($name:ident = $symbol:literal: $type:ty;)*) => {
         /// As the header declares them.
@@ -42,45 +44,48 @@ use rmsnorm_spec::Error;
 use crate::error::unavailable;
 pub(crate) use nvrtc::{Failure, Nvrtc};
 
-/// Names an NVRTC library, or the folder that holds one, to be used instead of any other.
+/// The environment variable that names an NVRTC library, or the folder that holds one, to use
+/// instead of any other.
 const NVRTC_VARIABLE: &str = "RMSNORM_NVRTC";
 
-/// The driver, where the system's loader looks.
+/// File names of the driver, for the system's loader.
 const DRIVER_NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
-/// The oldest and the latest of what the backend calls. A driver that has these has all of it.
+/// The oldest and the newest of the driver functions that the backend calls. A driver that has
+/// these has all of them.
 const DRIVER_FUNCTIONS: [&str; 6] =
     ["cuInit", "cuDeviceGetCount", "cuGetErrorName", "cuGetErrorString", "cuMemAllocAsync", "cuLaunchKernelEx"];
 
-/// NVRTC by the major version of CUDA, where the system's loader looks.
+/// File names of NVRTC with their major version of CUDA, for the system's loader.
 const NVRTC_NAMES: &[(c_int, &str)] = if cfg!(windows) {
     &[(13, "nvrtc64_130_0.dll"), (12, "nvrtc64_120_0.dll"), (11, "nvrtc64_112_0.dll")]
 } else {
     &[(13, "libnvrtc.so.13"), (12, "libnvrtc.so.12"), (11, "libnvrtc.so.11.2")]
 };
 
-/// NVRTC where a toolkit for developers is installed, of whatever version.
+/// The file name of NVRTC in a developer toolkit, of any version.
 const NVRTC_PLAIN_NAME: &str = if cfg!(windows) { "nvrtc.dll" } else { "libnvrtc.so" };
 
 const INSTALL_NVRTC: &str = "install NVRTC: the CUDA toolkit, its package cuda-nvrtc, or pip's nvidia-cuda-nvrtc";
 
-/// Whether the driver can be loaded and is one that we, and cudarc, can use.
+/// Checks that the driver can be loaded, and that this crate and cudarc can use it.
 ///
 /// # Errors
-/// `Unavailable`: it is missing, broken, a stub of the toolkit, or so old that it lacks a function.
+/// `Unavailable` if it is missing, broken, a stub of the toolkit, or so old that it lacks a
+/// function.
 pub(crate) fn require_driver() -> Result<(), Error> {
     driver().map(|_| ())
 }
 
-/// Whether NVRTC can be loaded.
+/// Checks that NVRTC can be loaded.
 ///
 /// # Errors
-/// `Unavailable`: it is missing, broken, or lacks a function.
+/// `Unavailable` if it is missing, broken, or lacks a function.
 pub(crate) fn require_nvrtc() -> Result<(), Error> {
     nvrtc().map(|_| ())
 }
 
-/// NVRTC.
+/// The NVRTC library of this process.
 ///
 /// # Errors
 /// As [`require_nvrtc`].
@@ -90,11 +95,12 @@ pub(crate) fn nvrtc() -> Result<&'static Nvrtc, Error> {
     NVRTC.get_or_init(find).as_ref().map_err(unavailable)
 }
 
-/// Folders that are looked through for NVRTC before the usual places.
+/// Folders that are searched for NVRTC before the usual places.
 static OTHER_FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
-/// Has NVRTC looked for in these folders first, unless `RMSNORM_NVRTC` is set: in all of them for the best version, then for the next.
-/// The first call of the process counts, and it must come before anything of CUDA is used.
+/// Makes NVRTC be searched in these folders first, unless `RMSNORM_NVRTC` is set: in all of them
+/// for the best version, then for the next. Only the first call of the process has an effect. Call
+/// it before any use of CUDA.
 pub fn look_for_nvrtc_in(folders: Vec<PathBuf>) {
     let _ = OTHER_FOLDERS.set(folders);
 }
@@ -104,7 +110,7 @@ fn driver() -> Result<&'static Driver, Error> {
     DRIVER.get_or_init(|| Driver::find(DRIVER_NAMES)).as_ref().map_err(unavailable)
 }
 
-/// The driver. Kept, as cudarc may load it again at any time.
+/// The loaded driver. It is kept, as cudarc may load it again at any time.
 #[derive(Debug)]
 struct Driver {
     version: c_int,
@@ -141,7 +147,7 @@ impl Driver {
     }
 }
 
-/// NVRTC where `chosen` says, if it does, else where it usually is.
+/// Finds NVRTC at `chosen`, if given, otherwise in `others` and the usual places.
 fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, String> {
     let others = if chosen.is_some() { &[] } else { others };
     let chosen = chosen.filter(|path| !path.is_empty()).map(Path::new);
@@ -151,7 +157,7 @@ fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, Strin
         None => {
             let mut places = best_first(others, &names);
             places.extend(usual_places(&names, toolkit_folders()));
-            (places, format!("{INSTALL_NVRTC}, or let {NVRTC_VARIABLE} name it"))
+            (places, format!("{INSTALL_NVRTC}, or set {NVRTC_VARIABLE} to its path"))
         }
         Some(path) if path.is_dir() => {
             let folder = format!("{NVRTC_VARIABLE} is the folder {}", path.display());
@@ -163,55 +169,57 @@ fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, Strin
     Nvrtc::new(library, &path)
 }
 
-/// NVRTC's names, best first. The driver loads no code of a CUDA release after its own, so those come last.
+/// NVRTC's file names, best first. A driver loads no code of a newer CUDA release, so newer
+/// versions come last.
 fn nvrtc_names(driver_major: c_int) -> Vec<&'static str> {
     let (usable, too_new): (Vec<_>, Vec<_>) = NVRTC_NAMES.iter().partition(|(major, _)| *major <= driver_major);
     let plain = [NVRTC_PLAIN_NAME];
     usable.into_iter().map(|(_, name)| name).chain(plain).chain(too_new.into_iter().map(|(_, name)| name)).collect()
 }
 
-/// First wherever the system's loader looks, then in the folders.
+/// Candidates for the system's loader, followed by the files in `folders`.
 fn usual_places(names: &[&str], folders: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     let mut places: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
     places.extend(folders.into_iter().flat_map(|folder| in_folder(&folder, names)));
     places
 }
 
-/// The files of these names that the folders have, those of the first name first.
+/// The files with these names in `folders`, sorted by name, in the order of `names`.
 fn best_first(folders: &[PathBuf], names: &[&str]) -> Vec<PathBuf> {
     names.iter().flat_map(|&name| folders.iter().flat_map(move |folder| in_folder(folder, &[name]))).collect()
 }
 
-/// The files of these names that the folder has.
+/// The files with these names in `folder`.
 fn in_folder(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
     names.iter().map(|name| folder.join(name)).filter(|path| path.is_file()).collect()
 }
 
-/// Where the toolkit's installers put libraries, on the search path or not.
+/// The library folders of the toolkit's installers.
 fn toolkit_folders() -> Vec<PathBuf> {
     let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(env::var_os).filter(|root| !root.is_empty());
     let roots = named.chain(cfg!(unix).then(|| OsString::from("/usr/local/cuda")));
     roots.map(|root| Path::new(&root).join(if cfg!(windows) { "bin" } else { "lib64" })).collect()
 }
 
-/// A library, and the path or bare name under which it was found.
+/// A library, and the path or bare name that it was loaded from.
 struct Opened {
     library: Library,
     path: PathBuf,
 }
 
-/// The first library that can be loaded; if none, what was tried, and what to do.
+/// Opens the first library that can be loaded. The error lists the paths tried, and ends with
+/// `advice`.
 fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str) -> Result<Opened, String> {
     let (mut tried, mut broken) = (Vec::new(), String::new());
     for path in paths {
         // SAFETY:
-        // - initializers: those of the driver, of NVRTC and of NCCL may run on any thread at any time, and a process that uses
-        //   CUDA runs them anyway. A user who names a file vouches for it.
+        // - initializers: the driver's, NVRTC's and NCCL's may run on any thread at any time, and a
+        //   process that uses CUDA runs them anyway. A user who names a file vouches for it.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(Opened { library, path }),
             Err(error) => {
                 let error = error_chain(&error);
-                // A file that is there but cannot be loaded has a reason of its own.
+                // A file that exists but cannot be loaded has a more specific error.
                 if !error.contains("No such file") {
                     broken += &format!(" ({error})");
                 }
@@ -229,7 +237,7 @@ fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str
 /// `F` is a pointer, and the type that the library gives the function.
 ///
 /// # Errors
-/// The library has no function of that name.
+/// The library has no function `name`.
 unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> {
     // SAFETY:
     // - type: the caller's promise.
@@ -237,7 +245,7 @@ unsafe fn function<F: Copy>(library: &Library, name: &str) -> Result<F, String> 
     symbol.map(|symbol| *symbol).map_err(|error| error_chain(&error))
 }
 
-/// What the system said, which libloading keeps as the source of its own error.
+/// The system's error text, which libloading keeps as the source of its error.
 fn error_chain(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -301,7 +309,7 @@ mod tests {
     #[test]
     fn of_other_folders_the_best_version_is_tried_first_unless_one_is_chosen() {
         let root = tempfile::tempdir().expect("a folder");
-        // The older one is in the folder that comes first.
+        // The older version is in the first folder.
         let folders = [root.path().join("cuda_nvrtc"), root.path().join("cu13")];
         let [newest, older, _] = NVRTC_NAMES.iter().map(|(_, name)| *name).collect::<Vec<_>>()[..] else {
             panic!("three versions")

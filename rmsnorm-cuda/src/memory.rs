@@ -1,4 +1,4 @@
-//! Room for what lies between two calls, and parts of views.
+//! Buffers between two calls, and parts of views.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::backend::CudaBackend;
 use crate::error::device_error;
 use crate::kernel::bytes_of;
 
-/// A buffer comes from the pool of workspaces and, when it is dropped, goes back to it, both in the order of the backend's stream. Another
-/// stream waits for that stream before it uses a new one.
+/// A buffer comes from the pool of workspaces and returns to it when dropped, both in the order of
+/// the backend's stream. Another stream waits for that stream before it uses a new buffer.
 impl Memory for CudaBackend {
     type Buffer<T: Stored> = CudaSlice<T>;
 
     fn buffer<T: Stored>(&self, len: usize) -> Result<CudaSlice<T>, Error> {
         let stream = self.stream();
-        // Beside making it current: cudarc panics where it cannot make a slice's events, as in a context that is lost.
+        // cudarc panics if it cannot create a slice's events, so a lost context is reported here.
         stream.context().bind_to_thread().map_err(device_error("before memory is allocated"))?;
         let address = if stream.context().has_async_alloc() {
             self.kernels().allocate::<T>(stream, len)?
@@ -24,14 +24,15 @@ impl Memory for CudaBackend {
             let bytes = bytes_of::<T>(len).map_err(device_error("cuMemAlloc"))?;
             // SAFETY:
             // - context: current on this thread;
-            // - contents: unset, and elements may have any bits.
+            // - contents: uninitialized; elements may have any bits.
             unsafe { result::malloc_sync(bytes) }.map_err(device_error("cuMemAlloc"))?
         };
         // SAFETY:
-        // - address: allocated above, for this slice alone, and freed by it, the way that the context has;
-        // - length: there are the bytes of `len` elements;
+        // - address: allocated above, for this slice alone, which frees it the way this context
+        //   allocates;
+        // - length: the allocation has the bytes of `len` elements;
         // - alignment: the driver's, 256 bytes;
-        // - contents: any bytes are elements, and callers write before they read.
+        // - contents: any bytes are valid elements, and callers write before they read.
         Ok(unsafe { stream.upgrade_device_ptr(address, len) })
     }
 
@@ -58,7 +59,7 @@ impl Memory for CudaBackend {
     fn copy<T: Stored>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
         let stream = self.stream();
         stream.context().bind_to_thread().map_err(device_error("before a copy"))?;
-        // It takes no length of zero.
+        // The driver rejects a length of zero.
         if from.is_empty() {
             Ok(())
         } else {

@@ -1,14 +1,14 @@
 //! A group of ranks through NCCL.
 //!
-//! | here | role |
+//! | module | content |
 //! |---|---|
-//! | `id` | what the ranks of one communicator agree on first |
-//! | `comm` | the communicator that callers hold: how it is made, what it is |
-//! | `handle` | NCCL's own, from the first call to the last, and the first failure |
-//! | `exchange` | a pure function of shares and a rank: which bytes go where |
+//! | `id` | the identifier that the ranks of a new communicator share |
+//! | `comm` | the communicator of callers: creation and properties |
+//! | `handle` | NCCL's handle, from creation to destruction, and its first failure |
+//! | `exchange` | a pure function of shares and a rank: the bytes to send and to receive |
 //! | `tensors` | views to addresses |
 //! | `collective`, `reduce` | the calls |
-//! | `failure` | what NCCL reports, as text |
+//! | `failure` | NCCL's errors as text |
 
 mod collective;
 mod comm;
@@ -23,5 +23,6 @@ pub use comm::NcclComm;
 pub use failure::NcclFailure;
 pub use id::NcclId;
 
-/// NCCL's name in errors. Not the backend's: a machine may have one without the other.
+/// NCCL's name in errors. It differs from the backend's, because a machine may have one without the
+/// other.
 pub(crate) const NAME: &str = "nccl";

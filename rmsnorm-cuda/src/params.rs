@@ -1,7 +1,9 @@
-//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` is its mirror. Kernels of calls without
-//! groups of rows do not have the fields of those, nor others those of a next norm, nor those of parts, which come last.
+//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` mirrors it.
+//! Fields of row groups, of a next norm and of parts come last, in this order; kernels without
+//! these features lack the trailing fields.
 //!
-//! Kernels of halves of a call, on a rank's columns, have [`Columns`] beside it, whose mirror is `kernels/columns.cuh`.
+//! The phases of a call on column-divided rows have a second argument, [`Columns`], which
+//! `kernels/columns.cuh` mirrors.
 //!
 //! Sizes are checked where a program is compiled (`static_assert`), names and order by tests.
 
@@ -10,7 +12,8 @@ use std::mem::offset_of;
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::Tensor;
 
-/// A matrix on the device: address of its first element and elements from row to row. Address 0: absent.
+/// A matrix on the device: the address of its first element, and the stride between rows in
+/// elements. Address 0 means absent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matrix {
@@ -18,11 +21,11 @@ pub(crate) struct Matrix {
     pub(crate) row_stride: u64,
 }
 
-/// Everything a kernel is told at run time. Absent tensors have address 0.
+/// The run-time arguments of a kernel. Absent tensors have address 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Params {
-    /// x of forward; the normalized tensor of backward.
+    /// x in forward; the normalized tensor in backward.
     pub(crate) x: Matrix,
     pub(crate) residual: Matrix,
     pub(crate) dy: Matrix,
@@ -38,47 +41,48 @@ pub(crate) struct Params {
     pub(crate) rstd: u64,
     pub(crate) dweight: u64,
     pub(crate) dbias: u64,
-    /// f32: partial rows of dweight, then those of dbias.
+    /// f32: partial sums of dweight, then of dbias, one row each.
     pub(crate) partials: u64,
     /// u32: spin locks of `GradReduction::Locks`, zeroed before each call.
     pub(crate) locks: u64,
-    /// f32: mean_wdy and mean_wdy_xhat of every row, where backward takes two passes over memory.
+    /// f32: mean_wdy and mean_wdy_xhat of every row, for a backward that reads memory twice.
     pub(crate) row_sums: u64,
     pub(crate) rows: u64,
     pub(crate) cols: u64,
-    /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
+    /// Sets of rows whose gradients are summed serially; chunk c has the rows c, c + chunks, ...
     pub(crate) chunks: u64,
-    /// Partial rows: the chunks, the groups of `Locks`, or a few; none where a call is split.
+    /// Rows of partial sums: one per chunk, one per group of `Locks`, or a few; none for a split
+    /// call.
     pub(crate) partial_rows: u64,
     pub(crate) eps: f32,
     pub(crate) weight_offset: f32,
-    /// 1 / cols, rounded: sums become averages by a product.
+    /// 1 / cols, rounded: turns sums into averages.
     pub(crate) share: f32,
-    /// Padding, so that the size is the same on both sides.
+    /// Padding, so that Rust and CUDA agree on the size.
     pub(crate) unused: u32,
     pub(crate) dresidual: Matrix,
-    /// Kernels of calls that write no codes have neither this nor what follows.
+    /// Absent, with all later fields, in kernels that write no codes.
     pub(crate) codes: Matrix,
-    /// Its rows are columns.
+    /// Transposed: its rows are columns.
     pub(crate) codes_t: Matrix,
-    /// The scale that is given, or was found before.
+    /// The scale that the caller passed, or that an earlier kernel wrote.
     pub(crate) scale: u64,
     pub(crate) scales: u64,
     pub(crate) amax: u64,
-    /// The largest magnitude, and the blocks that have looked for it.
+    /// The largest magnitude, and the number of blocks that have contributed.
     pub(crate) found: u64,
-    /// Scales from row to row or from group to group, as their layout has it.
+    /// Scales between rows or between groups, as the layout requires.
     pub(crate) scales_stride: u64,
     pub(crate) amax_floor: f32,
     pub(crate) amax_ceiling: f32,
-    /// Its rows are columns.
+    /// Transposed: its rows are columns.
     pub(crate) codes_columnwise: Matrix,
     pub(crate) scales_columnwise: u64,
-    /// Scales from column to column or from group to group, as their layout has it.
+    /// Scales between columns or between groups, as the layout requires.
     pub(crate) scales_columnwise_stride: u64,
-    /// Rows of a group, where rows lie in groups. Kernels of other calls have neither this nor what follows.
+    /// Rows of a group. Absent, with all later fields, in kernels without row groups.
     pub(crate) rows_per_group: u64,
-    /// 2^64 / `rows_per_group`, rounded up: a product with it takes the place of a division.
+    /// 2^64 / `rows_per_group`, rounded up: a product with it replaces a division.
     pub(crate) group_reciprocal: u64,
     pub(crate) x_group_stride: u64,
     pub(crate) residual_group_stride: u64,
@@ -89,34 +93,36 @@ pub(crate) struct Params {
     pub(crate) dx_group_stride: u64,
     pub(crate) dresidual_group_stride: u64,
     pub(crate) codes_group_stride: u64,
-    /// Kernels that norm once, and add no parts, have neither this nor what follows.
+    /// Absent, with all later fields, in kernels without a second norm and without parts.
     pub(crate) next_weight: u64,
     pub(crate) next_bias: u64,
     pub(crate) next_mean: u64,
     pub(crate) next_rstd: u64,
-    /// Matrices that x is the sum of. Kernels of calls with one have neither this nor what follows.
+    /// x is the sum of this many matrices. Absent, with all later fields, in kernels with one
+    /// matrix.
     pub(crate) parts: u64,
-    /// Elements from one to the next.
+    /// Elements between parts.
     pub(crate) part_stride: u64,
 }
 
-/// Ranks that the columns of a row are divided among at the most.
+/// The largest number of ranks that the columns of a row can be divided among.
 pub(crate) const MOST_COLUMN_RANKS: usize = 64;
 
-/// What ranks have found of their columns, or where this one's is written.
+/// The second argument of kernels on column-divided rows: the ranks' statistics and column counts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Columns {
-    /// f32: (rows, numbers), which a first half writes, or (ranks, rows, numbers), which a second one reads.
+    /// f32 statistics: (rows, numbers), written by the first phase, or (ranks, rows, numbers), read
+    /// by the second.
     pub(crate) numbers: u64,
     pub(crate) ranks: u32,
-    /// Padding, so that the size is the same on both sides.
+    /// Padding, so that Rust and CUDA agree on the size.
     pub(crate) unused: u32,
-    /// How many columns each rank has.
+    /// The number of columns of each rank.
     pub(crate) columns: [f32; MOST_COLUMN_RANKS],
 }
 
-/// Which fields are a tensor's: the one table of what says where a tensor lies and of what is asked of that.
+/// The table from tensors to fields, for reading and writing addresses and strides.
 macro_rules! fields_of_tensors {
     (
         in_groups { $($grouped:ident: $matrix:ident, $group_stride:ident;)* }
@@ -124,7 +130,7 @@ macro_rules! fields_of_tensors {
         vectors { $($vector:ident: $address:ident;)* }
     ) => {
         impl Params {
-            /// Where a tensor lies; a vector has no row stride.
+            /// The address and row stride of a tensor; a vector has no row stride.
             pub(crate) const fn tensor(&self, tensor: Tensor) -> Matrix {
                 match tensor {
                     $(Tensor::$grouped => self.$matrix,)*
@@ -133,7 +139,7 @@ macro_rules! fields_of_tensors {
                 }
             }
 
-            /// Elements from group to group of a matrix; 0 of what lies in no groups.
+            /// Elements between groups of a matrix; 0 for ungrouped tensors.
             pub(crate) const fn group_stride(&self, tensor: Tensor) -> u64 {
                 match tensor {
                     $(Tensor::$grouped => self.$group_stride,)*
@@ -141,7 +147,7 @@ macro_rules! fields_of_tensors {
                 }
             }
 
-            /// Says where a tensor lies; a vector has no strides.
+            /// Sets the address and strides of a tensor; a vector has no strides.
             pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix, group_stride: u64) {
                 match tensor {
                     $(Tensor::$grouped => (self.$matrix, self.$group_stride) = (matrix, group_stride),)*
@@ -165,7 +171,7 @@ fields_of_tensors! {
         Dresidual: dresidual, dresidual_group_stride;
         Codes: codes, codes_group_stride;
     }
-    // Their rows are columns.
+    // Transposed: their rows are columns.
     matrices { CodesT: codes_t; CodesColumnwise: codes_columnwise; }
     vectors {
         Weight: weight; Bias: bias; Mean: mean; Rstd: rstd; Dweight: dweight; Dbias: dbias; Workspace: partials;
@@ -175,7 +181,7 @@ fields_of_tensors! {
 }
 
 impl Params {
-    /// Bytes that a kernel of such a call is told: up to the last field that it reads.
+    /// The size in bytes of the argument of a kernel: up to the last field that it reads.
     pub(crate) const fn bytes(call: &CallKey) -> usize {
         if call.has_parts {
             size_of::<Params>()

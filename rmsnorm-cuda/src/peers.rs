@@ -1,18 +1,19 @@
 //! Norms of sums over several devices of one host, in one kernel: [`PeerGroup`].
 //!
-//! | here | role |
+//! | module | content |
 //! |---|---|
-//! | `group` | [`PeerGroup`]: a rank, and the trait |
-//! | `access` | which backends can be ranks of one group, and peer access between their devices |
-//! | `process` | [`PeerSeat`]: a rank in a process of its own, before it knows the others |
-//! | `card`, `users` | what such ranks tell each other; which of them have a rank's memory mapped |
-//! | `workspace` | the memory that ranks share, and the word by which a kernel reports to the host |
-//! | `params` | the second argument of the kernel; numbers that both sides have to agree on |
-//! | `launch` | a call to launches |
-//! | `rows` | calls whose rows are owned by ranks, and large ones that are sooner done so |
-//! | `columns` | calls whose columns are divided: the backend's halves, and the exchange between them |
+//! | `group` | [`PeerGroup`]: a rank, and its implementation of the trait |
+//! | `access` | checks that backends can form a group; peer access between their devices |
+//! | `process` | [`PeerSeat`]: a rank in its own process, before it joins the group |
+//! | `card`, `users` | the data that such ranks exchange; the processes that map a rank's memory |
+//! | `workspace` | memory that ranks share; the word through which a kernel reports to the host |
+//! | `params` | the second argument of the kernel, and constants that host and kernel share |
+//! | `launch` | launches of a call |
+//! | `rows` | calls whose rows have owners, among them large calls that are faster that way |
+//! | `columns` | calls on column-divided rows: the backend's two phases, the exchange between |
 //!
-//! The protocol is told in `kernels/peers.cuh`, what a plan is in `plan/reduce_forward.rs` and `reduce_forward_rows.rs`.
+//! For the protocol see `kernels/peers.cuh`; for plans `plan/reduce_forward.rs` and
+//! `plan/reduce_forward_rows.rs`.
 
 mod access;
 mod card;

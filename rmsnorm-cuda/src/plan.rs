@@ -1,7 +1,8 @@
-//! How a problem becomes launches: a pure function of the problem, the alignment and the device's capabilities.
+//! Turns a problem into launches: a pure function of the problem, the alignment and the device's
+//! capabilities.
 //!
-//! Which thread owns which columns depends on cols, dtypes and flags only, so that a row's bits do not depend on the
-//! number of rows or on where a tensor lies.
+//! The columns of a thread depend on cols, dtypes and flags only. A row's bits therefore depend
+//! neither on the number of rows nor on the alignment of tensors.
 
 mod backward;
 mod chain;
@@ -47,15 +48,15 @@ const BACKWARD: TensorSet = GRADIENTS.with(Tensor::Weight).with(Tensor::Dresidua
 rmsnorm_gpu::programs! {
     /// `forward.cu`: a row stays on chip.
     Forward = ("forward", Forward, FORWARD);
-    /// `forward_cluster.cu`: a long row lies in the registers of a cluster.
+    /// `forward_cluster.cu`: a long row stays in the registers of a cluster.
     ForwardCluster = ("forward_cluster", Forward, FORWARD);
-    /// `forward_long.cu`: a long row lies in shared memory, of a block or a cluster.
+    /// `forward_long.cu`: a long row stays in shared memory, of a block or a cluster.
     ForwardLong = ("forward_long", Forward, FORWARD);
-    /// `forward_streaming.cu`: a row fits nowhere on chip.
+    /// `forward_streaming.cu`: a row is too long to stay on chip.
     ForwardStreaming = ("forward_streaming", Forward, FORWARD);
     /// `backward.cu`: a row stays on chip.
     Backward = ("backward", Backward, BACKWARD);
-    /// `backward_split.cu`: the matrices fit the L2, so that some blocks have rows and others columns.
+    /// `backward_split.cu`: the matrices fit the L2; some blocks handle rows, others columns.
     BackwardSplit = ("backward_split", Backward, BACKWARD);
     /// `backward_streaming.cu`, first pass: mean_wdy and mean_wdy_xhat of every row.
     BackwardRowSums = ("backward_row_sums", Backward, TensorSet::of(&[Tensor::Weight]));
@@ -65,38 +66,38 @@ rmsnorm_gpu::programs! {
     ReducePartials = ("reduce_partials", Backward, GRADIENTS);
     /// `quantized_forward.cu`: a row stays on chip.
     QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
-    /// `quantized_forward_streaming.cu`: it does not.
+    /// `quantized_forward_streaming.cu`: a row is too long to stay on chip.
     QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, CODES);
     /// `transpose_codes.cu`
     TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::NONE);
     /// `columnwise.cu`
     Columnwise = ("columnwise", QuantizedForward, PLAIN);
-    /// `clear.cu`: of every direction, and so of none of them.
+    /// `clear.cu`: used in every direction.
     Clear = ("clear", Forward, TensorSet::NONE);
-    /// `column_statistics.cu`: the first half of forward on a rank's columns.
+    /// `column_statistics.cu`: the first phase of forward on column-divided rows.
     ColumnStatistics = ("column_statistics", Forward, TensorSet::of(&[Tensor::Residual]));
-    /// `forward_given.cu`: the second.
+    /// `forward_given.cu`: the second phase of forward.
     ForwardGiven = ("forward_given", Forward, PLAIN);
-    /// `backward_statistics.cu`: the first half of backward.
+    /// `backward_statistics.cu`: the first phase of backward.
     BackwardStatistics = ("backward_statistics", Backward, TensorSet::of(&[Tensor::Weight]));
-    /// `backward_given.cu`: the second, without the second stage of gradients.
+    /// `backward_given.cu`: the second phase of backward, without the reduction of gradients.
     BackwardGiven = ("backward_given", Backward, BACKWARD);
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward = ("reduce_forward", Forward, PLAIN);
-    /// `reduce_forward_rows.cu`: the same where each rank adds the rows that it owns.
+    /// `reduce_forward_rows.cu`: the same; each rank adds the rows that it owns.
     #[cfg(feature = "peers")]
     ReduceForwardRows = ("reduce_forward_rows", Forward, PLAIN);
-    /// `gather_numbers.cu`: between the halves of a call of either direction whose columns are divided among ranks.
+    /// `gather_numbers.cu`: the exchange between the phases of a call on column-divided rows.
     #[cfg(feature = "peers")]
     GatherNumbers = ("gather_numbers", Forward, TensorSet::NONE);
-    /// `forward_exchange.cu`: both halves of forward and the exchange between them, of rows that stay in registers.
+    /// `forward_exchange.cu`: both phases of forward and the exchange, for rows that fit registers.
     #[cfg(feature = "peers")]
     ForwardExchange = ("forward_exchange", Forward, PLAIN);
 }
 
 impl Program {
-    /// What it is: everything that the other rooms ask of a program.
+    /// The properties of a program that other modules need.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         let (stem, direction, optional) = self.row();
         let is_reduction = matches!(self, Program::ReducePartials);
@@ -104,12 +105,12 @@ impl Program {
         rmsnorm_gpu::program::Program { stem, direction, is_reduction, stores_gradients, optional }
     }
 
-    /// Whether this is a part of backward.
+    /// Whether this is a kernel of backward.
     pub(crate) const fn is_backward(self) -> bool {
         matches!(self.info().direction, Direction::Backward)
     }
 
-    /// Whether this is a half of a call on a rank's columns, whose kernel has a second argument.
+    /// Whether this is a phase of a call on column-divided rows; its kernel has a second argument.
     pub(crate) const fn is_half(self) -> bool {
         matches!(
             self,
@@ -117,7 +118,7 @@ impl Program {
         )
     }
 
-    /// Whether it is told of the columns of all ranks: of the halves, and of what is both.
+    /// Whether the kernel gets the column counts of all ranks: a phase, or `ForwardExchange`.
     pub(crate) const fn divides_columns(self) -> bool {
         #[cfg(feature = "peers")]
         if matches!(self, Program::ForwardExchange) {
@@ -126,7 +127,7 @@ impl Program {
         self.is_half()
     }
 
-    /// Whether it hands other ranks something through slots.
+    /// Whether the kernel sends data to other ranks through slots.
     #[cfg(feature = "peers")]
     pub(crate) const fn has_peers(self) -> bool {
         use Program::{ForwardExchange, GatherNumbers, ReduceForward, ReduceForwardRows};
@@ -134,100 +135,102 @@ impl Program {
     }
 }
 
-/// The tensors that some program may leave out.
+/// The tensors that are optional in some program.
 pub(crate) const OPTIONAL: TensorSet = CODES.union(BACKWARD).union(FORWARD);
 
-/// Everything a program is compiled for. Two calls with equal keys run the same code.
+/// All compile-time parameters of a kernel. Two calls with equal keys run the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelKey {
     pub(crate) program: Program,
-    /// Of the tensors, those that the program has code for. A residual stands here, in place too.
+    /// The call, with only the tensors that the program has code for. A residual is always
+    /// included, also in place.
     pub(crate) call: CallKey,
     pub(crate) tile: Tile,
-    /// Ranks whose parts of x it adds; 1 where a program has nothing to do with any.
+    /// The number of ranks with an x to add; 1 in programs without ranks.
     pub(crate) ranks: u32,
 }
 
-/// How threads share a row and a block its rows.
+/// How threads divide a row, and a block its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
-    /// Elements that a thread owns side by side.
+    /// Contiguous elements of a thread.
     pub(crate) pack: u32,
-    /// Packs a thread owns in a row.
+    /// Packs of a thread in a row.
     pub(crate) packs: u32,
-    /// Threads of one block on one row; a power of two or a multiple of 32.
+    /// Threads of one block per row; a power of two or a multiple of 32.
     pub(crate) threads_per_row: u32,
-    /// Rows a block works on side by side.
+    /// Rows that a block handles concurrently.
     pub(crate) groups: u32,
-    /// Blocks on one row, which exchange sums through distributed shared memory.
+    /// Blocks per row, which exchange sums through distributed shared memory.
     pub(crate) cluster: u32,
     /// Rows that a thread has in flight in one step.
     pub(crate) unroll: u32,
-    /// Steps that shared memory holds; 0 where rows go straight to registers.
+    /// Steps that shared memory holds; 0 if rows go straight to registers.
     pub(crate) stages: u32,
-    /// Whether the next step's first pass runs while the sums of this one are exchanged.
+    /// Whether the next step's first pass runs while the sums of the current step are exchanged.
     pub(crate) is_overlapped: bool,
-    /// Blocks that the registers of a multiprocessor must have room for.
+    /// Blocks per multiprocessor that registers must suffice for.
     pub(crate) blocks_per_sm: u32,
-    /// Bytes of one memory access: what all addresses and strides are multiples of, at most 16.
+    /// Bytes of one memory access, at most 16; divides all addresses and strides.
     pub(crate) access_bytes: u32,
-    /// Whether cols is not the number of columns that the threads own.
+    /// Whether cols differs from the number of columns that the threads cover.
     pub(crate) is_ragged: bool,
-    /// Whether the last pack of a row is cut, which takes code for single elements.
+    /// Whether the last pack of a row is partial, which needs code for single elements.
     pub(crate) has_tail: bool,
-    /// How forward reads what it needs once the statistics are known.
+    /// When forward reads the data that it needs after the statistics.
     pub(crate) reads: Reads,
 }
 
-/// When forward reads what it needs once the statistics are known.
+/// When forward reads the data that it needs after the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reads {
-    /// `Forward`: there is no second read of a row, which stays in registers.
+    /// `Forward`: a row stays in registers and is read once.
     pub(crate) is_held: bool,
-    /// `Forward`: the second read of a pack comes just before it is needed, and not all at once. `ForwardCluster`: the read of a
-    /// residual that is added after the norm.
+    /// `Forward`: the second read of a pack comes just before its use, instead of all packs at
+    /// once. `ForwardCluster`: the same for a residual that is added after the norm.
     pub(crate) is_late: bool,
-    /// `ForwardCluster`, `ForwardLong`: parameters come while the row does.
+    /// `ForwardCluster`, `ForwardLong`: weight and bias are read together with the row.
     pub(crate) is_early: bool,
     /// `ForwardCluster`, `ForwardLong`: packs that are read together.
     pub(crate) batch: u32,
 }
 
-/// One thing to enqueue.
+/// One operation to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Zeroes so many bytes of a tensor, from its byte `first` on, by `grid` blocks of that kernel.
+    /// Zeroes `bytes` bytes of a tensor, from byte `first` on, with `grid` blocks of the kernel.
     Clear { key: KernelKey, grid: u32, tensor: Tensor, first: usize, bytes: usize },
-    /// Launches a kernel. `grid` counts blocks and is a multiple of `cluster`, which is that of the key's tile or, where blocks have
-    /// columns too, a multiple of it.
+    /// Launches a kernel. `grid` counts blocks and is a multiple of `cluster`. `cluster` is the
+    /// tile's; for `BackwardSplit` it is a multiple of the tile's.
     Launch { key: KernelKey, grid: u32, cluster: u32, threads: u32, shared_bytes: u32 },
 }
 
-/// How one call is executed.
+/// The launches and the workspace of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// In order; those that are there.
+    /// The steps, in order.
     pub(crate) steps: [Option<Step>; 4],
-    /// Where the parts of the workspace lie.
+    /// The layout of the workspace.
     pub(crate) workspace: Workspace,
-    /// Sets of rows whose gradients are summed one after the other; chunk c has the rows c, c + chunks, ...
+    /// Sets of rows whose gradients are summed serially; chunk c has the rows c, c + chunks, ...
     pub(crate) chunks: u64,
-    /// Rows of partial sums: the chunks, the groups of `Locks`, or a few; none where other threads have the columns.
+    /// Rows of partial sums: one per chunk, one per group of `Locks`, or a few; none for a split
+    /// call.
     pub(crate) partial_rows: u64,
 }
 
-/// Bytes that a thread of `clear.cu` zeroes in one turn.
+/// Bytes that a thread of `clear.cu` zeroes at a time.
 const CLEARED_PIECE: usize = 16;
 
-/// Blocks of `clear.cu` at the most.
+/// The largest grid of `clear.cu`.
 const MOST_CLEARING_BLOCKS: usize = 1024;
 
 impl Step {
-    /// Zeroes bytes of a tensor: one code for every call.
+    /// Zeroes bytes of a tensor; all calls share one kernel.
     fn clear(tensor: Tensor, first: usize, bytes: usize) -> Self {
         let tile = Tile { pack: 8, packs: 1, threads_per_row: 32, groups: 1, blocks_per_sm: 32, ..Tile::NONE };
         let key = key(&Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]), Program::Clear, tile);
-        // The blocks go on to further pieces.
+        // Each block loops over further pieces.
         let grid = bytes.div_ceil(CLEARED_PIECE * tile.threads() as usize).min(MOST_CLEARING_BLOCKS) as u32;
         Step::Clear { key, grid, tensor, first, bytes }
     }
@@ -239,7 +242,7 @@ impl Step {
 }
 
 impl Plan {
-    /// The kernels that it launches, in order.
+    /// The kernels of the plan, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = KernelKey> + use<> {
         self.steps.into_iter().flatten().map(|step| match step {
             Step::Clear { key, .. } | Step::Launch { key, .. } => key,
@@ -247,41 +250,47 @@ impl Plan {
     }
 }
 
-/// The parts of the workspace, as element offsets from its start, which `launch` rounds up to 16 bytes.
+/// The layout of the workspace: element offsets from its start, which `launch` rounds up to 16
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Workspace {
-    /// Where the locks begin; partial rows come first.
+    /// Offset of the locks; partial sums come first.
     pub(crate) locks: usize,
-    /// Where the row sums begin.
+    /// Offset of the row sums.
     pub(crate) row_sums: usize,
-    /// Elements in all, with room for the rounding.
+    /// The number of elements, with room for the rounding.
     pub(crate) len: usize,
 }
 
-/// Senders of a row whose sums every thread adds itself, in a tree: that is sooner done than shuffles.
+/// Up to this many senders, every thread adds the sums of a row itself, in a tree, which is faster
+/// than shuffles.
 pub(crate) const TREE_SENDERS: u32 = 8;
 
-/// Visits of a thread to a row that fits nowhere on chip, whose sums are added up before they join those of others.
+/// For a streamed row: after this many visits, a thread adds its sum to the sum of the earlier
+/// blocks of visits.
 pub(crate) const BLOCK_VISITS: u64 = 64;
 
-/// Threads side by side on the packs of a block of columns: 128 bytes of 16 bits.
+/// Threads across the packs of a block of columns: 128 bytes of 16-bit elements.
 pub(crate) const COLUMN_LANES: u32 = 8;
 
-/// Blocks of a multiprocessor on every architecture.
+/// Blocks per multiprocessor that every architecture supports.
 const MOST_BLOCKS: u32 = 16;
 
-/// Registers of a multiprocessor: of every architecture.
+/// Registers of a multiprocessor, on every architecture.
 const REGISTERS_PER_SM: u32 = 1 << 16;
 
-/// Shared memory of a block that is not its rows: what threads exchange, and what the driver keeps.
+/// Bytes of a block's shared memory that are not rows: the exchange between threads, and the
+/// driver's reserve.
 const RESERVED_BYTES: usize = 4 << 10;
 
-/// Row counts at which the plan changes at any length, for the conformance suite: a block's rows in one step, a row for every block.
-/// Those from which on forward reads its rows again depend on the length; the suite runs on [`Tuning::as_if_large`] as well.
+/// Row counts at which plans of every length change, for the conformance suite: the rows of a block
+/// in one step, and one row per block. The row count from which forward reads rows twice depends on
+/// the length; for it the suite also runs on [`Tuning::as_if_large`].
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
-/// The fewest rows of an odd length whose backward has partial rows, for the conformance suite. Asked of the plan itself.
+/// The fewest rows for which backward of an odd length has partial sums, for the conformance suite.
+/// Found by planning.
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) fn unsplit_from(dtype: DType, caps: &Caps) -> Option<(usize, usize)> {
     const COLS: usize = 1021;
@@ -296,21 +305,23 @@ pub(crate) fn unsplit_from(dtype: DType, caps: &Caps) -> Option<(usize, usize)> 
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match (problem.direction, &problem.quant) {
         (Direction::QuantizedForward, Some(quant)) => quantized_forward::plan(problem, quant, access_bytes, caps),
-        // A quantized call says how.
+        // A quantized problem always has a `quant`.
         (Direction::Forward | Direction::QuantizedForward, _) => forward::plan(problem, access_bytes, caps),
         (Direction::Backward, _) => backward::plan(problem, access_bytes, caps),
     }
 }
 
-/// f32 elements of workspace.
+/// The length of the workspace in f32 elements.
 pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
-    // How memory is accessed has no part in it.
+    // It does not depend on the access width.
     plan(problem, 16, caps).workspace.len
 }
 
-/// f32 elements of workspace that are enough for a backward call on any device with up to 256 multiprocessors: where a program is
-/// made on a machine without the device that runs it, as XLA may. [`NormBackend::workspace_len`](rmsnorm_spec::NormBackend::workspace_len)
-/// has what a device at hand needs, which is less; a call that is given too little is refused.
+/// A workspace length, in f32 elements, that suffices for a backward call on any device with up to
+/// 256 multiprocessors. Use it when a program is built on a machine without the device that will
+/// run it, as with XLA. [`NormBackend::workspace_len`](rmsnorm_spec::NormBackend::workspace_len)
+/// gives the smaller length that a present device needs. A call with a workspace that is too short
+/// is refused.
 pub fn workspace_len_bound(problem: &Problem) -> usize {
     match problem.direction {
         Direction::Backward => backward::workspace_len_bound(problem),
@@ -325,27 +336,28 @@ fn pack(problem: &Problem) -> u32 {
     if [problem.dtypes.activation, stream].contains(&DType::F32) { 4 } else { 8 }
 }
 
-/// The tile that a table has for rows of that length, where the device has such clusters.
+/// The tile of a table for rows of this length, if the device supports its cluster.
 fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<Tile> {
     let packs = cols.div_ceil(pack as usize);
     let tile = find(ladder, packs).filter(|tile| tile.cluster <= caps.max_cluster)?;
     Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
-/// Whether forward adds something to `x`, a residual or further parts of it, and normalizes the sum, in the residual's dtype. A residual
-/// that is added after the norm counts too: its rows are read as well.
+/// Whether forward adds a residual or further parts to `x`, and normalizes the sum in the
+/// residual's dtype. A residual that is added after the norm also counts, because its rows are read
+/// too.
 pub(super) fn is_sum(problem: &Problem) -> bool {
     problem.tensors.adds_residual() || problem.parts > 1
 }
 
-/// Whether the columns of a tile are not just those of the row.
+/// Whether a tile covers more columns than the row has.
 fn is_ragged(tile: &Tile, cols: usize) -> bool {
     let owned = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(|n| n as usize);
     owned.product::<usize>() != cols
 }
 
 impl Tile {
-    /// To be filled in.
+    /// The default values.
     const NONE: Tile = Tile {
         pack: 0,
         packs: 0,
@@ -367,9 +379,10 @@ impl Tile {
         self.threads_per_row * self.groups
     }
 
-    /// Whether a thread has registers for its part of the rows from the first sum to the last store. A pack fills four; what else is
-    /// needed is what the assembler was seen to need without spilling. With a residual, layer norm of 4608 and 7168 columns is 18 and
-    /// 11 % slower where it spills, of 16384 columns 3 %.
+    /// Whether a thread's registers can hold its part of the rows from the first sum to the last
+    /// store. A pack takes four registers. The rest of the formula is the smallest count at which
+    /// ptxas did not spill. A spill costs layer norm with a residual 18 % at 4608 columns, 11 % at
+    /// 7168.
     fn holds_rows(&self, norm: Norm, adds_residual: bool) -> bool {
         let packs = self.packs * self.unroll;
         let needed = match (adds_residual, norm) {
@@ -381,8 +394,9 @@ impl Tile {
         needed <= self.registers()
     }
 
-    /// The same where `x` is the sum of several parts, of which a thread adds two packs at a time: four parts of each are on their way.
-    /// Those that were added before are in registers, or with `forward_long` in shared memory.
+    /// The same if `x` is the sum of several parts. A thread adds two packs at a time, with four
+    /// parts of each in flight. Packs that are already added stay in registers, or with
+    /// `forward_long` in shared memory.
     fn holds_parts(&self, program: Program, norm: Norm) -> bool {
         let packs = if program == Program::ForwardLong { 3 } else { self.packs };
         let needed = match (self.pack, norm) {
@@ -394,7 +408,7 @@ impl Tile {
         needed <= self.registers()
     }
 
-    /// Registers of a thread. The assembler gives them in eights, and a thread has 255 at the most.
+    /// Registers of a thread: a multiple of eight, at most 255.
     fn registers(&self) -> u32 {
         (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
     }
@@ -404,38 +418,40 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     let has_tail = !problem.cols.is_multiple_of(tile.pack as usize);
     let tile = Tile { is_ragged: is_ragged(&tile, problem.cols), has_tail, ..tile };
     let mut call = program.info().key(problem);
-    // Where gradients are made and there is no weight, `W` is the type that it would have: the assembler's schedule depends on it.
+    // Without a weight, kernels that compute gradients are still compiled with the weight's dtype
+    // for `W`, because the compiler's schedule depends on it.
     if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
     KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }
 }
 
-/// What is no forward pass on chip reads in one way.
+/// Sets how a forward kernel reads; all other kernels read in one way.
 fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
     let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
     let is_after = call.form.is_residual_after();
-    // One pack, where registers are short: of a row that has a whole multiprocessor already.
+    // One pack if registers are short: a row with a whole multiprocessor to itself.
     let batch_of_parts = || if tile.holds_parts(program, call.norm) { 2 } else { 1 };
     if program == Program::QuantizedForward {
-        // Few packs: nothing is gained by having all of them on their way.
+        // With few packs, reading them all at once gains nothing.
         return Reads { is_late: tile.packs <= 2, ..reads };
     }
     if program == Program::Forward {
-        // A residual that comes after has the registers that a row on its way would take.
+        // The registers of a row in flight are used for the residual that is added after the norm.
         if is_after {
             return Reads { is_held: false, is_late: true, ..reads };
         }
-        // The second read of several parts would be of all of them.
+        // A second read would have to read all parts.
         if call.has_parts {
             return Reads { is_held: true, batch: batch_of_parts(), ..reads };
         }
-        // The second read of a residual's rows would be of two matrices.
+        // A second read of a row with a residual would read two matrices.
         let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
         return Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads };
     }
     if program == Program::ForwardCluster {
-        // Where there are registers for what is needed last: for a residual that comes then, from furthest, else for the weights.
+        // Reads early what is needed last, if registers suffice: a residual that is added after the
+        // norm, which comes from DRAM, otherwise the weights.
         let is_narrow = tile.pack * weight_bytes <= 16;
         if is_after {
             let batch = match (is_narrow, call.form.norms_twice()) {
@@ -449,8 +465,8 @@ fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
         return Reads { is_early: is_narrow, batch, ..reads };
     }
     if program == Program::ForwardLong {
-        // All packs would need registers that are not there. Neither are there any for parameters in f32, where the end of a row
-        // is looked for, nor in the blocks of a cluster, which are more to a multiprocessor.
+        // Registers do not suffice for all packs. They do not suffice for f32 parameters either,
+        // nor for ragged rows, nor in clusters, which have more blocks per multiprocessor.
         let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
         let batch = if call.norm == Norm::Layer { 4 } else { 2 };
         return Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads };

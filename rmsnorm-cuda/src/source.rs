@@ -1,7 +1,9 @@
-//! A program as the compiler gets it: one text with its headers in front, and the options that make a kernel of it.
+//! The source and the compiler options of a program: one text with its headers in front, and the
+//! options that select a kernel.
 //!
-//! The kernels have no `#include`, so a driver and NVRTC are all that a user needs. No number is written in both
-//! languages: what Rust decides reaches the kernels as `-D` options, and only through here.
+//! The kernels have no `#include`, so a driver and NVRTC are all that a user needs. A constant is
+//! written in one language only: Rust passes constants to the kernels as `-D` options, in this
+//! file.
 
 use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
@@ -13,7 +15,7 @@ use crate::caps::Arch;
 use crate::params::{Columns, MOST_COLUMN_RANKS, Params};
 use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
-/// Each may use what stands before it.
+/// Each header may use the headers before it.
 const HEADERS: [Source; 8] = [
     kernels::DTYPE,
     kernels::PARAMS,
@@ -25,7 +27,7 @@ const HEADERS: [Source; 8] = [
     kernels::QUANTIZE,
 ];
 
-/// A program's own files: the last is the one that it is named after.
+/// A program's own files; the last file gives the program its name.
 const fn files(program: Program) -> &'static [Source] {
     match program {
         Program::Forward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::FORWARD],
@@ -70,18 +72,18 @@ const fn files(program: Program) -> &'static [Source] {
     }
 }
 
-/// The file of a program, under the name that the compiler's messages have for it.
+/// The file of a program, as named in compiler messages.
 pub(crate) fn file_name(program: Program) -> &'static str {
     files(program).last().map_or("", |file| file.path)
 }
 
-/// Headers and program as one text. Messages of the compiler name the file and its line.
+/// Headers and program as one text. Compiler messages name the file and its line.
 pub(crate) fn text(program: Program) -> String {
     HEADERS.iter().chain(files(program)).map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect()
 }
 
-/// The compiler's options for a kernel: the device, the language, then all that the sources leave open. Nothing here
-/// loosens IEEE arithmetic.
+/// The compiler options of a kernel: the device, the language, and all parameters of the sources.
+/// No option loosens IEEE arithmetic.
 pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     let language = [format!("--gpu-architecture=sm_{}", arch.0), "--std=c++17".into(), "-default-device".into()];
     let DTypes { activation, weight, residual } = key.call.dtypes;
@@ -99,7 +101,7 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     options.chain(OPTIONAL.iter().map(has)).chain(of_some.map(define)).collect()
 }
 
-/// What a program shares with other ranks, in the words of `peers.cuh`; nothing where it does not.
+/// The constants of `peers.cuh`; `None` for programs without peers.
 #[cfg(feature = "peers")]
 fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
     use crate::peers::{EMPTY_WORD, MOST_RANKS, Peers, STATE_BYTES};
@@ -115,14 +117,14 @@ fn peer_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 6]> {
     ])
 }
 
-/// What a half on a rank's columns is told besides, in the words of `columns.cuh`; nothing where columns are not divided.
+/// The constants of `columns.cuh`; `None` if columns are not divided.
 fn column_numbers(key: &KernelKey) -> Option<[(&'static str, u32); 2]> {
     key.program
         .divides_columns()
         .then_some([("MOST_COLUMN_RANKS", MOST_COLUMN_RANKS as u32), ("COLUMNS_BYTES", size_of::<Columns>() as u32)])
 }
 
-/// What quantizes, in the words of `quantize.cuh`.
+/// The constants of `quantize.cuh`.
 fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     let codes = match quant.codes {
         CodeType::E4m3 => 0,
@@ -302,14 +304,14 @@ mod tests {
         let parts = CallKey { has_parts: true, ..CALL };
         has(parts, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=0"]);
         has(CallKey { has_parts: true, ..groups }, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=1"]);
-        // Each has what the ones before it have.
+        // Each call has the fields of the calls before it.
         let bytes =
             [CALL, CallKey { quant: Some(QUANT), ..CALL }, groups, twice, parts].map(|call| Params::bytes(&call));
         assert!(bytes.is_sorted_by(|one, next| one < next), "{bytes:?}");
         assert_eq!(bytes[4], size_of::<Params>());
     }
 
-    /// In the words of `codes.cuh` and `quantize.cuh`, which number them.
+    /// `codes.cuh` and `quantize.cuh` define these numbers.
     #[test]
     fn what_quantizes_is_said_in_numbers() {
         use ScaleLayout::{ColumnMajor, PackedUe8m0, RowMajor, Swizzled128x4};

@@ -1,4 +1,4 @@
-//! This backend's table, for `rmsnorm tune`.
+//! This backend's tables, for `rmsnorm tune`.
 
 use rmsnorm_spec::{DType, Norm, Problem};
 use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Source, Table, Tunable, VALUE};
@@ -7,10 +7,10 @@ use crate::plan::candidates::tiles;
 use crate::plan::{self, KEPT, Name, SPLIT_BYTES, Tile, Tuning, Which};
 use crate::{CudaBackend, launch};
 
-/// Bytes of L2 that [`Tuning::split_bytes`] may be worth, in MiB.
+/// Candidates for [`Tuning::split_bytes`], in MiB.
 const SPLIT_MIB: [u32; 7] = [0, 2, 5, 10, 15, 20, 30];
 
-/// Where a call is about as fast split as not.
+/// Shapes for which a split call is about as fast as partial sums.
 const SPLIT_SHAPES: [(usize, usize); 6] =
     [(128, 4096), (512, 4096), (1024, 1024), (1024, 2048), (512, 8192), (1024, 4096)];
 
@@ -33,7 +33,8 @@ impl Tunable for CudaBackend {
     }
 
     fn slots(&self) -> Vec<Slot> {
-        // The scale is looked for by the threads that write the codes.
+        // The search of a scale must have the threads of the kernel that writes the codes, so it is
+        // not tuned.
         let ladders = Name::all().into_iter().filter(|name| name.which != Which::FindsScale);
         let slot =
             |name: Name| Slot { name: name.text(), columns: name.pack() as usize, calls: calls(name), shapes: vec![] };
@@ -57,7 +58,7 @@ impl Tunable for CudaBackend {
     }
 }
 
-/// What a ladder is measured by.
+/// The calls that a ladder is measured with.
 fn calls(name: Name) -> Vec<Calls> {
     let dtype = if name.pack() == 8 { DType::Bf16 } else { DType::F32 };
     let of = |kind, norm| Calls { kind, norm, dtype };

@@ -1,6 +1,6 @@
-//! What a user is told where the driver, NVRTC or the device is missing or broken: a typed error, never a panic.
+//! Errors for a missing or broken driver, NVRTC or device: typed, without panics.
 //!
-//! Libraries are loaded once a process, so each case asks in a process of its own: this test, started again.
+//! Libraries are loaded once per process, so each case runs this test again in its own process.
 #![cfg(target_os = "linux")]
 #![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking, in its helper functions too")]
 
@@ -10,7 +10,7 @@ use machine::{Machine, has_c_compiler, line, told};
 use rmsnorm_cuda::CudaBackend;
 use rmsnorm_cuda::spec::Error;
 
-/// The driver up to the point where a context would be made, which fails. Every number can be set otherwise.
+/// A driver that works until a context is created. Each number can be changed.
 const DRIVER: &str = r#"
     int cuDriverGetVersion(int *version) { *version = VERSION; return VERSION_STATUS; }
     #if HAS_INIT
@@ -27,7 +27,7 @@ const DRIVER: &str = r#"
 const DRIVER_NUMBERS: [(&str, i32); 5] =
     [("VERSION", 13000), ("VERSION_STATUS", 0), ("HAS_INIT", 1), ("INIT_STATUS", 0), ("DEVICES", 1)];
 
-/// NVRTC as far as it is looked at before something is compiled.
+/// The functions of NVRTC that are needed until a program is compiled.
 const NVRTC: &str = r#"
     int nvrtcVersion(int *major, int *minor) { *major = 13; *minor = 0; return 0; }
     const char *nvrtcGetErrorString(int status) { return "STANDIN"; }
@@ -48,7 +48,7 @@ fn broken() -> Machine {
 }
 
 impl Machine {
-    /// With this driver.
+    /// Adds this driver.
     fn driver(self, changed: &[(&str, i32)]) -> Machine {
         let numbers =
             DRIVER_NUMBERS.map(|number| *changed.iter().find(|(name, _)| *name == number.0).unwrap_or(&number));
@@ -58,19 +58,19 @@ impl Machine {
         self
     }
 
-    /// With this NVRTC.
+    /// Adds this NVRTC.
     fn nvrtc(self, has_cubin: bool) -> Machine {
         self.library("libnvrtc.so.13", NVRTC, &[("HAS_CUBIN", has_cubin.into())]);
         self
     }
 
-    /// What `CudaBackend::new(0)` answers here.
+    /// The result of `CudaBackend::new(0)` on this machine.
     fn answer(&self) -> String {
         let nvrtc = self.path().to_str().expect("a path");
         line(&self.run("backend", &[("RMSNORM_NVRTC", nvrtc)]), "answer: ").to_owned()
     }
 
-    /// Checks that the answer is of this kind and contains these words.
+    /// Checks the kind of the answer, and that it contains these words.
     fn answers(&self, kind: &str, words: &[&str]) {
         let answer = self.answer();
         println!("{answer}");
@@ -81,13 +81,13 @@ impl Machine {
     }
 }
 
-/// Not a test by itself: says what the backend answers, where a test above asked for that.
+/// Runs in the child process of the tests above; prints the backend's answer.
 #[test]
 fn child_answers() {
     if told().is_none() {
         return;
     }
-    // Twice, as the second answer comes from what the first has left.
+    // Twice, because the second call uses the cached result of the first.
     for backend in [CudaBackend::new(0), CudaBackend::new(0)] {
         match backend {
             Ok(backend) => println!("answer: present: {backend}"),
@@ -127,7 +127,7 @@ fn an_old_driver_is_unavailable() {
     }
 }
 
-/// The toolkit's file to link against has every function, and each gives error 34.
+/// The toolkit's library for linking has every function, and each returns error 34.
 #[test]
 fn a_stub_of_the_toolkit_is_unavailable() {
     if has_c_compiler() {
@@ -157,7 +157,7 @@ fn a_compiler_that_lacks_a_function_is_unavailable() {
     }
 }
 
-/// Everything is there, but the device does not open.
+/// Everything is present, but the device does not open.
 #[test]
 fn a_device_that_fails_is_a_device_error() {
     if has_c_compiler() {

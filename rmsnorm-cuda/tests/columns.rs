@@ -1,7 +1,8 @@
-//! Rows whose columns are divided among ranks, on one GPU: ranks are streams of one device, each with a thread of this process, and exchange
-//! through host memory.
+//! Column-divided rows on one GPU: each rank is a stream with its own thread, and ranks exchange
+//! data through host memory.
 //!
-//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `cuda`.
+//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names
+//! `cuda`.
 #![cfg(feature = "conformance")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
@@ -19,10 +20,11 @@ use rmsnorm_cuda::spec::{
 use rmsnorm_cuda::{Backward, CudaBackend, Forward};
 use rmsnorm_dist::{Collective, Ranks, Sharded, Shares, check_len};
 
-/// The device, while no other test runs; `None`, with the reason on stdout, where there is none and nobody asks for one.
+/// The device, locked against other tests; `None`, with the reason on stdout, if it is missing and
+/// not required.
 fn gpu() -> Option<(CudaBackend, MutexGuard<'static, ()>)> {
     static ALONE: Mutex<()> = Mutex::new(());
-    // A test that failed has left nothing in the lock.
+    // The mutex guards no data, so a failed test leaves nothing inconsistent.
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     Some((available(CudaBackend::new(0)).unwrap()?, alone))
 }
@@ -40,7 +42,7 @@ struct InProcess {
     meeting: Arc<Meeting>,
 }
 
-/// Where ranks leave what they send.
+/// The data that ranks have sent.
 #[derive(Default)]
 struct Meeting {
     calls: Mutex<Calls>,
@@ -50,9 +52,9 @@ struct Meeting {
 #[derive(Default)]
 struct Calls {
     sent: Vec<Option<Arc<Vec<u8>>>>,
-    /// Ranks that have what the others sent.
+    /// The number of ranks that have read the data.
     read: usize,
-    /// Counts calls.
+    /// The number of finished calls.
     done: u64,
 }
 
@@ -70,7 +72,7 @@ impl InProcess {
         backends.iter().enumerate().map(rank).collect()
     }
 
-    /// What all ranks send, in order.
+    /// The bytes of all ranks, by rank.
     fn exchange(&self, bytes: Vec<u8>) -> Result<Vec<Arc<Vec<u8>>>, Error> {
         let Meeting { calls, changed } = &*self.meeting;
         let mut call = calls.lock().unwrap();
@@ -86,7 +88,7 @@ impl InProcess {
             call.sent.fill(None);
             changed.notify_all();
         }
-        // Nobody sends again while another has not read.
+        // A rank sends again only after all ranks have read.
         self.wait(call, |call| call.done == turn).map(|_| sent)
     }
 
@@ -134,7 +136,7 @@ impl Collective<CudaBackend> for InProcess {
         // SAFETY:
         // - contents: bytes may have any value.
         let own = unsafe { own.transmute::<u8>(len) }.unwrap();
-        // No device copies 0 bytes.
+        // A device cannot copy 0 bytes.
         let own = if len == 0 { Vec::new() } else { stream.clone_dtoh(&own).map_err(device_error)? };
         stream.synchronize().map_err(device_error)?;
         let all: Vec<u8> = self.exchange(own)?.iter().flat_map(|bytes| bytes.to_vec()).collect();
@@ -142,10 +144,10 @@ impl Collective<CudaBackend> for InProcess {
             return Ok(());
         }
         // SAFETY:
-        // - contents: any bytes are elements.
+        // - contents: any bytes are valid elements.
         let mut to = unsafe { to.transmute_mut::<u8>(all.len()) }.unwrap();
         stream.memcpy_htod(&all, &mut to).map_err(device_error)?;
-        // The copy has left `all`.
+        // `all` must live until the copy is done.
         stream.synchronize().map_err(device_error)
     }
 }
@@ -170,7 +172,7 @@ fn divided_columns_are_within_the_bounds_of_whole_rows() {
     }
 }
 
-/// Visited again and again by one block, and by the blocks of a cluster.
+/// Rows that one block visits many times, and rows of the blocks of a cluster.
 #[test]
 fn long_rows_of_a_rank_are_within_the_bounds() {
     let Some((backend, _alone)) = gpu() else { return };
@@ -211,7 +213,7 @@ struct Rank<T> {
 }
 
 impl<T: Element + DeviceRepr> Rank<T> {
-    /// With these rows of the values that every rank and every call draws alike.
+    /// Takes these rows of the values that every rank and every call generates alike.
     fn new(backend: &CudaBackend, seed: u64, norm: Norm, rows: std::ops::Range<usize>, cols: usize) -> Self {
         let stream = backend.stream();
         let matrix = |seed| stream.clone_htod(&values::<T>(seed, rows.end * cols)[rows.start * cols..]).unwrap();
@@ -240,7 +242,7 @@ impl<T: Element + DeviceRepr> Rank<T> {
         }
     }
 
-    /// Numbers of all rows.
+    /// Statistics of all rows, with `norm_numbers` per row.
     fn numbers(&self, norm_numbers: usize) -> usize {
         self.spec.rows * norm_numbers
     }
@@ -296,7 +298,7 @@ impl<T: Element + DeviceRepr> Rank<T> {
         self.backend.backward_given(&self.spec, Given::new(args, found.as_view(), columns)).unwrap();
     }
 
-    /// Both halves of both directions, of this rank alone.
+    /// Runs both phases of both directions, for this rank alone.
     fn alone(mut self) -> Self {
         let columns = [self.spec.cols];
         let found = self.column_statistics();
@@ -317,7 +319,7 @@ impl<T: Element + DeviceRepr> Rank<T> {
     }
 }
 
-/// Alone and among 4096, aligned.
+/// A row alone and among 4096 rows, aligned.
 #[test]
 fn bits_of_a_row_do_not_depend_on_the_others() {
     let Some((backend, _alone)) = gpu() else { return };
@@ -346,7 +348,8 @@ fn bits_of_a_row_do_not_depend_on_the_others() {
     }
 }
 
-/// (16) in the order of the ranks, by operations that do not contract: mean and the variance below the root are those of the host.
+/// Equation (16) in rank order, without contracted operations: mean and variance match the host's
+/// bit for bit.
 #[test]
 fn whole_rows_are_made_of_what_ranks_have_found_as_on_the_host() {
     let Some((backend, _alone)) = gpu() else { return };
@@ -374,7 +377,7 @@ fn whole_rows_are_made_of_what_ranks_have_found_as_on_the_host() {
         let root = 1.0 / (f64::from(var + 1e-6)).sqrt();
         for rank in &ranks {
             assert_eq!(rank.number(&rank.mean, row), mean.to_bits(), "{row}");
-            // The root is within two units of the last place, and the same on every rank.
+            // The root is within two units in the last place, and the same on every rank.
             let rstd = f32::from_bits(rank.number(&rank.rstd, row));
             assert!((f64::from(rstd) / root - 1.0).abs() <= 2.0 * f64::from(f32::EPSILON), "{row}: {rstd} {root}");
             assert_eq!(rstd.to_bits(), ranks[0].number(&ranks[0].rstd, row), "{row}");
@@ -382,13 +385,13 @@ fn whole_rows_are_made_of_what_ranks_have_found_as_on_the_host() {
     }
 }
 
-/// What rounding leaves of a variance below 0 is 0, and NaN stays.
+/// A variance that rounding made negative is 0, and NaN stays NaN.
 #[test]
 fn a_variance_below_zero_is_zero() {
     let Some((backend, _alone)) = gpu() else { return };
     let backend = stream_of(&backend);
     let mut rank = Rank::<f32>::new(&backend, 1, Norm::Layer, 0..3, 8);
-    // Of two ranks whose means are 1 below and above that of the row.
+    // From two ranks with means 1 below and 1 above the row's mean.
     let first = [8.0, 0.0, 0.0].repeat(3);
     let second = [24.0, -8.0, 0.0, 24.0, -9.0, 0.0, 24.0, f32::NAN, 0.0];
     rank.forward_given(&[&first[..], &second[..]].concat(), &[8, 8]);
@@ -400,7 +403,8 @@ fn a_variance_below_zero_is_zero() {
     );
 }
 
-/// A workspace of the caller's, of the length that a call of whole rows has, gives the gradients of one of the backend's own.
+/// A caller's workspace, as long as for whole rows, gives the same gradients as the backend's
+/// workspace.
 #[test]
 fn gradients_do_not_depend_on_whose_workspace_it_is() {
     let Some((backend, _alone)) = gpu() else { return };
@@ -438,7 +442,8 @@ fn what_a_half_has_no_form_of_is_refused_and_writes_nothing() {
     }
 }
 
-/// Another stream reads what a first half has written, and overwrites what a second half reads, each once the half is done.
+/// Statistics of the first phase are read on another stream, and those of the second phase
+/// overwritten there, each after the phase is done.
 #[test]
 fn statistics_are_ordered_among_streams() {
     let Some((backend, _alone)) = gpu() else { return };

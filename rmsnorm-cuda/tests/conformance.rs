@@ -4,7 +4,8 @@ use rmsnorm_cuda::CudaBackend;
 
 rmsnorm_conformance::conformance!(CudaBackend::new(0));
 
-/// By the programs of large calls, which calls as small as the suite's would not have: rows that are read again, partial rows.
+/// With the programs of large calls, which the suite's small cases would not use: rows read twice,
+/// partial sums.
 mod as_if_large {
     use super::CudaBackend;
 

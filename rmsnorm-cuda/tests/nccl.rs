@@ -1,6 +1,7 @@
-//! What NCCL does with our calls, on one GPU and on two, each a thread of this process.
+//! Calls through the real NCCL, on one GPU and on two, each driven by a thread of this process.
 //!
-//! Without them, or without NCCL, every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `nccl` or `nccl-2`.
+//! Without the GPUs or NCCL, every test prints why it is skipped and passes, unless
+//! `RMSNORM_REQUIRE` names `nccl` or `nccl-2`.
 #![cfg(feature = "nccl")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
@@ -17,17 +18,18 @@ use rmsnorm_cuda::spec::{Element, Error, NormSpec, bf16, f16};
 use rmsnorm_cuda::{CudaBackend, Forward, NcclComm};
 use rmsnorm_dist::{Order, Ranks, Sharded, ShardedNorm};
 
-/// Elements before and after a tensor, which nobody may touch. An odd number, so that nothing is aligned to more than an element.
+/// Elements before and after a tensor, which must not change. The number is odd, so that only
+/// single elements are aligned.
 const GUARD: usize = 33;
 
-/// Keeps other tests away: NCCL's kernels of two tests on one device may wait for each other.
+/// Locks out other tests: NCCL's kernels of two tests on one device may wait for each other.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is done with the ranks of a group, each with a device and a new stream; `None`, with the reason on stdout, where they cannot be
-/// had.
+/// Runs `run` with the ranks of a group, each with a device and a new stream; `None`, with the
+/// reason on stdout, if they are missing.
 fn with_ranks<R>(ranks: usize, run: impl FnOnce(Vec<NcclComm>) -> R) -> Option<R> {
     let _alone = alone();
     let devices = available(CudaBackend::device_count()).unwrap()?;
@@ -51,7 +53,8 @@ fn with_ranks<R>(ranks: usize, run: impl FnOnce(Vec<NcclComm>) -> R) -> Option<R
     Some(run(comms))
 }
 
-/// What every rank returns, each from a thread of its own. A rank does not judge: one that panicked would leave the others waiting.
+/// The results of all ranks, each from its own thread. Ranks do not assert: a rank that panicked
+/// would leave the others waiting.
 fn group<R: Send>(ranks: usize, run: impl Fn(NcclComm) -> R + Sync) -> Option<Vec<R>> {
     let run = &run;
     with_ranks(ranks, |comms| {
@@ -62,8 +65,8 @@ fn group<R: Send>(ranks: usize, run: impl Fn(NcclComm) -> R + Sync) -> Option<Ve
     })
 }
 
-/// The cases of sums of parts, with a part on every rank: every rank has the same bits, and h the exact ones. The same with the residual
-/// stream divided by rows.
+/// The suite's cases of sums over ranks, with whole rows, and with the residual divided by rows:
+/// every rank gets the same bits, and h is exact.
 fn composed(ranks: usize) {
     let passed = with_ranks(ranks, |comms| {
         let rank = |comm: NcclComm| {
@@ -76,7 +79,7 @@ fn composed(ranks: usize) {
     assert!(passed.is_none_or(|passed| passed.iter().all(|passed| *passed > 30)), "{passed:?}");
 }
 
-/// In any order: NCCL's own sum, and a call of the backend on it. In place, too.
+/// NCCL's all-reduce, in any order, and a call of the backend on its result. Also in place.
 fn in_any_order(ranks: usize) {
     let (spec, len) = (NormSpec::rms(7, 1000, 1e-6), 7000);
     let results = group(ranks, |comm| {
@@ -125,7 +128,7 @@ fn composed_norms_pass_the_suite() {
     composed(2);
 }
 
-/// What rank `rank` has in the call of that number.
+/// The data of rank `rank` in call number `call`.
 fn data<T: Element>(call: usize, rank: usize, len: usize) -> Vec<T> {
     values((1000 * call + rank) as u64, len)
 }
@@ -136,7 +139,7 @@ fn upload<T: Element + DeviceRepr>(stream: &Arc<CudaStream>, tensor: &[T]) -> Cu
     stream.clone_htod(&[&guard, tensor, &guard].concat()).unwrap()
 }
 
-/// Equal bytes are equal bits, signs of zero included.
+/// Compares bits, signs of zero included.
 fn assert_bits<T: Element>(what: &str, got: &[T], expected: impl IntoIterator<Item = T>) {
     let guard = || std::iter::repeat_n(T::from_f32(0.0), GUARD);
     let expected: Vec<T> = guard().chain(expected).chain(guard()).collect();
@@ -175,7 +178,7 @@ fn all_gather<T: Element + DeviceRepr>(ranks: usize) {
     let results = group(ranks, |comm| {
         let call = |(call, shares): (usize, &Shares)| {
             let mut tensor = upload(comm.stream(), &data::<T>(call, comm.rank(), shares.len()));
-            // From elsewhere, onto other values, and in place.
+            // From another tensor over other values, and in place.
             let mut apart = upload(comm.stream(), &vec![T::from_f32(1.0); shares.len()]);
             let own = shares.elements(comm.rank());
             let from = tensor.slice(GUARD + own.start..GUARD + own.end);
@@ -213,7 +216,7 @@ fn two_ranks_gather_all_shares() {
     all_gather::<f32>(2);
 }
 
-/// Sums of small integers, which have no order.
+/// Sums of small integers, which do not depend on the order.
 fn sums<T: Element + DeviceRepr>(ranks: usize) {
     let len = 5000;
     let addend = |rank: usize| move |index: usize| ((index * (rank + 3)) % 17) as f32;
@@ -243,7 +246,8 @@ fn sums_are_of_all_ranks() {
     }
 }
 
-/// Tensors are written and read on a stream that knows of the communicator's only through cudarc's events.
+/// Tensors are written and read on a stream that is ordered with the communicator's stream only by
+/// cudarc's events.
 fn other_streams(ranks: usize) {
     let shares = Shares { units: 601, unit: 1024, ranks };
     let results = group(ranks, |comm| {
@@ -269,7 +273,7 @@ fn accesses_on_other_streams_are_in_order() {
     other_streams(2);
 }
 
-/// A communicator of another's, which lives on after ours.
+/// A borrowed communicator, whose owner uses it afterwards.
 fn borrowed(ranks: usize) {
     let shares = Shares { units: 7, unit: 3, ranks };
     let results = group(ranks, |owner| {
@@ -299,7 +303,7 @@ fn a_communicator_of_anothers_is_used_and_left_alone() {
     borrowed(2);
 }
 
-/// A graph of both calls, replayed on new data, after each has been made once.
+/// A graph of both calls, replayed on new data; each call was made once before.
 fn graphs(ranks: usize) {
     let shares = Shares { units: 9, unit: 512, ranks };
     let results = group(ranks, |comm| {

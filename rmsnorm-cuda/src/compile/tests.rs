@@ -1,4 +1,4 @@
-//! What the compiler makes of a text, and what becomes of a failure.
+//! Compiles programs, and checks the errors of failures.
 
 mod programs;
 
@@ -20,7 +20,7 @@ fn a_program_becomes_an_elf_file_for_its_device() {
     assert_eq!(&cubin[..4], b"\x7fELF");
 }
 
-/// Cubins are kept by it.
+/// Cubins are cached under this version.
 #[test]
 fn the_version_is_the_one_that_programs_see() {
     let Some(nvrtc) = nvrtc() else { return };

@@ -1,4 +1,4 @@
-//! Memory in the order of a stream, for what a call needs beside its arguments.
+//! Stream-ordered allocation of workspaces.
 
 use cudarc::driver::{CudaStream, DriverError, result, sys};
 use rmsnorm_spec::Error;
@@ -7,15 +7,17 @@ use super::Kernels;
 use crate::error::device_error;
 
 impl Kernels {
-    /// Room for `len` elements of `T`, of any values, in the order of the stream and without waiting. `cuMemFreeAsync` frees it. The
-    /// context must be current on this thread, and have such allocations.
+    /// Allocates `len` elements of `T`, uninitialized, in stream order and without waiting. Free
+    /// them with `cuMemFreeAsync`. The context must be current on this thread, and its device must
+    /// have stream-ordered allocation.
     ///
     /// # Errors
-    /// `Device` if there is no room.
+    /// `Device` if there is not enough memory.
     pub(crate) fn allocate<T>(&self, stream: &CudaStream, len: usize) -> Result<sys::CUdeviceptr, Error> {
         let bytes = bytes_of::<T>(len).map_err(device_error("cuMemAllocFromPoolAsync"))?;
         match from_pool(stream, self.pool()?, bytes) {
-            // What the caller has freed in the order of the stream is in the device's pool until a synchronization.
+            // Memory that the caller freed in stream order stays in the device's pool until a
+            // synchronization.
             Err(error) if error == OUT_OF_MEMORY => {
                 // SAFETY:
                 // - as in `from_pool`.
@@ -28,7 +30,8 @@ impl Kernels {
 
 const OUT_OF_MEMORY: DriverError = DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 
-/// Bytes of that many elements, at least 1, as no device allocates none. The driver rounds up, and must not wrap.
+/// The size of `len` elements in bytes, at least 1, because a device cannot allocate 0 bytes. The
+/// driver rounds the size up, so a size over `isize::MAX`, which could wrap, is an error.
 pub(crate) fn bytes_of<T>(len: usize) -> Result<usize, DriverError> {
     let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
     bytes.map(|bytes| bytes.max(1)).ok_or(OUT_OF_MEMORY)
@@ -40,7 +43,7 @@ fn from_pool(stream: &CudaStream, pool: sys::CUmemoryPool, bytes: usize) -> Resu
     // - pointer: to a local of the type that the call writes;
     // - context: current on this thread, the stream's and the pool's;
     // - pool: never destroyed;
-    // - contents: unset, and nothing reads what was not written before.
+    // - contents: uninitialized; nothing is read before it is written.
     unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, pool, stream.cu_stream()) }.result()?;
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! The pool that workspaces are allocated from in the order of a stream.
+//! The pool of workspaces, for allocations in stream order.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,14 +8,15 @@ use rmsnorm_spec::Error;
 
 use crate::error::device_error;
 
-/// Bytes that the pool keeps for the next call. The device's own pool keeps none: it gives memory back whenever a
-/// stream is synchronized, and the next allocation maps it again.
+/// Bytes that the pool keeps for the next call. The device's default pool keeps none: it unmaps
+/// free memory at each synchronization, and the next allocation maps it again.
 const KEPT_BYTES: u64 = 256 << 20;
 
-/// A pool of our own, since what the device's pool keeps is the caller's to say. Dropped, it gives its memory back and waits
-/// for the context's next one: it is never destroyed.
+/// A pool of this crate, because the settings of the device's default pool belong to the caller. A
+/// dropped pool frees its memory and is reused by the next one of the context; it is never
+/// destroyed.
 ///
-/// The driver promises that a pool may be destroyed while frees of it are on their way. On driver 580 the next
+/// The driver promises that a pool may be destroyed while frees are pending. On driver 580 the next
 /// synchronization then ended in a segmentation fault (docs/tried.md).
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -23,11 +24,11 @@ pub(super) struct Pool {
     handle: sys::CUmemoryPool,
 }
 
-/// The pools that nobody has. Each is empty after the next synchronization.
+/// The pools that are not in use. Each is empty after the next synchronization.
 static UNUSED: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
 // SAFETY:
-// - handle: the driver takes a pool from any thread, and orders concurrent calls itself.
+// - handle: the driver accepts a pool from any thread, and orders concurrent calls itself.
 unsafe impl Send for Pool {}
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
@@ -37,7 +38,8 @@ const NO_HANDLE: u32 = 0;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 const DEVICE: u32 = 1;
 
-/// `CUmemPoolProps`, whose fields and enums differ from one version of cudarc's bindings to the next, while the bytes do not.
+/// `CUmemPoolProps`. Its fields and enums differ between versions of cudarc's bindings; its bytes
+/// do not.
 #[repr(C)]
 struct Properties {
     allocation: u32,
@@ -50,7 +52,8 @@ struct Properties {
 const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemPoolProps>());
 
 impl Pool {
-    /// A pool on the context's device, empty or about to be. The context must be current on this thread.
+    /// A pool on the context's device, empty at the latest after the next synchronization. The
+    /// context must be current on this thread.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
         let mut unused = UNUSED.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = match unused.iter().position(|pool| pool.context == *context) {
@@ -58,7 +61,7 @@ impl Pool {
             None => Pool { context: context.clone(), handle: create(context)? },
         };
         drop(unused);
-        // From here on it is put by when it is dropped.
+        // If this fails, `drop` puts the pool into `UNUSED`.
         pool.keep(KEPT_BYTES).map_err(device_error("cuMemPoolSetAttribute"))?;
         Ok(pool)
     }
@@ -72,11 +75,11 @@ impl Pool {
         let value: *mut c_void = (&raw mut bytes).cast();
         // SAFETY:
         // - pool: made by `create`, never destroyed;
-        // - value: a u64, as this attribute has.
+        // - value: a u64, the type of this attribute.
         unsafe { sys::cuMemPoolSetAttribute(self.handle, threshold, value) }.result()
     }
 
-    /// Gives back what is free now, and at every synchronization what is free then.
+    /// Returns free memory to the device, now and at each later synchronization.
     fn empty(&self) -> Result<(), DriverError> {
         self.context.bind_to_thread()?;
         self.keep(0)?;
@@ -97,7 +100,7 @@ fn create(context: &CudaContext) -> Result<sys::CUmemoryPool, Error> {
     };
     let mut handle = std::ptr::null_mut();
     // SAFETY:
-    // - pointers: to locals; `Properties` has the size and the leading fields of what the call reads.
+    // - pointers: to locals; `Properties` has the size and the leading fields that the call reads.
     unsafe { sys::cuMemPoolCreate(&raw mut handle, (&raw const properties).cast()) }
         .result()
         .map_err(device_error("cuMemPoolCreate"))?;
@@ -106,8 +109,9 @@ fn create(context: &CudaContext) -> Result<sys::CUmemoryPool, Error> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Of an error there is nowhere to return it: cudarc hands it to the next call. The context may be lost, and its pools
-        // with it; what was handed over before is no reason to lose the pool.
+        // `drop` cannot return an error, so cudarc reports it at the next call. If emptying fails
+        // (the context may be lost, and its pools with it), the pool is not reused. An error that
+        // was recorded earlier does not prevent reuse.
         let before = self.context.check_err();
         let emptied = self.empty();
         if emptied.is_ok() {

@@ -1,5 +1,5 @@
-//! The two halves of a call on a rank's columns: math.md, equations (15) to (18). Their plans are `plan/columns.rs`'s, and their kernels
-//! are told of the ranks besides.
+//! The two phases of a call on column-divided rows: math.md, equations (15) to (18). Their plans
+//! are made in `plan/columns.rs`. Their kernels have a second argument, [`Columns`].
 
 use cudarc::driver::{CudaView, CudaViewMut, DeviceSlice};
 use rmsnorm_spec::{Error, GradReduction, NormSpec, Problem};
@@ -9,14 +9,14 @@ use crate::backend::CudaBackend;
 use crate::params::{Columns, MOST_COLUMN_RANKS};
 use crate::plan;
 
-/// What the kernel of a half is told beside its tensors.
+/// The data of a phase that is not in `Params`.
 pub(super) struct Half {
     pub(super) columns: Columns,
-    /// The columns of all ranks.
+    /// The number of columns of all ranks together.
     pub(super) whole_cols: usize,
 }
 
-/// A first half, which writes what it finds there.
+/// Enqueues the first phase, which writes this rank's `statistics`.
 pub(super) fn first(
     backend: &CudaBackend,
     spec: &NormSpec,
@@ -25,14 +25,14 @@ pub(super) fn first(
     statistics: CudaViewMut<'_, f32>,
 ) -> Result<(), Error> {
     tensors.check_context("statistics", statistics.stream())?;
-    // Until the work is enqueued cudarc takes it to be in use.
+    // cudarc treats the view as in use until the work is enqueued.
     let (numbers, _in_use) = statistics.view_ptr_mut(backend.stream());
     let half = Half { columns: of_ranks(numbers, &[problem.cols])?, whole_cols: problem.cols };
     let plan = plan::columns::statistics(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
     enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
 }
 
-/// A second half, by what all ranks have found, and how many columns each has.
+/// Enqueues the second phase, which reads the statistics and the column counts of all ranks.
 pub(super) fn second(
     backend: &CudaBackend,
     spec: &NormSpec,
@@ -41,8 +41,7 @@ pub(super) fn second(
     (statistics, columns): (CudaView<'_, f32>, &[usize]),
 ) -> Result<(), Error> {
     if problem.grad_reduction != GradReduction::Partials {
-        let rule =
-            "of columns that are divided among ranks, the cuda backend sums gradients by GradReduction::Partials";
+        let rule = "with columns divided among ranks, the cuda backend supports GradReduction::Partials only: set it";
         return Err(Error::Unsupported { rule: rule.into() });
     }
     tensors.check_context("statistics", statistics.stream())?;
@@ -52,10 +51,10 @@ pub(super) fn second(
     enqueue_plan(backend, spec, problem, tensors, &plan, Some(&half))
 }
 
-/// Numbers at that address, of ranks that have so many columns each.
+/// The `statistics` at address `numbers`, of ranks with `of_each` columns each.
 ///
 /// # Errors
-/// `Unsupported` for more ranks than a kernel is told of.
+/// `Unsupported` for more ranks than [`Columns`] has room for.
 pub(crate) fn of_ranks(numbers: u64, of_each: &[usize]) -> Result<Columns, Error> {
     let ranks = of_each.len();
     if ranks > MOST_COLUMN_RANKS {
@@ -87,7 +86,8 @@ mod tests {
         assert!(matches!(refused, Err(Error::Unsupported { rule }) if rule.contains("at most 64 ranks, got 65")));
     }
 
-    /// Name and bytes of every field of `struct Columns` in a source text; `parse` takes a line apart.
+    /// The name and bytes of every field of `struct Columns` in a source text; `parse` reads a
+    /// line.
     fn fields<'a>(source: &'a str, parse: fn(&'a str) -> Option<(&'a str, usize)>) -> Vec<(&'a str, usize)> {
         let body = source.split_once("struct Columns {").expect("a struct").1.split_once("\n}").expect("its end").0;
         body.lines().filter_map(|line| parse(line.trim())).collect()

@@ -1,4 +1,4 @@
-//! Views to addresses, and cudarc's bookkeeping of who uses what.
+//! Converts views to addresses, and keeps cudarc's guards of the views.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
 use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, TensorShape, Visitor};
@@ -6,13 +6,13 @@ use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, TensorShape,
 use crate::backend::{CudaBackend, place};
 use crate::params::{Matrix, Params};
 
-/// The tensors of a call on their way to addresses. Until this is dropped, after the last step was enqueued, cudarc
-/// takes them to be in use; what follows on other streams then waits for the stream.
+/// The addresses of a call's tensors. cudarc treats the tensors as in use until this is dropped,
+/// after the last step was enqueued; later work on other streams then waits for the stream.
 pub(crate) struct Tensors<'a> {
     stream: &'a CudaStream,
     problem: Problem,
     params: Params,
-    /// Elements of the caller's workspace, if there is one.
+    /// Elements of the caller's workspace, if it passed one.
     workspace_len: Option<usize>,
     uses: [Option<SyncOnDrop<'a>>; Tensor::COUNT],
 }
@@ -28,16 +28,17 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// With parts of `x` that are so many elements from each other.
+    /// Sets the stride between the parts of `x`, in elements.
     pub(super) fn with_part_stride(mut self, part_stride: usize) -> Self {
         self.params.part_stride = part_stride as u64;
         self
     }
 
-    /// The parameters that have the tensors' addresses, once all were visited.
+    /// The parameters with all addresses; every tensor must have been visited.
     pub(crate) fn params(&self) -> Params {
         let mut params = self.params;
-        // Kernels read an element of a row before they write it, and in place find both at one address.
+        // Kernels read an element of a row before they write it. In place, both addresses are the
+        // same.
         if self.problem.tensors.is_in_place() {
             (params.x, params.x_group_stride) = (params.y, params.y_group_stride);
         }
@@ -47,14 +48,14 @@ impl<'a> Tensors<'a> {
         params
     }
 
-    /// Elements of the caller's workspace, if there is one.
+    /// Elements of the caller's workspace, if it passed one.
     pub(super) const fn workspace_len(&self) -> Option<usize> {
         self.workspace_len
     }
 
     fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
         let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
-        // The rows of transposed codes are columns, which lie in no groups.
+        // The rows of transposed codes are columns, which are not grouped.
         let groups = self.problem.rows_per_group.filter(|_| tensor.shape() != TensorShape::Transposed);
         self.params.place(tensor, matrix, layout.group_stride(groups) as u64);
         self.uses[tensor as usize] = Some(in_use);
@@ -65,14 +66,14 @@ impl<'a> Tensors<'a> {
         if tensor.shape() == TensorShape::Transposed { rows.layout(cols, count) } else { rows.layout(count, cols) }
     }
 
-    /// That the argument of that name lies where the backend works, from the stream of its view.
+    /// Checks that argument `arg`, a view that belongs to `stream`, is in the backend's context.
     pub(super) fn check_context(&self, arg: &'static str, stream: &CudaStream) -> Result<(), Error> {
         let (theirs, ours) = (stream.context(), self.stream.context());
         if theirs == ours {
             return Ok(());
         }
         let rule = format!(
-            "tensors lie in the context of the backend's stream, {}, got one in {}",
+            "tensors must be in the context of the backend's stream, {}, got one in {}",
             place(ours),
             place(theirs)
         );

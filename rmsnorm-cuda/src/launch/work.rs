@@ -1,4 +1,4 @@
-//! The steps of a plan as calls to the driver.
+//! Runs the steps of a plan through the driver.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::kernel::Kernels;
 use crate::params::{Columns, Matrix, Params};
 use crate::plan::{Plan, Step};
 
-/// A step with its kernel at hand.
+/// A step of a plan, with its kernel.
 #[derive(Clone, Copy)]
 pub(super) enum Work {
     Clear { launch: Launch, tensor: Tensor, first: usize, bytes: usize },
@@ -19,7 +19,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// A step of that plan.
+    /// Gets the kernel of a step of `plan`.
     pub(super) fn new(step: Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
         Ok(match step {
             Step::Clear { key, grid, tensor, first, bytes } => {
@@ -33,7 +33,7 @@ impl Work {
         })
     }
 
-    /// `columns` is there where the plan is of a half on a rank's columns.
+    /// `columns` is `Some` for a phase of a call on column-divided rows.
     pub(super) fn enqueue(
         self,
         stream: &CudaStream,
@@ -43,7 +43,7 @@ impl Work {
     ) -> Result<(), Error> {
         match self {
             Work::Clear { launch, tensor, first, bytes } => {
-                // What it zeroes, in the words of `clear.cu`.
+                // `clear.cu` zeroes `cols` bytes at `y`.
                 let y = Matrix { data: params.tensor(tensor).data + first as u64, row_stride: 0 };
                 launch.enqueue(stream, &Params { y, cols: bytes as u64, ..Params::default() }, None, overlap)
             }
@@ -73,33 +73,41 @@ impl Launch {
         let columns = columns.map_or(std::ptr::null(), std::ptr::from_ref);
         let mut arguments = [std::ptr::from_ref(params).cast_mut().cast(), columns.cast_mut().cast()];
         // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends, so the work may run
-        //   whenever its stream or a graph comes to it, be the backend dropped by then or not;
-        // - arguments: the kernel's first parameter is a `Params`, or, where no rows lie in groups, no codes are written, nothing is
-        //   normed twice or x is no sum of parts, what comes before the fields of those (`Params::bytes`). Halves on a rank's columns
-        //   have a second, a `Columns`, which is there with every plan of theirs (`launch::columns`); where a kernel has one parameter,
-        //   the driver does not look at the second address. Sizes were checked where it was compiled;
-        // - memory: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols),
-        //   and for so many parts of x, lies in a live tensor; what is cleared lies in the workspace, or in an output of that many bytes; its key
-        //   has groups exactly where the problem has, and their rows fit the 32 bits that it counts them in; no output overlaps
-        //   another; the workspace has the plan's length; statistics are as long as the ranks and rows that `Columns` and `Params` say;
-        // - alignment: the key's access_bytes divide all addresses and strides, those of codes times the size of the widest
-        //   matrix's elements, as many codes being one access; what clears, transposes codes, or makes those along columns,
-        //   looks at them itself;
-        // - order: a kernel that reads what one before it has written, rstd among others, waits for it first
-        //   (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the accesses with those on other streams.
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
+        //   ends, so the work may run whenever its stream or a graph comes to it, even after the
+        //   backend was dropped;
+        // - arguments: the kernel's first parameter is a `Params`, or, where rows are not grouped,
+        //   no codes are written, there is no second norm or x is not a sum of parts, the leading
+        //   fields of it (`Params::bytes`). The phases of a call on column-divided rows have a
+        //   second parameter, a `Columns`, which is passed with every such plan
+        //   (`launch::columns`); with a kernel of one parameter the driver does not read the second
+        //   address. Sizes were checked where the kernel was compiled;
+        // - memory: addresses, lengths and strides come from a `Checked` call, so every access of
+        //   the kernel for (rows, cols), and for the given number of parts of x, lies in a live
+        //   tensor; a cleared range lies in the workspace, or in an output that has at least its
+        //   bytes; the key has groups exactly where the problem has, and their rows fit the 32 bits
+        //   in which the kernel counts them; no output overlaps another; the workspace has the
+        //   plan's length; statistics are as long as the ranks and rows of `Columns` and `Params`
+        //   require;
+        // - alignment: the key's access_bytes divide all addresses and strides; for codes, those
+        //   times the size of the widest matrix's elements, as that many codes are one access.
+        //   Kernels that clear, transpose codes, or make the columnwise codes, check addresses
+        //   themselves;
+        // - order: a kernel that reads data of an earlier kernel, such as rstd, first waits for
+        //   that kernel (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the
+        //   accesses with those on other streams.
         unsafe { self.call(stream, &mut arguments, overlap) }
     }
 
-    /// `overlap`: the kernel may start while the one before it on the stream still runs, and waits for it itself before
-    /// it touches memory (programmatic dependent launch).
+    /// `overlap`: the kernel may start while the previous kernel on the stream runs; it waits for
+    /// that kernel itself before it accesses memory (programmatic dependent launch).
     ///
     /// # Safety
     /// - Kernel: it stays loaded until the work is done.
-    /// - Arguments: addresses of at least as many values as it has parameters, each of its parameter's type; the driver looks at no
-    ///   more.
-    /// - What it does with them is sound: memory that it reads and writes is there and aligned as it expects, and ordered with
-    ///   all else that uses it.
+    /// - Arguments: at least as many addresses as the kernel has parameters, each of a value of its
+    ///   parameter's type; the driver reads no further addresses.
+    /// - Effects: the memory that the kernel reads and writes is allocated, aligned as the kernel
+    ///   expects, and ordered with every other use of it.
     pub(crate) unsafe fn call(
         self,
         stream: &CudaStream,
@@ -128,8 +136,10 @@ impl Launch {
             numAttrs: attributes.len() as u32,
         };
         // SAFETY:
-        // - kernel, arguments and what it does: the caller's promises; the driver copies the arguments before it returns;
-        // - config: points to as many attributes as it says, each with the value that belongs to its id.
+        // - kernel, arguments and effects: the caller's promises; the driver copies the arguments
+        //   before it returns;
+        // - config: points to as many attributes as it says, each with the value that belongs to
+        //   its id.
         unsafe { sys::cuLaunchKernelEx(&raw const config, self.kernel, arguments.as_mut_ptr(), std::ptr::null_mut()) }
             .result()
             .map_err(device_error("cuLaunchKernelEx"))

@@ -1,16 +1,16 @@
-//! The workspace of a call that brings none.
+//! The workspace that a call allocates itself.
 
 use cudarc::driver::{CudaStream, result, sys};
 use rmsnorm_spec::Error;
 
 use crate::kernel::Kernels;
 
-/// Bytes of that many f32.
+/// The size of `elements` f32 in bytes.
 pub(super) fn bytes_of(elements: usize) -> u64 {
     elements as u64 * size_of::<f32>() as u64
 }
 
-/// A workspace of our own: allocated and freed in the order of the stream, without waiting.
+/// A workspace of this backend, allocated and freed in stream order, without waiting.
 pub(super) struct Workspace<'a> {
     stream: &'a CudaStream,
     pub(super) address: sys::CUdeviceptr,
@@ -20,8 +20,8 @@ impl<'a> Workspace<'a> {
     pub(super) fn allocate(stream: &'a CudaStream, kernels: &Kernels, len: usize) -> Result<Self, Error> {
         if !stream.context().has_async_alloc() {
             let rule = format!(
-                "this device cannot allocate in stream order: a backward call can be given its workspace of {len} f32, a call that \
-                 finds a tensor's scale cannot be made"
+                "this device has no stream-ordered allocation: pass a workspace of {len} f32 to a backward call; \
+                 ScaleKind::Current cannot be used on this device"
             );
             return Err(Error::Unsupported { rule });
         }
@@ -34,9 +34,9 @@ impl Drop for Workspace<'_> {
     fn drop(&mut self) {
         // SAFETY:
         // - address: allocated by `allocate`, freed here only;
-        // - order: the stream's, so after the last kernel that uses it.
+        // - order: the stream's, so it is freed after the last kernel that uses it.
         let freed = unsafe { result::free_async(self.address, self.stream.cu_stream()) };
-        // Nowhere to return it: cudarc hands it to the next call.
+        // `drop` cannot return the error; cudarc reports it at the next call.
         self.stream.context().record_err(freed);
     }
 }

@@ -1,8 +1,9 @@
-//! NCCL: the few of its functions that we call.
+//! NCCL: the functions that this crate calls.
 //!
-//! cudarc has these too, but looks for `libnccl.so` and not for `libnccl.so.2`, as every package of NCCL has it, cannot be told of
-//! another, and panics where the library or a function is missing. Its types are the ones used here, but for what functions return:
-//! a later NCCL may have more codes than a Rust enum knows.
+//! cudarc's loader is not used: it looks for `libnccl.so` but not for `libnccl.so.2`, the name in
+//! every NCCL package, takes no other path, and panics if the library or a function is missing.
+//! cudarc's types are used, except for return codes: a later NCCL may have more codes than a Rust
+//! enum knows.
 
 use std::env;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -16,17 +17,17 @@ use rmsnorm_spec::Error;
 
 use super::{Opened, function, in_folder, open_first};
 
-/// Names the folder that holds NCCL, to be used instead of any other.
+/// The environment variable that names the folder of NCCL, to use instead of any other.
 const VARIABLE: &str = "RMSNORM_NCCL";
 
-/// NCCL, where the system's loader looks, and in a folder. A library that the process has loaded under the first name already, as
-/// PyTorch does, is the one that is found.
+/// File names of NCCL, for the system's loader and in a folder. If the process has already loaded a
+/// library with the first name, as PyTorch does, the loader returns that one.
 const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 
-/// Where NCCL is below a folder that is named: there, in one of NVIDIA's packages, in one of PyTorch's wheels.
+/// Places of NCCL below a named folder: the folder itself, an NVIDIA package, a PyTorch wheel.
 const SUBFOLDERS: [&str; 3] = ["", "lib", "nvidia/nccl/lib"];
 
-/// The oldest that has all of what is called, `ncclCommFinalize` last.
+/// The oldest version with all functions called; `ncclCommFinalize` is the newest of them.
 const OLDEST: Version = Version { major: 2, minor: 14, patch: 0 };
 
 const INSTALL: &str = "install NCCL: the system's package libnccl2, or pip's nvidia-nccl-cu12 or -cu13";
@@ -35,7 +36,7 @@ const INSTALL: &str = "install NCCL: the system's package libnccl2, or pip's nvi
 pub(crate) type Status = c_int;
 /// `ncclSuccess`
 pub(crate) const SUCCESS: Status = 0;
-/// `ncclInProgress`: of a communicator that does not block.
+/// `ncclInProgress`: returned by a non-blocking communicator.
 pub(crate) const IN_PROGRESS: Status = 7;
 
 type OfComm = unsafe extern "C" fn(ncclComm_t) -> Status;
@@ -76,26 +77,26 @@ functions! {
 pub(crate) struct Nccl {
     version: Version,
     pub(crate) functions: Functions,
-    /// The functions' code.
+    /// Keeps the code of the functions loaded.
     _library: Library,
 }
 
-/// NCCL.
+/// The NCCL library of this process.
 ///
 /// # Errors
-/// `Unavailable`: it is missing, broken, too old, or lacks a function.
+/// `Unavailable` if it is missing, broken, too old, or lacks a function.
 pub(crate) fn nccl() -> Result<&'static Nccl, Error> {
     static NCCL: OnceLock<Result<Nccl, String>> = OnceLock::new();
     let found = NCCL.get_or_init(|| find(env::var_os(VARIABLE).as_deref()));
     found.as_ref().map_err(|reason| Error::Unavailable { backend: crate::nccl::NAME, reason: reason.clone() })
 }
 
-/// NCCL where `chosen` says, if it does, else where the system's loader looks.
+/// Finds NCCL in the folder `chosen`, if given, otherwise through the system's loader.
 fn find(chosen: Option<&OsStr>) -> Result<Nccl, String> {
     let (candidates, advice) = match chosen.filter(|path| !path.is_empty()).map(Path::new) {
         None => {
             let names = NAMES.iter().map(PathBuf::from).collect();
-            (names, format!("{INSTALL}, or let {VARIABLE} name the folder that holds it"))
+            (names, format!("{INSTALL}, or set {VARIABLE} to the folder that holds it"))
         }
         Some(folder) => {
             let folders = SUBFOLDERS.map(|below| folder.join(below));
@@ -114,10 +115,10 @@ fn find(chosen: Option<&OsStr>) -> Result<Nccl, String> {
 }
 
 impl Nccl {
-    /// From a library that was found under this path or bare name.
+    /// Checks a library that was loaded from this path or bare name.
     fn new(library: Library, path: &Path) -> Result<Nccl, String> {
         let path = path.display();
-        // Before the functions, as an old one lacks some.
+        // The version is checked before the functions, because an old NCCL lacks some.
         // SAFETY:
         // - type: nccl.h declares ncclGetVersion(int*) -> ncclResult_t, an int.
         let get_version = unsafe { function::<unsafe extern "C" fn(*mut c_int) -> Status>(&library, "ncclGetVersion") }
@@ -131,48 +132,49 @@ impl Nccl {
         }
         let version = Version::of_code(code);
         if version < OLDEST {
-            return Err(format!("{path} is NCCL {version}, {OLDEST} is the oldest that will do; {INSTALL}"));
+            return Err(format!("{path} is NCCL {version}, the oldest supported version is {OLDEST}; {INSTALL}"));
         }
         // SAFETY:
-        // - types: those that nccl.h has declared since NCCL 2.14, the last to be added being ncclCommFinalize. C's enums are ints.
+        // - types: as nccl.h has declared them since NCCL 2.14, the version that added
+        //   ncclCommFinalize, the newest of them. C's enums are ints.
         let functions = unsafe { Functions::of(&library) }
             .map_err(|error| format!("NCCL {version}, {path}, is broken: {error}"))?;
         Ok(Nccl { version, functions, _library: library })
     }
 
-    /// Which it is: major, minor, patch.
+    /// The version: major, minor, patch.
     pub(crate) fn version(&self) -> (u32, u32, u32) {
         (self.version.major, self.version.minor, self.version.patch)
     }
 
-    /// What a code means.
+    /// NCCL's description of a result code.
     pub(crate) fn description(&self, status: Status) -> String {
         // SAFETY:
-        // - argument: any value is allowed; of those it does not know NCCL says so.
+        // - argument: any value is allowed; NCCL has a text for unknown ones.
         // - string: terminated, and constant for as long as the library is loaded.
         unsafe { text((self.functions.error_string)(status)) }
     }
 
-    /// What NCCL has last said of an error, of this call or another; empty if nothing.
+    /// NCCL's last error text, of this call or another; empty if there is none.
     pub(crate) fn last_error(&self) -> String {
         // SAFETY:
         // - communicator: not used, and may be null.
-        // - string: in a buffer that is never freed and always ends in a zero. Another thread's failure may change it meanwhile, to
-        //   other bytes, which are not expected to be text.
+        // - string: in a buffer that is never freed and always ends in a zero. Another thread's
+        //   failure may change it meanwhile, to other bytes, which are not expected to be text.
         unsafe { text((self.functions.last_error)(std::ptr::null_mut())) }
     }
 }
 
-/// A copy of a string of C's.
+/// A copy of a C string.
 ///
 /// # Safety
-/// It is null, or terminated and valid during this call.
+/// `string` is null, or terminated and valid during this call.
 unsafe fn text(string: *const c_char) -> String {
     if string.is_null() {
         return String::new();
     }
     // SAFETY:
-    // - string: not null; else the caller's promise.
+    // - string: not null; otherwise the caller's promise.
     unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
 }
 
@@ -191,7 +193,8 @@ struct Version {
 }
 
 impl Version {
-    /// From NCCL's number: 1000 major + 100 minor + patch up to 2.8, 10000 major + 100 minor + patch since.
+    /// Decodes NCCL's number: `1000 major + 100 minor + patch` up to version 2.8, later
+    /// `10000 major + ...`.
     fn of_code(code: c_int) -> Self {
         let code = code.unsigned_abs();
         let per_major = if code < 10_000 { 1_000 } else { 10_000 };
@@ -218,7 +221,7 @@ mod tests {
         assert!(Version::of_code(21_304) < OLDEST && Version::of_code(21_400) == OLDEST);
     }
 
-    /// A folder that is named is the only place that is tried.
+    /// Only the named folder is searched.
     #[test]
     fn a_folder_without_nccl_is_named() {
         let folder = tempfile::tempdir().expect("a folder");

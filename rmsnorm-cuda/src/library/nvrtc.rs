@@ -1,7 +1,7 @@
-//! NVRTC, the compiler: the few of its functions that we call, and one program's way through them.
+//! NVRTC, the compiler: the functions that this crate calls, and the compilation of one program.
 //!
-//! cudarc has these too, but looks for the library in fixed places only, panics where a function is missing, and has no
-//! safe way to a cubin.
+//! cudarc's loader is not used: it looks for the library in fixed places only, panics if a function
+//! is missing, and has no safe way to get a cubin.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -37,15 +37,16 @@ functions! {
     log = "nvrtcGetProgramLog": GetBytes;
 }
 
-/// The compiler, ready for calls from any thread.
+/// NVRTC, ready for calls from any thread.
 pub(crate) struct Nvrtc {
     version: (u32, u32),
     functions: Functions,
-    /// The functions' code, and the library that it looks for by its name.
+    /// Keeps the code of the functions loaded, and the builtins library that NVRTC looks up by
+    /// name.
     _libraries: (Library, Option<Library>),
 }
 
-/// The call that failed, why, and the compiler's log, empty if there is none yet.
+/// The function that failed, the reason, and the compiler's log, which may be empty.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) call: &'static str,
@@ -54,14 +55,15 @@ pub(crate) struct Failure {
 }
 
 impl Nvrtc {
-    /// From a library that was found under this path or bare name.
+    /// Checks a library that was loaded from this path or bare name.
     ///
     /// # Errors
     /// It is not NVRTC, or too old.
     pub(super) fn new(library: Library, path: &Path) -> Result<Nvrtc, String> {
         let unusable = |why: String| format!("{} is no usable NVRTC of CUDA 11.1 or later: {why}", path.display());
         // SAFETY:
-        // - types: those that nvrtc.h has declared since CUDA 11.1, to which nvrtcGetCUBIN was added.
+        // - types: as nvrtc.h has declared them since CUDA 11.1, the release that added
+        //   nvrtcGetCUBIN.
         let functions = unsafe { Functions::of(&library) }.map_err(unusable)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY:
@@ -75,22 +77,22 @@ impl Nvrtc {
         }
     }
 
-    /// The release of CUDA it belongs to: major, minor.
+    /// The CUDA release of this NVRTC: major, minor.
     pub(crate) fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// Compiles a source, known to messages by this name, to a cubin.
+    /// Compiles a source to a cubin. `name` is the file name in compiler messages.
     ///
     /// # Errors
-    /// A NUL byte in a string, or what the compiler objects to.
+    /// A NUL byte in a string, or an error of the compiler.
     pub(crate) fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>, Failure> {
         let mut program = Program::new(self, name, source)?;
         program.compile(options)?;
         program.cubin()
     }
 
-    /// As [`compile`](Self::compile), with what the compiler said.
+    /// Like [`compile`](Self::compile), and also returns the compiler's log.
     ///
     /// # Errors
     /// As [`compile`](Self::compile).
@@ -130,7 +132,7 @@ impl fmt::Debug for Nvrtc {
     }
 }
 
-/// A program of the compiler; destroyed with this.
+/// An NVRTC program, destroyed when this is dropped.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: Handle,
@@ -168,7 +170,7 @@ impl<'a> Program<'a> {
         self.bytes("nvrtcGetCUBIN", functions.cubin_size, functions.cubin)
     }
 
-    /// What the compiler has said; empty if it cannot be had.
+    /// The compiler's log; empty if it cannot be read.
     fn log(&self) -> String {
         let functions = &self.nvrtc.functions;
         let log = self.bytes("nvrtcGetProgramLog", functions.log_size, functions.log).unwrap_or_default();
@@ -183,8 +185,8 @@ impl<'a> Program<'a> {
         self.nvrtc.check(call, unsafe { size(self.handle, &mut len) })?;
         let mut bytes = vec![0u8; len];
         // SAFETY:
-        // - program: as above, and unchanged since, so that the size still holds.
-        // - bytes: a valid place for as many bytes as the callee has announced.
+        // - program: as above, and unchanged after the size was read, so that the size still holds.
+        // - bytes: a valid place for as many bytes as the size call returned.
         self.nvrtc.check(call, unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
         Ok(bytes)
     }
@@ -206,9 +208,9 @@ fn text(what: &str, text: &str) -> Result<CString, Failure> {
     })
 }
 
-/// Loads the compiler's second half from the compiler's own folder. The compiler will look for it by its bare name, and
-/// of some releases finds it on the search path only, or where it is loaded already. No failure if it is not there: it
-/// may be on that path, and if not, the compiler's log says so.
+/// Loads NVRTC's builtins library from NVRTC's own folder. NVRTC looks for it by its bare name, and
+/// some releases find it only on the search path, or if it is already loaded. A missing library is
+/// no error here: it may be on that path, and otherwise the compiler's log reports it.
 fn builtins(nvrtc: &Path, major: u32, minor: u32) -> Option<Library> {
     let folder = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty())?;
     let name = if cfg!(windows) {

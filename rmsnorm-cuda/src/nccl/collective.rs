@@ -1,4 +1,4 @@
-//! What ranks can do with each other, by sends and receives of bytes.
+//! [`Collective`] with NCCL: sends and receives of bytes.
 
 use cudarc::driver::{CudaView, CudaViewMut, result};
 use rmsnorm_dist::{Collective, Shares, check_len};
@@ -10,7 +10,7 @@ use super::tensors::Tensor;
 use crate::CudaBackend;
 use crate::error::device_error;
 
-/// Enqueued on the communicator's stream, whose order the tensors have to be ready in: see [`NcclComm`].
+/// Calls are enqueued on the communicator's stream; for the order of tensors see [`NcclComm`].
 impl Collective<CudaBackend> for NcclComm {
     fn rank(&self) -> usize {
         self.rank
@@ -35,8 +35,8 @@ impl Collective<CudaBackend> for NcclComm {
         let size = size_of::<T>();
         let own = exchange::bytes(own, size);
         // SAFETY:
-        // - memory: the share lies within `from`, which has all of them, and the part within `to`, which has one for each rank, as was
-        //   checked.
+        // - memory: the share lies within `from`, which has all shares, and the part within `to`,
+        //   which has one part per rank, as was checked.
         unsafe { self.copy(&from, own.start, &to, self.rank * own.len(), own.len()) }?;
         self.exchange(shares, exchange::all_to_all(shares, self.rank, size), &from, &to)
     }
@@ -55,7 +55,8 @@ impl Collective<CudaBackend> for NcclComm {
         self.begin()?;
         let own = exchange::bytes(own, size_of::<T>());
         // SAFETY:
-        // - memory: the share is all of `from` and lies within `to`, which has all of them, as was checked.
+        // - memory: the share is all of `from` and lies within `to`, which has all shares, as was
+        //   checked.
         unsafe { self.copy(&from, 0, &to, own.start, own.len()) }?;
         self.gather(shares, size_of::<T>(), &to)
     }
@@ -78,7 +79,7 @@ impl Collective<CudaBackend> for NcclComm {
 }
 
 impl NcclComm {
-    /// What every rank has, by rank. Waits for all of them.
+    /// The bytes of every rank, by rank. Waits for all ranks.
     #[cfg(feature = "peers")]
     pub(crate) fn gather_bytes<const N: usize>(&self, own: &[u8; N]) -> Result<Vec<[u8; N]>, Error> {
         let shares = Shares { units: self.ranks, unit: N, ranks: self.ranks };
@@ -88,26 +89,26 @@ impl NcclComm {
             self.stream.memcpy_htod(&own.map(|byte| byte as i8), &mut place)?;
             Ok(all)
         };
-        let mut all = upload().map_err(device_error("before ranks tell each other"))?;
+        let mut all = upload().map_err(device_error("before ranks exchange bytes"))?;
         self.all_gather_in_place(&shares, all.as_view_mut())?;
         let download = || {
             let all = self.stream.clone_dtoh(&all)?;
             self.stream.synchronize()?;
             Ok(all)
         };
-        let all = download().map_err(device_error("what ranks tell each other"))?;
+        let all = download().map_err(device_error("download of the ranks' bytes"))?;
         let (parts, _) = all.as_chunks::<N>();
         Ok(parts.iter().map(|part| part.map(|byte| byte as u8)).collect())
     }
 
-    /// Sends this rank's share, and receives those of the others, where the tensor has them.
+    /// Sends this rank's share, and receives the other shares, at their places in the tensor.
     fn gather(&self, shares: &Shares, size: usize, tensor: &Tensor<'_>) -> Result<(), Error> {
         match exchange::equal(shares, size) {
             Some(len) if self.has_work(shares) => {
                 // SAFETY:
                 // - stream: of the communicator's device, whose context is current;
-                // - memory: a part of `len` bytes for each rank lies at the tensor's begin, as was checked, and is used in the order of
-                //   the stream.
+                // - memory: a part of `len` bytes for each rank lies from the start of the tensor
+                //   on, as was checked, and is used in the order of the stream.
                 unsafe {
                     self.handle.all_gather(tensor.address, self.rank * len, len, self.stream.cu_stream().cast())
                 }?;
@@ -118,10 +119,10 @@ impl NcclComm {
         }
     }
 
-    /// Copies this many bytes from one place to another, in the order of the stream.
+    /// Copies `len` bytes from one tensor to another, in stream order.
     ///
     /// # Safety
-    /// - memory: they lie within the tensors.
+    /// - memory: both ranges lie within their tensors.
     unsafe fn copy(
         &self,
         from: &Tensor<'_>,
@@ -135,15 +136,16 @@ impl NcclComm {
         }
         let (from, to) = (from.address + from_byte as u64, to.address + to_byte as u64);
         // SAFETY:
-        // - context: current on this thread, and that of the stream and of both tensors;
-        // - memory: by the contract of this function; what is enqueued here is done with it before what comes after in the order of the
+        // - context: current on this thread, and the context of the stream and of both tensors;
+        // - memory: by the contract of this function; this copy is done before later work on the
         //   stream;
         // - overlap: a view that is written shares no memory with another.
         unsafe { result::memcpy_dtod_async(to, from, len, self.stream.cu_stream()) }
             .map_err(device_error("cuMemcpyDtoDAsync"))
     }
 
-    /// What the other ranks send, and what is sent to them. The tensors' lengths are those that the shares ask for.
+    /// Sends to and receives from the other ranks. The tensors have the lengths that the shares
+    /// require.
     fn exchange(
         &self,
         shares: &Shares,
@@ -157,19 +159,22 @@ impl NcclComm {
         let others = exchanges.filter(|exchange| exchange.peer.unsigned_abs() as usize != self.rank);
         // SAFETY:
         // - stream: of the communicator's device, whose context is current;
-        // - memory: exchanges lie within tensors of these lengths (`exchange`'s tests), which are used in the order of the stream.
+        // - memory: exchanges lie within tensors of these lengths (`exchange`'s tests), and the
+        //   tensors are used in the order of the stream.
         unsafe { self.handle.exchange(others, from.address, to.address, self.stream.cu_stream().cast()) }?;
         Ok(())
     }
 
-    /// Whether there is anything to send, and anybody to send it to. Then every rank sends or receives something.
+    /// Whether there are elements to send and other ranks. If so, every rank sends or receives
+    /// something.
     fn has_work(&self, shares: &Shares) -> bool {
         self.ranks > 1 && !shares.is_empty()
     }
 
-    /// After the tensors were taken to addresses, and before anything is enqueued.
+    /// Call it after the tensors were turned into addresses, and before anything is enqueued.
     pub(super) fn begin(&self) -> Result<(), Error> {
-        // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+        // Reports an earlier error that cudarc could not return, for example in its waits for
+        // events.
         self.stream.context().bind_to_thread().map_err(device_error("before a collective call"))?;
         Ok(self.handle.check()?)
     }
@@ -178,7 +183,7 @@ impl NcclComm {
         if shares.ranks == self.ranks {
             return Ok(());
         }
-        let rule = format!("a communicator of {} ranks has as many shares, got {}", self.ranks, shares.ranks);
+        let rule = format!("Shares::ranks must be {}, the ranks of the communicator, got {}", self.ranks, shares.ranks);
         Err(Error::InvalidArgument { arg: "shares", rule })
     }
 }

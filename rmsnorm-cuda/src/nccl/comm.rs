@@ -14,35 +14,40 @@ use crate::backend::place;
 use crate::error::device_error;
 use crate::library::nccl::nccl;
 
-/// A rank of a group whose devices reach each other through NCCL: a [`Collective`](rmsnorm_dist::Collective) of [`CudaBackend`]s, each
-/// on a device of its own, in threads of one process or in processes.
+/// A rank of a group of devices that communicate through NCCL: a
+/// [`Collective`](rmsnorm_dist::Collective) of [`CudaBackend`]s. Each rank has its own device;
+/// ranks are threads of one process, or processes.
 ///
-/// NCCL is looked for when it is first needed: `libnccl.so.2` or `libnccl.so`, from 2.14 on, in the folder that the variable
-/// `RMSNORM_NCCL` names, or, without it, where the system's loader looks.
+/// NCCL 2.14 or later is loaded at its first use: `libnccl.so.2` or `libnccl.so`, from the folder
+/// in the variable `RMSNORM_NCCL`, or, if it is not set, through the system's loader.
 ///
 /// # Ordering
-/// Calls are enqueued on the communicator's stream, whichever stream a backend has: make it with the backend's own,
-/// `backend.stream().clone()`. As with a call to the backend, what wrote a tensor comes before, on that stream or on another of the
-/// context that cudarc orders by its events; where those are off, the caller orders it, and a norm composed by
-/// [`Sharded`](rmsnorm_dist::Sharded), whose memory between two steps nobody else sees, needs the backend's own stream. Every rank makes the same calls in the same order,
-/// and none while a group of the caller's, by `ncclGroupStart`, is open on the thread.
+/// Calls are enqueued on the communicator's stream, not on a backend's: create the communicator
+/// with `backend.stream().clone()`. Writes of a tensor must come before the call, on that stream or
+/// on another stream of the context that cudarc orders by its events. With events off, the caller
+/// orders them, and a norm composed by [`Sharded`](rmsnorm_dist::Sharded) needs the backend's own
+/// stream, because only `Sharded` sees the memory between its steps. Every rank makes the same
+/// calls in the same order, and none while the thread has an open `ncclGroupStart` group.
 ///
 /// # Errors
-/// An argument that does not fit is refused before anything is sent, and may be corrected. After a call that NCCL failed, at once or on
-/// the device, the ranks may no longer be in step: every later call answers [`Error::Device`] with that first
-/// [`NcclFailure`](crate::NcclFailure). A rank that does not come is no failure to NCCL: the others wait.
+/// An invalid argument is refused before anything is sent; the call may be repeated with a valid
+/// one. After a failure of NCCL, in the call or later on the device, the ranks may be out of step:
+/// every later call returns [`Error::Device`] with that first [`NcclFailure`](crate::NcclFailure).
+/// NCCL does not detect a rank that makes no call: the other ranks wait.
 ///
 /// # Order of additions
-/// [`all_to_all`](rmsnorm_dist::Collective::all_to_all) and [`all_gather`](rmsnorm_dist::Collective::all_gather) move bytes, as they are.
-/// [`all_reduce_sum`](Self::all_reduce_sum) adds in an order of NCCL's.
+/// [`all_to_all`](rmsnorm_dist::Collective::all_to_all) and
+/// [`all_gather`](rmsnorm_dist::Collective::all_gather) only move bytes.
+/// [`all_reduce_sum`](Self::all_reduce_sum) adds in an order that NCCL chooses.
 ///
 /// # CUDA graphs
-/// Calls may be captured, under the conditions of [`CudaBackend`]'s. NCCL connects at the first call of a kind: make one before the
-/// capture. The graph is dropped before the communicator.
+/// Calls may be captured, under the conditions of [`CudaBackend`]. NCCL connects the ranks at the
+/// first call of each kind, so make one before the capture. Drop the graph before the communicator.
 ///
 /// # Dropping
-/// Waits until what was enqueued is done, and for NCCL's other ranks on this machine: let each thread drop its own. After a failure, and
-/// where the thread panics, it is [aborted](Self::abort), so that a rank that is lost does not keep the others.
+/// Dropping waits for enqueued work, and for NCCL's other ranks on this machine, so let each thread
+/// drop its own communicator. After a failure, or if the thread panics, the communicator is
+/// [aborted](Self::abort) instead, so that a failed rank does not block the others.
 ///
 /// [`CudaBackend`]: crate::CudaBackend
 ///
@@ -58,7 +63,7 @@ use crate::library::nccl::nccl;
 ///     let comm = NcclComm::from_rank(backend.stream().clone(), rank, 2, id)?;
 ///     let shares = Shares { units: 4096, unit: 8192, ranks: 2 };
 ///     let mut rows = backend.stream().alloc_zeros::<bf16>(shares.len())?;
-///     // ... this rank writes its share, `rows.slice_mut(shares.elements(rank))`, and has them all:
+///     // ... this rank writes its share, `rows.slice_mut(shares.elements(rank))`, and gets all shares:
 ///     comm.all_gather_in_place(&shares, rows.as_view_mut())?;
 ///     Ok(())
 /// }
@@ -71,43 +76,49 @@ pub struct NcclComm {
 }
 
 impl NcclComm {
-    /// The NCCL that is used: major, minor, patch.
+    /// The version of the NCCL in use: major, minor, patch.
     ///
     /// # Errors
-    /// `Unavailable`, with what was looked for, if there is none, or it is too old or broken.
+    /// `Unavailable`, with the places searched, if NCCL is missing, too old or broken.
     pub fn version() -> Result<(u32, u32, u32), Error> {
         Ok(nccl()?.version())
     }
 
-    /// What the ranks of a new communicator have in common: one of them makes it, and sends it to the others.
+    /// A new identifier for a communicator. One rank creates it and sends it to the other ranks.
     ///
     /// # Errors
-    /// `Unavailable` if there is no NCCL; `Device` if it fails, as where it finds no network interface.
+    /// `Unavailable` if NCCL is missing; `Device` if it fails, for example without a network
+    /// interface.
     pub fn unique_id() -> Result<NcclId, Error> {
         NcclId::new(nccl()?)
     }
 
-    /// A rank of a new communicator, on the stream's device. Waits until every rank has called it, each on another device. Processes of
-    /// one machine may have a part of its devices each (`CUDA_VISIBLE_DEVICES`).
+    /// A rank of a new communicator, on the stream's device. Waits until every rank has called it,
+    /// each with its own device. Processes on one machine may each see only some of its devices
+    /// (`CUDA_VISIBLE_DEVICES`).
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such rank, more than an `i32` counts, or the stream is of no primary context, in which NCCL works;
-    /// `Unavailable` if there is no NCCL; `Device` if the driver or NCCL fails.
+    /// `InvalidArgument` if `rank` is not less than `ranks`, `ranks` is 0 or more than `i32::MAX`,
+    /// or the stream is not of a primary context, which NCCL requires; `Unavailable` if NCCL is
+    /// missing; `Device` if the driver or NCCL fails.
     pub fn from_rank(stream: Arc<CudaStream>, rank: usize, ranks: usize, id: NcclId) -> Result<Self, Error> {
         let (number, count) = check_rank(rank, ranks)?;
         let nccl = nccl()?;
-        // NCCL takes the device of the thread's current context.
+        // NCCL uses the device of the thread's current context.
         prepare(&stream)?;
         let handle = Handle::init(nccl, number, count, id)?;
         Ok(NcclComm { handle, stream, rank, ranks })
     }
 
-    /// The communicator of another library or of the caller, who destroys it. What it is, is read from it.
+    /// A communicator that another library or the caller created and will destroy. Its rank, ranks
+    /// and device are read from it.
     ///
     /// # Safety
-    /// - Library: it was made by the NCCL that is used here: the one that the process has loaded, unless `RMSNORM_NCCL` names another.
+    /// - Library: it was made by the NCCL that is used here: the one that the process has loaded,
+    ///   unless `RMSNORM_NCCL` names another.
     /// - Life: it lives, and is neither finalized nor aborted, until this is dropped.
-    /// - Sharing: nothing else uses it during a call here. What else is enqueued with it comes in the same order on every rank.
+    /// - Sharing: no other code uses it during a call here. All other work on it is enqueued in the
+    ///   same order on every rank.
     ///
     /// # Errors
     /// As [`from_rank`](Self::from_rank), and `InvalidArgument` if the stream is of another device.
@@ -117,20 +128,20 @@ impl NcclComm {
         // SAFETY:
         // - library, life, sharing: the caller's promises.
         let handle = unsafe { Handle::borrowed(nccl, comm) };
-        // One that does not block may not be there yet.
+        // A non-blocking communicator may still be in initialization.
         handle.check()?;
         let (rank, ranks, device) = (handle.rank()?, handle.ranks()?, handle.device()?);
         let ordinal = stream.context().ordinal();
         if device != ordinal {
             let rule =
-                format!("a communicator on device {device} has a stream of that device, got one of device {ordinal}");
+                format!("a communicator on device {device} needs a stream of that device, got one of device {ordinal}");
             return Err(Error::InvalidArgument { arg: "stream", rule });
         }
         Ok(NcclComm { handle, stream, rank, ranks })
     }
 
-    /// NCCL's own, for calls that are not here. It is not to be destroyed, and what is enqueued with it comes in the same order on every
-    /// rank.
+    /// NCCL's communicator, for functions that this crate does not call. Do not destroy it; enqueue
+    /// other work on it in the same order on every rank.
     pub fn as_raw(&self) -> ncclComm_t {
         self.handle.raw()
     }
@@ -145,13 +156,14 @@ impl NcclComm {
         self.rank
     }
 
-    /// How many there are, at least 1.
+    /// The number of ranks, at least 1.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Gives it up without waiting: what is under way ends, its outputs hold anything. For a rank whose peers will not come. A communicator
-    /// that came in by [`from_raw`](Self::from_raw) stays as it is.
+    /// Gives the communicator up without waiting: enqueued work ends, and its outputs are invalid.
+    /// Use it if other ranks will not make their calls. A communicator from
+    /// [`from_raw`](Self::from_raw) is left as it is.
     pub fn abort(self) {
         self.handle.abort();
     }
@@ -167,7 +179,7 @@ impl fmt::Debug for NcclComm {
     }
 }
 
-/// Both as NCCL has them.
+/// Converts both numbers to NCCL's type.
 fn check_rank(rank: usize, ranks: usize) -> Result<(c_int, c_int), Error> {
     let count = c_int::try_from(ranks).ok().filter(|count| *count > 0);
     let Some(count) = count else {
@@ -177,18 +189,19 @@ fn check_rank(rank: usize, ranks: usize) -> Result<(c_int, c_int), Error> {
     match c_int::try_from(rank) {
         Ok(number) if number < count => Ok((number, count)),
         Ok(_) | Err(_) => {
-            let rule = format!("the last of {ranks} ranks is {}, got {rank}", ranks - 1);
+            let rule = format!("must be less than {ranks}, the number of ranks, got {rank}");
             Err(Error::InvalidArgument { arg: "rank", rule })
         }
     }
 }
 
-/// Makes the stream's context current on this thread, if it is one that NCCL takes.
+/// Makes the stream's context current on this thread; fails if it is not a primary context.
 fn prepare(stream: &CudaStream) -> Result<(), Error> {
     let context = stream.context();
     if !context.is_primary() {
-        // NCCL would change to the primary one, where the stream's handle is nothing, or that of another stream.
-        let rule = format!("NCCL works in the primary context of a device, got a stream of {}", place(context));
+        // NCCL would switch to the primary context, where the stream's handle is invalid or means
+        // another stream.
+        let rule = format!("NCCL needs a stream of the device's primary context, got a stream of {}", place(context));
         return Err(Error::InvalidArgument { arg: "stream", rule });
     }
     context.bind_to_thread().map_err(device_error("before a communicator is made"))
@@ -204,9 +217,9 @@ mod tests {
         assert!(matches!(check_rank(7, 8), Ok((7, 8))));
         assert!(matches!(check_rank(0, i32::MAX as usize), Ok((0, i32::MAX))));
         for (rank, ranks, message) in [
-            (1, 1, "rank: the last of 1 ranks is 0, got 1"),
-            (8, 2, "rank: the last of 2 ranks is 1, got 8"),
-            (usize::MAX, 2, "rank: the last of 2 ranks is 1, got 18446744073709551615"),
+            (1, 1, "rank: must be less than 1, the number of ranks, got 1"),
+            (8, 2, "rank: must be less than 2, the number of ranks, got 8"),
+            (usize::MAX, 2, "rank: must be less than 2, the number of ranks, got 18446744073709551615"),
             (0, 0, "ranks: a communicator has 1 to 2147483647 ranks, got 0"),
             (0, 1 << 31, "ranks: a communicator has 1 to 2147483647 ranks, got 2147483648"),
             (0, 1 << 32, "ranks: a communicator has 1 to 2147483647 ranks, got 4294967296"),

@@ -1,11 +1,11 @@
-//! Which bytes go where, as a pure function of the shares and the rank.
+//! The bytes that ranks exchange, as a pure function of the shares and the rank.
 
 use std::ffi::c_int;
 use std::ops::Range;
 
 use rmsnorm_dist::Shares;
 
-/// What a rank has to do with another: bytes of what it sends from and of what it receives to, either or both of which may be none.
+/// The bytes that a rank sends to and receives from `peer`; either range may be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exchange {
     pub(super) peer: c_int,
@@ -13,30 +13,31 @@ pub(super) struct Exchange {
     pub(super) receive: Range<usize>,
 }
 
-/// Share `r` goes to rank `r`, and part `r`, as long as this rank's share, came from there. With itself a rank has one, too.
+/// Share `r` goes to rank `r`. Part `r`, as long as this rank's share, comes from rank `r`. The
+/// rank itself is included.
 pub(super) fn all_to_all(shares: &Shares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
     let own = bytes(shares.elements(rank), size).len();
     each(*shares, move |shares, peer| (bytes(shares.elements(peer), size), peer * own..(peer + 1) * own))
 }
 
-/// This rank's share goes to every other, and theirs come to where they lie there.
+/// This rank's share goes to every rank, and every share goes to its place in the tensor.
 pub(super) fn all_gather(shares: &Shares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
     let own = bytes(shares.elements(rank), size);
     each(*shares, move |shares, peer| (own.clone(), bytes(shares.elements(peer), size)))
 }
 
-/// The bytes of every share, if all have as many.
+/// The size of a share in bytes, if all shares have the same size.
 pub(super) fn equal(shares: &Shares, size: usize) -> Option<usize> {
     let first = bytes(shares.elements(0), size).len();
     shares.units.is_multiple_of(shares.ranks).then_some(first)
 }
 
-/// The bytes of elements.
+/// The bytes of a range of elements.
 pub(super) fn bytes(elements: Range<usize>, size: usize) -> Range<usize> {
     elements.start * size..elements.end * size
 }
 
-/// An exchange with every rank, in their order.
+/// An exchange with every rank, in rank order.
 fn each(
     shares: Shares,
     ranges: impl Fn(&Shares, usize) -> (Range<usize>, Range<usize>),
@@ -51,10 +52,11 @@ fn each(
 mod tests {
     use super::*;
 
-    /// Bytes of an element.
+    /// Bytes per element.
     const SIZE: usize = 2;
 
-    /// Few and many units, none, as many as ranks and one more or less; units of several elements, one, none.
+    /// Numbers of units: none, few, many, and near the number of ranks. Units are empty, or have
+    /// one or three elements.
     fn all() -> impl Iterator<Item = Shares> {
         let units = |ranks: usize| [0, 1, ranks - 1, ranks, ranks + 1, 2 * ranks, 3 * ranks + 1, 17];
         let shares =
@@ -62,12 +64,12 @@ mod tests {
         [1, 2, 3, 4, 8].into_iter().flat_map(shares).map(|(units, unit, ranks)| Shares { units, unit, ranks })
     }
 
-    /// Every byte of every rank's tensor is another.
+    /// Every byte of every rank's tensor is different.
     fn tensor(rank: usize, len: usize) -> Vec<usize> {
         (0..len).map(|index| 1_000_000 * (rank + 1) + index).collect()
     }
 
-    /// What all ranks do, with every send meeting the receive of the other side.
+    /// Runs the exchanges of all ranks; every send must match a receive.
     fn run(ranks: usize, from: &[Vec<usize>], to: &mut [Vec<usize>], exchanges: impl Fn(usize) -> Vec<Exchange>) {
         let all: Vec<Vec<Exchange>> = (0..ranks).map(exchanges).collect();
         for (receiver, exchanges) in all.iter().enumerate() {
@@ -107,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Then a rank's share begins at its number times their length, as NCCL takes it.
+    /// With equal shares, a rank's share starts at its rank times their length, as NCCL requires.
     #[test]
     fn equal_shares_are_found() {
         for shares in all() {
@@ -115,13 +117,13 @@ mod tests {
             let expected =
                 lens.iter().enumerate().all(|(rank, it)| it.len() == lens[0].len() && it.start == rank * it.len());
             let found = equal(&shares, SIZE);
-            // Units of nothing are equal however they are dealt out, and nobody asks.
+            // Shares of empty units always have equal sizes; `equal` is not called for them.
             assert!(found.is_some() == expected || shares.is_empty(), "{shares:?}");
             assert!(found.is_none_or(|len| len == lens[0].len()), "{shares:?}");
         }
     }
 
-    /// A rank that takes part in a call has something to send or to receive: an empty group is never started.
+    /// A rank that takes part in a call always sends or receives: no empty group is started.
     #[test]
     fn every_rank_has_something_to_do_if_any_has() {
         for shares in all().filter(|shares| shares.ranks > 1 && !shares.is_empty()) {

@@ -1,10 +1,10 @@
-//! What NCCL reports, as text.
+//! NCCL's errors as text.
 
 use rmsnorm_spec::Error;
 
 use crate::library::nccl::{Nccl, Status};
 
-/// A call to NCCL that failed, at once or later while it ran on the device: the source of [`Error::Device`].
+/// A call to NCCL that failed, at once or later on the device: the source of [`Error::Device`].
 ///
 /// # Example
 /// ```
@@ -32,7 +32,7 @@ impl NcclFailure {
         self.code
     }
 
-    /// NCCL's last words may be of another call, which the text does not hide.
+    /// NCCL's last error may belong to another call, so the text says "last error".
     fn detail(&self) -> String {
         if self.last_error.is_empty() { String::new() } else { format!("; NCCL's last error: {}", self.last_error) }
     }

@@ -1,4 +1,5 @@
-//! NCCL's own handle: made, used and given back, and the first failure, after which nothing is sent.
+//! NCCL's handle: creation, use and destruction, and its first failure, after which nothing is
+//! sent.
 
 use std::cell::OnceCell;
 use std::ffi::{c_int, c_void};
@@ -11,32 +12,33 @@ use super::failure::NcclFailure;
 use super::id::NcclId;
 use crate::library::nccl::{IN_PROGRESS, Nccl, SUCCESS, Status};
 
-/// Bytes, whatever they are of: NCCL moves them as they are.
+/// NCCL moves elements of every type as bytes.
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
-/// A communicator of NCCL's.
+/// NCCL's communicator.
 pub(super) struct Handle {
     nccl: &'static Nccl,
     comm: ncclComm_t,
-    /// Whether it is ours to destroy.
+    /// Whether this handle destroys it.
     is_owned: bool,
     failure: OnceCell<NcclFailure>,
 }
 
 // SAFETY:
-// - handle: NCCL takes a communicator from any thread, of which one at a time uses it: this is not `Sync`.
-// - groups: NCCL counts them by thread, and each begins and ends within one call of ours.
+// - handle: NCCL accepts a communicator from any thread, if one at a time uses it: this is not
+//   `Sync`.
+// - groups: NCCL counts them per thread, and each begins and ends within one call of this crate.
 unsafe impl Send for Handle {}
 
 impl Handle {
-    /// A rank of a new communicator, on the device whose context is current. Waits for the other ranks.
+    /// A rank of a new communicator, on the device of the current context. Waits for all ranks.
     pub(super) fn init(nccl: &'static Nccl, rank: c_int, ranks: c_int, id: NcclId) -> Result<Self, NcclFailure> {
         let mut comm = ptr::null_mut();
         // SAFETY:
         // - pointer: to a local of the type that the call writes.
         let status = unsafe { (nccl.functions.init_rank)(&raw mut comm, ranks, id.to_raw(), rank) };
         let operation = "ncclCommInitRank";
-        // Of one that failed at once there is nothing to give back.
+        // A communicator that failed at once needs no destruction.
         if status != SUCCESS && status != IN_PROGRESS {
             return Err(NcclFailure::new(nccl, operation, status));
         }
@@ -48,7 +50,7 @@ impl Handle {
     /// The caller's communicator.
     ///
     /// # Safety
-    /// It was made by this library, no other thread uses it meanwhile, and it lives as long as the handle.
+    /// This library made it, no other thread uses it meanwhile, and it lives as long as the handle.
     pub(super) unsafe fn borrowed(nccl: &'static Nccl, comm: ncclComm_t) -> Self {
         Handle { nccl, comm, is_owned: false, failure: OnceCell::new() }
     }
@@ -83,7 +85,8 @@ impl Handle {
         Ok(number.unsigned_abs() as usize)
     }
 
-    /// Whether nothing has failed yet, here or on the device. Waits for what a communicator that does not block has under way.
+    /// Whether no call has failed yet, including work on the device. Waits for pending operations
+    /// of a non-blocking communicator.
     ///
     /// # Errors
     /// The first failure.
@@ -94,7 +97,7 @@ impl Handle {
         self.finish("an earlier call", self.settled())
     }
 
-    /// The communicator's state once it is not in progress.
+    /// The communicator's state when it is no longer in progress.
     fn settled(&self) -> Status {
         loop {
             let mut state = SUCCESS;
@@ -110,7 +113,7 @@ impl Handle {
         }
     }
 
-    /// The outcome of a call that gave this status.
+    /// The result of a call with this status.
     fn finish(&self, operation: &'static str, status: Status) -> Result<(), NcclFailure> {
         let status = if status == IN_PROGRESS { self.settled() } else { status };
         if status == SUCCESS {
@@ -119,12 +122,12 @@ impl Handle {
         Err(self.failure.get_or_init(|| NcclFailure::new(self.nccl, operation, status)).clone())
     }
 
-    /// Sends and receives all at once, in no order.
+    /// Enqueues all sends and receives as one group, without an order between them.
     ///
     /// # Safety
     /// - Stream: of the communicator's device.
-    /// - Memory: the ranges lie within what begins at `from` and at `to`, on that device, and are not freed or used otherwise before the
-    ///   stream is done.
+    /// - Memory: the ranges lie within the tensors at `from` and `to`, which are on that device,
+    ///   and are not freed or used otherwise before the stream is done.
     pub(super) unsafe fn exchange(
         &self,
         exchanges: impl Iterator<Item = Exchange>,
@@ -156,10 +159,11 @@ impl Handle {
         group.end()
     }
 
-    /// Every rank's part of `len` bytes of what begins at `to` goes to all; this rank's begins at byte `own`.
+    /// Gathers a part of `len` bytes from every rank into the tensor at `to`. This rank's part is
+    /// already there, at byte `own`.
     ///
     /// # Safety
-    /// As [`exchange`](Self::exchange), of as many parts as there are ranks.
+    /// As [`exchange`](Self::exchange); the tensor has a part for every rank.
     pub(super) unsafe fn all_gather(
         &self,
         to: u64,
@@ -168,7 +172,8 @@ impl Handle {
         stream: cudaStream_t,
     ) -> Result<(), NcclFailure> {
         // SAFETY:
-        // - memory, stream: the caller's promises; NCCL knows by the two addresses that it is in place;
+        // - memory, stream: the caller's promises; NCCL recognizes an in-place call from the two
+        //   addresses;
         // - communicator: not destroyed before this is dropped.
         let status = unsafe {
             let from = address::<c_void>(to, own).cast_const();
@@ -177,10 +182,11 @@ impl Handle {
         self.finish("ncclAllGather", status)
     }
 
-    /// The sums of `len` elements over all ranks.
+    /// Sums `len` elements over all ranks.
     ///
     /// # Safety
-    /// As [`exchange`](Self::exchange), of `len` elements of that type; both addresses may be the same.
+    /// As [`exchange`](Self::exchange), for `len` elements of `dtype`; both addresses may be the
+    /// same.
     pub(super) unsafe fn all_reduce_sum(
         &self,
         from: u64,
@@ -200,7 +206,7 @@ impl Handle {
         self.finish("ncclAllReduce", status)
     }
 
-    /// Gives the communicator back without waiting for what is under way.
+    /// Aborts the communicator without waiting for pending operations.
     pub(super) fn abort(mut self) {
         self.give_up();
     }
@@ -209,13 +215,14 @@ impl Handle {
         if std::mem::take(&mut self.is_owned) {
             // SAFETY:
             // - communicator: made by `init`, given back once, and not used after.
-            // Of a failure there is nobody to tell.
+            // A failure here cannot be reported.
             unsafe { (self.nccl.functions.abort)(self.comm) };
         }
     }
 }
 
-/// Waits for what is under way. A rank that failed, or whose thread panics, does not: the others may wait for it.
+/// Waits for pending operations. A failed rank, or one whose thread panics, aborts instead, because
+/// other ranks may be waiting for it.
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.is_owned {
@@ -232,31 +239,32 @@ impl Drop for Handle {
         }
         // SAFETY:
         // - communicator: made by `init`, finalized, given back once, and not used after.
-        // Of a failure there is nobody to tell, and nothing that could be aborted any more.
+        // A failure here cannot be reported, and a finalized communicator cannot be aborted.
         unsafe { (self.nccl.functions.destroy)(self.comm) };
     }
 }
 
-/// What is enqueued between the start of a group and its end. It ends in any case, or the thread's later calls would join it.
+/// The calls between the start and the end of a group. `end` is always called; otherwise the
+/// thread's later calls would join the group.
 struct Group<'a> {
     handle: &'a Handle,
-    /// Of what is in the group, the first failure.
+    /// The first failure in the group.
     failed: Option<(&'static str, Status)>,
 }
 
 impl<'a> Group<'a> {
     fn start(handle: &'a Handle) -> Result<Self, NcclFailure> {
         // SAFETY:
-        // - pairing: `end` is called by who has the group.
+        // - pairing: the holder of the group calls `end`.
         let status = unsafe { (handle.nccl.functions.group_start)() };
         handle.finish("ncclGroupStart", status)?;
         Ok(Group { handle, failed: None })
     }
 
-    /// One more call, if those before it went well.
+    /// Adds a call, if all calls before it succeeded.
     fn enqueue(&mut self, operation: &'static str, call: impl FnOnce() -> Status) {
         if self.failed.is_none() {
-            // A communicator that does not block is in progress only from the end of the group on.
+            // A non-blocking communicator is in progress only after the end of the group.
             let status = Some(call()).filter(|status| ![SUCCESS, IN_PROGRESS].contains(status));
             self.failed = status.map(|status| (operation, status));
         }
@@ -264,14 +272,14 @@ impl<'a> Group<'a> {
 
     fn end(self) -> Result<(), NcclFailure> {
         // SAFETY:
-        // - pairing: the group was started on this thread, by this call of ours.
+        // - pairing: this call of `exchange` started the group on this thread.
         let status = unsafe { (self.handle.nccl.functions.group_end)() };
         let (operation, status) = self.failed.unwrap_or(("ncclGroupEnd", status));
         self.handle.finish(operation, status)
     }
 }
 
-/// A byte of device memory, as NCCL takes it.
+/// The address of a byte of device memory, as NCCL's type.
 fn address<T>(begin: u64, byte: usize) -> *mut T {
     ptr::without_provenance_mut(begin as usize + byte)
 }

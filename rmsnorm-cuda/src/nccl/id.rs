@@ -1,4 +1,4 @@
-//! [`NcclId`]: what the ranks of one communicator agree on first.
+//! [`NcclId`]: the identifier that the ranks of a new communicator share.
 
 use std::ffi::c_char;
 
@@ -8,24 +8,24 @@ use rmsnorm_spec::Error;
 use super::failure::NcclFailure;
 use crate::library::nccl::{Nccl, SUCCESS};
 
-/// What the ranks of a communicator have in common before they know each other. One of them makes it, by
-/// [`NcclComm::unique_id`](crate::NcclComm::unique_id), and sends its bytes to the others by whatever means the program has: a file, a
-/// socket, MPI. It serves for one communicator.
+/// The identifier of a new communicator. One rank creates it with
+/// [`NcclComm::unique_id`](crate::NcclComm::unique_id) and sends its bytes to the other ranks, for
+/// example through a file, a socket or MPI. It is valid for one communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NcclId([u8; NcclId::BYTES]);
 
 const _: () = assert!(size_of::<ncclUniqueId>() == NcclId::BYTES);
 
 impl NcclId {
-    /// Bytes of one.
+    /// Bytes of an identifier.
     pub const BYTES: usize = 128;
 
-    /// The bytes, to be sent.
+    /// The bytes, for sending.
     pub const fn as_bytes(&self) -> &[u8; NcclId::BYTES] {
         &self.0
     }
 
-    /// From bytes that were sent.
+    /// An identifier from received bytes.
     pub const fn from_bytes(bytes: [u8; NcclId::BYTES]) -> Self {
         NcclId(bytes)
     }

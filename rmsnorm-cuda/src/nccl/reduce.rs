@@ -1,4 +1,4 @@
-//! Sums in an order of NCCL's.
+//! All-reduce sums, in an order that NCCL chooses.
 
 use cudarc::driver::{CudaView, CudaViewMut};
 use cudarc::nccl::sys::ncclDataType_t;
@@ -8,15 +8,15 @@ use rmsnorm_spec::{DType, Element, Error};
 use super::comm::NcclComm;
 
 impl NcclComm {
-    /// `to = from` of all ranks, added: for who has no use for one order of summation.
+    /// Writes the sum of `from` over all ranks to `to`, in an order that NCCL chooses.
     ///
-    /// NCCL adds in an order of its own, which depends on the length, on the position of an element, on the machine and on NCCL's version,
-    /// and rounds to the type after each rank, or does not. Every rank has the same bits; another run, or another number of rows, may have
-    /// others.
+    /// The order depends on the length, the position of an element, the machine and NCCL's version.
+    /// NCCL may round to the type after each rank. Every rank gets the same bits; another run, or
+    /// another number of rows, may give other bits.
     ///
     /// # Errors
-    /// `Length` if `to` is not as long as `from`, and `InvalidArgument` if one lies in another context, before anything is sent; `Device`
-    /// if NCCL fails.
+    /// `Length` if `to` is not as long as `from`, and `InvalidArgument` if one is in another
+    /// context, before anything is sent; `Device` if NCCL fails.
     pub fn all_reduce_sum<T: Element>(&self, from: CudaView<'_, T>, to: CudaViewMut<'_, T>) -> Result<(), Error> {
         let len = from.len();
         check_len("to", len, to.len())?;
@@ -25,10 +25,11 @@ impl NcclComm {
         self.sum::<T>(from.address, to.address, len)
     }
 
-    /// [`all_reduce_sum`](Self::all_reduce_sum) in place: `tensor` is this rank's, and then the sum.
+    /// [`all_reduce_sum`](Self::all_reduce_sum) in place: replaces this rank's `tensor` with the
+    /// sum.
     ///
     /// # Errors
-    /// As there.
+    /// As [`all_reduce_sum`](Self::all_reduce_sum), except `Length`.
     pub fn all_reduce_sum_in_place<T: Element>(&self, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
         let len = tensor.len();
         let tensor = self.write("tensor", tensor)?;
@@ -36,20 +37,20 @@ impl NcclComm {
         self.sum::<T>(tensor.address, tensor.address, len)
     }
 
-    /// Of tensors of `len` elements, in use until this returns.
+    /// Sums tensors of `len` elements, which the caller keeps in use until this returns.
     fn sum<T: Element>(&self, from: u64, to: u64, len: usize) -> Result<(), Error> {
         if len == 0 {
             return Ok(());
         }
         // SAFETY:
         // - stream: of the communicator's device, whose context is current;
-        // - memory: `len` elements of that type each, used in the order of the stream.
+        // - memory: `len` elements of that type at each address, used in the order of the stream.
         unsafe { self.handle.all_reduce_sum(from, to, len, dtype::<T>(), self.stream.cu_stream().cast()) }?;
         Ok(())
     }
 }
 
-/// What NCCL calls it.
+/// NCCL's name of the type.
 const fn dtype<T: Element>() -> ncclDataType_t {
     match T::DTYPE {
         DType::F32 => ncclDataType_t::ncclFloat32,

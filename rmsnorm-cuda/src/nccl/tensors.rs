@@ -1,4 +1,4 @@
-//! Views to addresses, and cudarc's bookkeeping of who uses what.
+//! Converts views to addresses, and keeps cudarc's guards of the views.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
 use rmsnorm_spec::Error;
@@ -6,22 +6,22 @@ use rmsnorm_spec::Error;
 use super::comm::NcclComm;
 use crate::backend::place;
 
-/// A tensor of a call. Until this is dropped, after the call was enqueued, cudarc takes it to be in use; what follows on other streams
-/// then waits for the communicator's.
+/// A tensor of a call. cudarc treats it as in use until this is dropped, after the call was
+/// enqueued; later work on other streams then waits for the communicator's stream.
 pub(super) struct Tensor<'a> {
     pub(super) address: sys::CUdeviceptr,
     _in_use: SyncOnDrop<'a>,
 }
 
 impl NcclComm {
-    /// To be read, in the order of the communicator's stream.
+    /// A tensor to read, in the order of the communicator's stream.
     pub(super) fn read<'a, T>(&'a self, arg: &'static str, view: CudaView<'a, T>) -> Result<Tensor<'a>, Error> {
         self.check_context(arg, view.stream())?;
         let (address, in_use) = view.view_ptr(&self.stream);
         Ok(Tensor { address, _in_use: in_use })
     }
 
-    /// To be written, and perhaps read before.
+    /// A tensor to write, which may also be read first.
     pub(super) fn write<'a, T>(&'a self, arg: &'static str, view: CudaViewMut<'a, T>) -> Result<Tensor<'a>, Error> {
         self.check_context(arg, view.stream())?;
         let (address, in_use) = view.view_ptr_mut(&self.stream);
@@ -34,7 +34,7 @@ impl NcclComm {
             return Ok(());
         }
         let (theirs, ours) = (place(theirs), place(ours));
-        let rule = format!("tensors lie in the context of the communicator's stream, {ours}, got one in {theirs}");
+        let rule = format!("tensors must be in the context of the communicator's stream, {ours}, got one in {theirs}");
         Err(Error::InvalidArgument { arg, rule })
     }
 }

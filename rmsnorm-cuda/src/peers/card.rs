@@ -1,4 +1,4 @@
-//! [`PeerCard`]: what a rank in a process of its own tells the others.
+//! [`PeerCard`]: the data that a rank in its own process sends to the others.
 
 use std::fmt;
 
@@ -6,26 +6,27 @@ use rmsnorm_spec::Error;
 
 use super::users::Id;
 
-/// What the ranks of a group in several processes tell each other: which memory is theirs, and what they are. The program sends its bytes
-/// to all, by whatever means it has: a file, a socket, MPI, NCCL.
+/// The data that each rank of a group in several processes sends to the others: its memory and its
+/// properties. The program sends the bytes to all ranks, for example through a file, a socket, MPI
+/// or NCCL.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerCard([u8; PeerCard::BYTES]);
 
 impl PeerCard {
-    /// Bytes of one.
+    /// Bytes of a card.
     pub const BYTES: usize = 176;
 
-    /// The bytes, to be sent.
+    /// The bytes, for sending.
     pub const fn as_bytes(&self) -> &[u8; PeerCard::BYTES] {
         &self.0
     }
 
-    /// From bytes that were sent.
+    /// A card from received bytes.
     pub const fn from_bytes(bytes: [u8; PeerCard::BYTES]) -> Self {
         PeerCard(bytes)
     }
 
-    /// What it says; `None` of bytes that are no card.
+    /// The contents of the card; `None` if the bytes are not a card.
     pub(super) fn facts(&self) -> Option<Facts> {
         let mut left = self.0.as_slice();
         (take::<8>(&mut left)? == *MAGIC).then_some(())?;
@@ -46,7 +47,7 @@ impl PeerCard {
     }
 }
 
-/// Few of its bytes say anything to a reader.
+/// Shows the few fields that a reader can use.
 impl fmt::Debug for PeerCard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.facts() {
@@ -61,16 +62,16 @@ impl fmt::Debug for PeerCard {
 /// The first bytes of a card.
 const MAGIC: &[u8; 8] = b"rmspeer1";
 
-/// What a card says.
+/// The contents of a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// This crate's, filled with zeros.
+    /// The version of this crate, padded with zeros.
     pub(super) version: [u8; 16],
-    /// Of the kernels' texts.
+    /// A hash of the kernels' sources.
     pub(super) kernels: u64,
     pub(super) rank: u64,
     pub(super) ranks: u64,
-    /// Room for the x of one rank.
+    /// The size of one rank's x in bytes.
     pub(super) bytes: u64,
     pub(super) arch: u32,
     pub(super) shared_per_block: u32,
@@ -78,12 +79,12 @@ pub(super) struct Facts {
     /// The device's UUID.
     pub(super) device: Id,
     pub(super) memory: Id,
-    /// CUDA's, of that memory.
+    /// CUDA's handle of the memory.
     pub(super) handle: [u8; 64],
 }
 
 impl Facts {
-    /// Them as bytes.
+    /// The contents as bytes.
     pub(super) fn card(&self) -> PeerCard {
         let fields: [&[u8]; 12] = [
             MAGIC,
@@ -106,26 +107,26 @@ impl Facts {
         PeerCard(card)
     }
 
-    /// Those of all ranks, if they can be a group with this one.
+    /// The contents of all cards, if their ranks can form a group with this one.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the first rank which cannot.
+    /// `InvalidArgument`, with the first rank that does not fit.
     pub(super) fn of_group(&self, cards: &[PeerCard]) -> Result<Vec<Facts>, Error> {
         let refuse = |rule: String| Err(Error::InvalidArgument { arg: "cards", rule });
         if cards.len() as u64 != self.ranks {
-            return refuse(format!("there is one for each of the {} ranks, got {}", self.ranks, cards.len()));
+            return refuse(format!("expected {} cards, one per rank, got {}", self.ranks, cards.len()));
         }
         let mut group: Vec<Facts> = Vec::with_capacity(cards.len());
         for (rank, card) in cards.iter().enumerate() {
             let Some(facts) = card.facts() else {
-                return refuse(format!("they are what other ranks have made, that of rank {rank} is not"));
+                return refuse(format!("card {rank} was not made by a PeerSeat: pass the cards of all ranks, by rank"));
             };
             if let Some(differs) = self.differs(&facts, rank as u64) {
-                return refuse(format!("ranks of a group are alike: rank {rank} has {differs}"));
+                return refuse(format!("all ranks must be alike, but rank {rank} has {differs}"));
             }
             if let Some(other) = group.iter().position(|other| other.process == facts.process) {
                 return refuse(format!(
-                    "each rank is a process of its own, ranks {other} and {rank} are one: PeerGroup::in_process makes such groups"
+                    "each rank needs its own process, but ranks {other} and {rank} share one: use PeerGroup::in_process"
                 ));
             }
             group.push(facts);
@@ -133,26 +134,26 @@ impl Facts {
         Ok(group)
     }
 
-    /// What keeps another card from being that of this rank in our group, in words.
+    /// The difference, in words, that keeps `other` from being card `rank` of this group.
     fn differs(&self, other: &Facts, rank: u64) -> Option<String> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
         if other.version != self.version || other.kernels != self.kernels {
             return Some(format!(
-                "version {} of rmsnorm-cuda, this one {}, or other kernels",
+                "version {} of rmsnorm-cuda, this rank has {}, or other kernels",
                 text(&other.version),
                 text(&self.version)
             ));
         }
         if (other.rank, other.ranks) != (rank, self.ranks) {
-            return Some(format!("the card of rank {} of {}", other.rank, other.ranks));
+            return Some(format!("the card of rank {} of {}: pass the cards by rank", other.rank, other.ranks));
         }
         if other.bytes != self.bytes {
-            return Some(format!("room for {} bytes, this one for {}", other.bytes, self.bytes));
+            return Some(format!("bytes = {}, this rank has {}: pass the same on all", other.bytes, self.bytes));
         }
         if (other.arch, other.shared_per_block) != (self.arch, self.shared_per_block) {
-            return Some(format!("a device of sm_{}, this one sm_{}, or other shared memory", other.arch, self.arch));
+            return Some(format!("a device of sm_{}, this rank sm_{}, or other shared memory", other.arch, self.arch));
         }
-        (rank == self.rank && other.memory != self.memory).then(|| "another card than it made".into())
+        (rank == self.rank && other.memory != self.memory).then(|| "a card that this seat did not make".into())
     }
 }
 
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(PeerCard::from_bytes([0; PeerCard::BYTES]).facts(), None);
     }
 
-    /// The last field fills the card to its end: none is cut.
+    /// The last field ends at the last byte of the card: none is cut off.
     #[test]
     fn cards_have_room_for_all() {
         let mut last = facts(0, 1);
@@ -219,16 +220,16 @@ mod tests {
             (
                 1,
                 (|facts| facts.version[2] = b'2') as fn(&mut Facts),
-                "rank 1 has version 0.2.0 of rmsnorm-cuda, this one 0.1.0",
+                "rank 1 has version 0.2.0 of rmsnorm-cuda, this rank has 0.1.0",
             ),
             (2, |facts| facts.kernels = 8, "rank 2 has version 0.1.0"),
             (2, |facts| facts.rank = 1, "rank 2 has the card of rank 1 of 3"),
             (2, |facts| facts.ranks = 4, "rank 2 has the card of rank 2 of 4"),
-            (1, |facts| facts.bytes = 16, "rank 1 has room for 16 bytes, this one for 1048576"),
-            (1, |facts| facts.arch = 80, "rank 1 has a device of sm_80, this one sm_90"),
+            (1, |facts| facts.bytes = 16, "rank 1 has bytes = 16, this rank has 1048576"),
+            (1, |facts| facts.arch = 80, "rank 1 has a device of sm_80, this rank sm_90"),
             (2, |facts| facts.shared_per_block = 1, "rank 2 has a device of sm_90"),
-            (2, |facts| facts.process = [11; 16], "ranks 1 and 2 are one"),
-            (0, |facts| facts.memory = [9; 16], "rank 0 has another card than it made"),
+            (2, |facts| facts.process = [11; 16], "ranks 1 and 2 share one"),
+            (0, |facts| facts.memory = [9; 16], "rank 0 has a card that this seat did not make"),
         ] {
             let rule = with(rank, change);
             assert!(rule.contains(part), "{part:?} is not in {rule:?}");

@@ -1,5 +1,6 @@
-//! Rows whose columns are divided among the ranks of a group: forward of short rows in one kernel; else two halves of the backend's, and between
-//! them an exchange through slots. Either sends the same slots, so that a rank whose rows are longer may have another way.
+//! Calls on column-divided rows. Forward of short rows is one kernel; other calls run the backend's
+//! two phases, with an exchange through slots between them. Both ways send the same slots, so ranks
+//! with longer rows may choose the other way.
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
 use rmsnorm_dist::{DividedColumns, Shares};
@@ -30,7 +31,7 @@ pub(super) fn forward(
     }
 }
 
-/// Both halves and the exchange between them, of rows that have such a tile.
+/// Both phases and the exchange in one kernel, for rows that have a tile.
 fn in_one_kernel(
     group: &PeerGroup,
     columns: &[usize],
@@ -46,7 +47,7 @@ fn in_one_kernel(
     launch::set_call(&mut params, &here, &problem)?;
     params.share = launch::share(columns.iter().sum());
     let of_ranks = launch::of_ranks(0, columns)?;
-    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    // Reports an earlier error that cudarc could not return, for example in its waits for events.
     group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
     let kernel = load(kernels, &plan.key)?;
     let overlap = kernels.caps().arch >= Arch::HOPPER;
@@ -59,14 +60,19 @@ fn in_one_kernel(
         ];
         let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
         // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-        // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers` and a `Columns`, whose
-        //   sizes were checked where it was compiled;
-        // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's columns; the piece has rows of the call; the
-        //   key's access_bytes divide all addresses and strides; in place, an element is read by the thread that stores it, before;
-        // - columns: a `Columns` has as many ranks as the group, which are at most 8, and the kernel does not use its numbers;
-        // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised;
-        //   the piece has no more rows than there are slots of 16 bytes;
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
+        //   ends;
+        // - arguments: its parameters are a `Params`, or the leading fields of it that calls
+        //   without row groups have, a `Peers` and a `Columns`, whose sizes were checked where it
+        //   was compiled;
+        // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's
+        //   columns; the piece has rows of the call; the key's access_bytes divide all addresses
+        //   and strides; in place, the thread that stores an element has read it before;
+        // - columns: a `Columns` has as many ranks as the group, which are at most 8, and the
+        //   kernel does not use its numbers;
+        // - slots: the memory of this rank and of its peers stays allocated while a group of them
+        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
+        //   there are slots of 16 bytes;
         // - order: as in `peers::launch`.
         unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
     })
@@ -83,8 +89,8 @@ pub(super) fn backward(
     divided.backward(spec, args, |shares, all| gather(group, spec.rows, shares, all))
 }
 
-/// Compiles and loads what calls of that problem, on this rank's columns, run: a rank that loads a kernel may keep another on its device from
-/// starting one that is waited for.
+/// Compiles and loads the kernels of a call on this rank's columns. Without it, a rank that loads a
+/// kernel may block the start of another rank's kernel on the same device, which others wait for.
 pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
     check(problem)?;
     if group.group.ranks == 1 {
@@ -105,7 +111,7 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
     keys.iter().try_for_each(|key| load(kernels, key).map(|_| ()))
 }
 
-/// Hands every rank the share of each, which are equal.
+/// Sends this rank's share to all ranks; all shares have the same length.
 fn gather(group: &PeerGroup, rows: usize, shares: &Shares, mut all: CudaViewMut<'_, f32>) -> Result<(), Error> {
     if rows == 0 {
         return Ok(());
@@ -128,14 +134,19 @@ fn gather(group: &PeerGroup, rows: usize, shares: &Shares, mut all: CudaViewMut<
         ];
         let launch = Launch { kernel, grid: piece.grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
         // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-        // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers`, whose sizes were
-        //   checked where it was compiled, an address and a 32-bit number;
-        // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the call;
-        // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised;
-        //   the piece has no more rows than there are slots of 16 bytes;
-        // - order: the kernel waits for those before it on the stream (`wait_for_earlier_kernels`); accesses to slots are ordered by the
-        //   protocol (`peers.cuh`), and those of a rank's own launches by its one stream.
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
+        //   ends;
+        // - arguments: its parameters are a `Params`, or the leading fields of it that calls
+        //   without row groups have, a `Peers`, whose sizes were checked where it was compiled, an
+        //   address and a 32-bit number;
+        // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the
+        //   call;
+        // - slots: the memory of this rank and of its peers stays allocated while a group of them
+        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
+        //   there are slots of 16 bytes;
+        // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
+        //   accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's own
+        //   launches by its one stream.
         unsafe { launch.call(stream, &mut arguments, overlap) }
     })
 }

@@ -1,4 +1,4 @@
-//! [`PeerGroup`]: a rank of a group whose devices reach each other's memory.
+//! [`PeerGroup`]: a rank of a group of devices that access each other's memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -17,54 +17,73 @@ use crate::backend::CudaBackend;
 use crate::error::BACKEND;
 use crate::plan::ranks::Group;
 
-/// How long a kernel waits for another rank's data unless it is told.
+/// The default time that a kernel waits for another rank's data.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A rank of a group on devices that reach each other's memory (NVLink, PCIe with peer access, or one device): its
-/// [`forward_reduced`](ShardedNorm::forward_reduced) is one kernel. Each rank writes its part of the sum into the memory of the others,
-/// and normalizes what has come, row by row.
+/// A rank of a group on devices that can access each other's memory (NVLink, PCIe with peer access,
+/// or one device). Its [`forward_reduced`](ShardedNorm::forward_reduced) is one kernel: each rank
+/// writes its x into the memory of the others, and normalizes the sum row by row.
 ///
 /// # Order
-/// Every rank makes the same calls in the same order, on its backend's stream, and nothing else has the group: it is not `Sync`, and cannot
-/// be cloned. Different calls, of other dtypes or lengths on one rank than on another, are not found out: results are wrong then, also those
-/// of later calls. A call enqueues its kernels and returns. Ranks may be driven by as many threads, or by one in turn; of
-/// processes each has one, by [`PeerSeat`](crate::PeerSeat).
+/// Every rank makes the same calls in the same order, on its backend's stream. A group is neither
+/// `Sync` nor `Clone`. Calls that differ between ranks, for example in dtype or length, are not
+/// detected: these and later results are wrong. A call enqueues its kernels and returns. One thread
+/// may drive all ranks in turn, or each rank has its own thread. For one rank per process use
+/// [`PeerSeat`](crate::PeerSeat).
 ///
 /// # Bits
-/// The sum is made in the order of the ranks, in f32, and rounded once to the dtype of the residual stream, with a residual or without:
-/// [math](rmsnorm_spec::math), equation (1'). All ranks have the same bits of everything, and a row the same whatever the number of rows.
-/// That a part of x is NaN reaches the result; which NaN it was does not.
+/// The sum is made in the order of the ranks, in f32, and rounded once to the dtype of the residual
+/// stream, with or without a residual: [math](rmsnorm_spec::math), equation (1'). All ranks get the
+/// same bits, and the bits of a row do not depend on the number of rows. NaN inputs give NaN
+/// outputs; NaN payloads are not kept.
 ///
-/// # When a rank does not come
-/// A kernel that waits in vain gives up after the [`deadline`](Self::deadline). Its outputs then hold nothing of use, and every later call of
-/// the group is [`Error::Device`] with a [`MissingRank`] as its source, before anything is enqueued; [`check`](Self::check) asks for it.
-/// There is no way back: make another group. Where rows have owners, a rank that owns none may name the owner that it has waited for, who
-/// waited in vain itself.
+/// # Missing ranks
+/// A kernel that waits for another rank gives up after the [`deadline`](Self::deadline). The
+/// outputs of that call are invalid, and every later call of the group returns [`Error::Device`]
+/// with a [`MissingRank`] as its source, before anything is enqueued; [`check`](Self::check)
+/// returns the same error. A group cannot recover: make a new one. For calls with row owners, the
+/// rank named in the error may itself have been waiting for another one.
 ///
 /// # Limits
-/// 1 to 8 ranks. A row has at most 106,496 columns with a sum of 16 bits on an H200, 53,248 of f32 (49,152 with x of 16 bits): what lies in
-/// the shared memory of a block. Longer ones are [`Error::Unsupported`], as is a row for which the group's memory has no room. Calls with more
-/// rows than fit that memory go in several launches.
+/// A group has 1 to 8 ranks. A row must fit the shared memory of a block; longer rows give
+/// [`Error::Unsupported`], as do rows that do not fit the group's memory. A call with more rows
+/// than fit that memory is split into several launches.
+///
+/// | most columns on an H200 | x and `residual_out` |
+/// |---|---|
+/// | 106,496 | both 16-bit |
+/// | 49,152 | 16-bit x, f32 `residual_out` |
+/// | 53,248 | both f32 |
 ///
 /// # Owners of rows
-/// With more than two ranks a large call goes by the owners of its rows, in the same slots: a rank writes its part of a row to the one that
-/// owns it, which adds and writes the sum to all. So does [`forward_reduced_rows`](ShardedNorm::forward_reduced_rows), whose owners write y, or nothing;
-/// it needs room for two rows, and goes in one launch where there is room for twice the rows that a rank owns. Bits do not depend on the way.
+/// With more than two ranks, each row of a large call has an owner: the ranks send their x to it,
+/// and it adds and sends the sum to all ranks, through the same slots.
+/// [`forward_reduced_rows`](ShardedNorm::forward_reduced_rows) always works this way, and its
+/// owners send y, or nothing. The group's memory needs room for two rows; one launch suffices if it
+/// has room for twice the rows of an owner. Bits do not depend on the way.
 ///
 /// # Divided columns
-/// [`forward_columns`](ShardedNorm::forward_columns) is one kernel too where this rank has up to 16,384 columns of 16 bits, 8,192 of f32 or with a
-/// residual in f32: what is found of a row is sent through the same memory, 16 bytes a row. Longer rows, and
-/// [`backward_columns`](ShardedNorm::backward_columns), are the backend's two halves with an exchange between them.
+/// [`forward_columns`](ShardedNorm::forward_columns) is one kernel if this rank has at most 16,384
+/// columns of 16 bits, or 8,192 if x or the residual is f32. It exchanges the statistics through
+/// the same memory, 16 bytes per row. Longer rows, and
+/// [`backward_columns`](ShardedNorm::backward_columns), use the backend's two phases with an
+/// exchange between them.
 ///
 /// # CUDA graphs
-/// Calls may be captured and replayed, under the conditions of [`CudaBackend`], by all ranks alike. A graph that is replayed after the
-/// group was dropped writes to memory that is no longer there. [`prepare`](Self::prepare) before the capture, or before the first call.
+/// Calls may be captured and replayed, under the conditions of [`CudaBackend`], by all ranks alike.
+/// Drop the graph before the group: a later replay would write to freed memory. Call
+/// [`prepare`](Self::prepare) before the capture, or before the first call.
 ///
 /// # Several ranks on one device
-/// They share it: each has a part of the blocks that fit at once, and a stream of its own. A kernel that waits for another must not keep it
-/// from starting: let `CUDA_DEVICE_MAX_CONNECTIONS` be larger than the number of streams when CUDA starts, [`prepare`](Self::prepare) (or
-/// [`prepare_columns`](Self::prepare_columns)) on all ranks before any makes a call, upload a graph before it is launched, divide columns evenly (of
-/// unlike kernels one may keep another out), and let nothing else fill the device meanwhile.
+/// They share the device: each has its own stream, and a part of the resident blocks. The kernels
+/// of all ranks must be able to run at once. Otherwise they wait for each other until the deadline.
+/// To ensure this:
+/// - set `CUDA_DEVICE_MAX_CONNECTIONS` to more than the number of streams before CUDA starts;
+/// - call [`prepare`](Self::prepare) (or [`prepare_columns`](Self::prepare_columns)) on all ranks
+///   before any rank makes a call;
+/// - upload a graph before it is launched;
+/// - divide columns evenly, because different kernels may keep each other from starting;
+/// - let no other work fill the device meanwhile.
 ///
 /// # Example
 /// ```no_run
@@ -79,7 +98,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 ///     for (group, backend) in groups.into_iter().zip(&backends) {
 ///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 ///             let stream = backend.stream();
-///             let x = stream.alloc_zeros::<bf16>(rows * cols)?; // what this rank's part of a layer gave
+///             let x = stream.alloc_zeros::<bf16>(rows * cols)?; // this rank's partial sum
 ///             let mut y = stream.alloc_zeros::<bf16>(rows * cols)?;
 ///             let args = Forward::new(x.as_view(), y.as_view_mut());
 ///             group.forward_reduced(&NormSpec::rms(rows, cols, 1e-6), args)?;
@@ -96,25 +115,28 @@ pub struct PeerGroup {
     rank: usize,
     pub(super) group: Group,
     deadline: Duration,
-    /// Without the rows of a launch.
+    /// The argument without the rows of a launch.
     peers: Peers,
-    /// In it this rank's part is the `part`th.
+    /// The memory that this process uses; this rank's is number `part`.
     parts: Arc<Parts>,
     part: usize,
-    /// One group, one stream, one call at a time.
+    /// A group has one stream and one call at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
 impl PeerGroup {
-    /// A rank for each backend, in their order: the streams of one process, to be driven by a thread each or by one in turn.
+    /// A rank for each backend, in their order, all in this process. Drive each rank with its own
+    /// thread, or all with one thread in turn.
     ///
-    /// `bytes` is the room for one call's x of one rank, each row of which takes a multiple of 16 bytes there; larger calls go in pieces
-    /// of rows. Every rank has `2 * (ranks - 1) * bytes` of its device's memory for it, until the last group is dropped, which waits for the
-    /// streams of all.
+    /// `bytes` is the size of one rank's x in one call, with each row rounded up to 16 bytes;
+    /// larger calls are split by rows. Every rank uses `2 * (ranks - 1) * bytes` of its device's
+    /// memory until the last group is dropped, which waits for the streams of all ranks.
     ///
     /// # Errors
-    /// `InvalidArgument` for more ranks than 8 or none, for two with one stream, for two contexts of one device, for unlike devices, and for
-    /// more bytes than any memory has; `Unavailable` if a device cannot reach the memory of another; `Device` if the driver fails.
+    /// `InvalidArgument` if there are no backends or more than 8, if two share a stream, if two on
+    /// one device have different contexts, if devices differ, or if `bytes` is more than a memory
+    /// can have; `Unavailable` if a device cannot access the memory of another; `Device` if the
+    /// driver fails.
     pub fn in_process(backends: &[CudaBackend], bytes: usize) -> Result<Vec<PeerGroup>, Error> {
         access::check_ranks("backends", backends.len())?;
         access::check_streams(backends)?;
@@ -132,25 +154,32 @@ impl PeerGroup {
         backends.iter().enumerate().map(group).collect()
     }
 
-    /// One rank of a group whose memory somebody else has allocated and mapped, such as an engine's own symmetric memory. (Ranks that are
-    /// processes can do without: [`PeerSeat`](crate::PeerSeat).) `workspaces` has the address of each rank's, as this device sees it, by rank; this rank's is emptied, which is waited for.
+    /// One rank of a group whose memory the caller has allocated and mapped, such as the symmetric
+    /// memory of an inference engine. (For ranks in several processes without such memory use
+    /// [`PeerSeat`](crate::PeerSeat).) `workspaces` has the address of each rank's memory, as this
+    /// device sees it, by rank. This rank's memory is cleared, and the call waits for that.
     ///
-    /// `bytes` is that of [`in_process`](Self::in_process). The deadline of this rank is of its own.
+    /// `bytes` is as for [`in_process`](Self::in_process). Each rank has its own deadline.
     ///
     /// # Safety
-    /// - Memory: at each address there are [`workspace_bytes`](Self::workspace_bytes) that the backend's device can read and write, at a
-    ///   multiple of 16, and so it stays until the group and its graphs are dropped and the work of all ranks is done. Nobody else uses them.
-    /// - Same memory: the address that a rank has for itself and those that the others have for it are of one memory, which lies on a
-    ///   device.
-    /// - Same arguments: all ranks pass the same `bytes` and number of `workspaces`, and each a rank of its own.
-    /// - Order: all ranks have returned from here before one makes its first call, and the memory of a rank has not been used by a group before
-    ///   that: this empties it.
-    /// - Same calls: all ranks make the same calls in the same order, with the same shapes, dtypes and set of tensors. (A rank that makes
-    ///   none is found out; one that makes another reads what is not meant for it.)
+    /// - Memory: at each address there are [`workspace_bytes`](Self::workspace_bytes) that the
+    ///   backend's device can read and write, at a multiple of 16, and so it stays until the group
+    ///   and its graphs are dropped and the work of all ranks is done. No other code uses this
+    ///   memory.
+    /// - Same memory: the address that a rank passes for itself and the addresses that the others
+    ///   pass for it are of one memory, which lies on a device.
+    /// - Same arguments: all ranks pass the same `bytes` and number of `workspaces`, and each
+    ///   passes a different `rank`.
+    /// - Order: all ranks have returned from here before one makes its first call, and no group has
+    ///   used the memory of a rank before that: this call clears it.
+    /// - Same calls: all ranks make the same calls in the same order, with the same shapes, dtypes
+    ///   and set of tensors. (A rank that makes no call is detected; a rank that makes another call
+    ///   reads data that was not meant for it.)
     ///
     /// # Errors
-    /// `InvalidArgument` for a number of ranks that is none of 1 to 8, a rank that is none of them, an address that is no multiple of 16, and more
-    /// bytes than any memory has; `Device` if the driver fails.
+    /// `InvalidArgument` if there are no workspaces or more than 8, `rank` is not less than their
+    /// number, an address is not a multiple of 16, or `bytes` is more than a memory can have;
+    /// `Device` if the driver fails.
     pub unsafe fn from_pointers(
         backend: &CudaBackend,
         rank: usize,
@@ -161,7 +190,7 @@ impl PeerGroup {
         access::check_rank(rank, workspaces.len())?;
         let layout = layout(workspaces.len(), bytes)?;
         if let Some(address) = workspaces.iter().find(|address| !address.is_multiple_of(16)) {
-            let rule = format!("the memory of a rank begins at a multiple of 16, got {address:#x}");
+            let rule = format!("the memory of a rank must start at a multiple of 16, got {address:#x}");
             return Err(Error::InvalidArgument { arg: "workspaces", rule });
         }
         let mut parts = Parts::default();
@@ -172,8 +201,8 @@ impl PeerGroup {
         PeerGroup::new(backend, (rank, 0), workspaces, layout, sharers, Arc::new(parts))
     }
 
-    /// Bytes that [`from_pointers`](Self::from_pointers) needs of each rank's memory; `None` for a number of ranks that is none of 1 to 8, or for
-    /// more than any memory has.
+    /// Bytes that [`from_pointers`](Self::from_pointers) needs of each rank's memory; `None` if
+    /// `ranks` is not 1 to 8, or if the size is more than a memory can have.
     pub fn workspace_bytes(ranks: usize, bytes: usize) -> Option<usize> {
         access::check_ranks("ranks", ranks).ok().and_then(|()| Layout::new(ranks, bytes)).map(|layout| layout.len())
     }
@@ -219,24 +248,26 @@ impl PeerGroup {
         })
     }
 
-    /// How long a kernel of this rank waits for another rank's data before it gives up: 10 seconds unless it is said here. It counts from
-    /// when data is missed, for each row anew, and must be longer than ranks may be apart. For the result of a row that another rank owns, which
-    /// that one waits for itself, it is twice as long. A graph keeps what held when it was captured.
+    /// Sets how long a kernel of this rank waits for another rank's data; the default is 10
+    /// seconds. The time starts for each row when its data is missed, and must be longer than the
+    /// delay between ranks. For the result of a row that another rank owns it is doubled, because
+    /// the owner waits too. A graph keeps the deadline of its capture.
     #[must_use]
     pub fn deadline(self, limit: Duration) -> Self {
         PeerGroup { deadline: limit, ..self }
     }
 
-    /// Compiles and loads the kernels of calls of that problem on tensors whose addresses and strides, in bytes, are multiples of `alignment`,
-    /// as [`CudaBackend::prepare_aligned`] does.
+    /// Compiles and loads the kernels of calls with this problem, on tensors whose addresses and
+    /// strides, in bytes, are multiples of `alignment`, like [`CudaBackend::prepare_aligned`].
     ///
     /// # Errors
-    /// `Unsupported` where such calls are; `Device` if the kernel cannot be compiled or loaded.
+    /// `Unsupported` if such a call is; `Device` if a kernel cannot be compiled or loaded.
     pub fn prepare(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
         launch::prepare(self, problem, alignment)
     }
 
-    /// The same of calls whose residual stream is divided by rows; `problem` has all rows.
+    /// [`prepare`](Self::prepare) for calls with the residual divided by rows; `problem` has all
+    /// rows.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -244,8 +275,8 @@ impl PeerGroup {
         rows::prepare(self, problem, alignment)
     }
 
-    /// The same of calls whose columns are divided among the ranks: `problem` is that of this rank's columns, as
-    /// [`Problem::forward`] or [`Problem::backward`] describe it.
+    /// [`prepare`](Self::prepare) for calls on column-divided rows; `problem` has this rank's
+    /// columns, as from [`Problem::forward`] or [`Problem::backward`].
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).
@@ -253,7 +284,8 @@ impl PeerGroup {
         columns::prepare(self, problem, alignment)
     }
 
-    /// Whether all ranks have come so far, as far as this rank's kernels have found out: those that were enqueued may still be waiting.
+    /// Fails if a kernel of this rank has missed another rank so far; enqueued kernels may still be
+    /// waiting.
     ///
     /// # Errors
     /// `Device` with a [`MissingRank`] as its source.
@@ -263,12 +295,12 @@ impl PeerGroup {
         Err(Error::Device { backend: BACKEND, source: Box::new(error) })
     }
 
-    /// This rank, and how many there are.
+    /// This rank, and the number of ranks.
     pub(super) fn place(&self) -> (usize, usize) {
         (self.rank, self.group.ranks as usize)
     }
 
-    /// What a launch for those rows tells the kernel.
+    /// The second argument of a launch for these rows.
     pub(super) fn peers(&self, first_row: usize, rows: usize) -> Peers {
         let deadline = u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX);
         Peers { deadline, first_row: first_row as u64, rows: rows as u64, ..self.peers }
@@ -308,11 +340,12 @@ impl fmt::Debug for PeerGroup {
     }
 }
 
-/// A rank whose data did not come within the deadline: the source of [`Error::Device`]. The group is of no use any more.
+/// The data of a rank did not arrive within the deadline: the source of [`Error::Device`]. Make a
+/// new group after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "rank {missing} of {ranks} did not come: rank {rank} has waited for its data until the deadline. What that call was to write holds \
-     nothing, and the group takes no more calls"
+    "rank {missing} of {ranks} did not come: rank {rank} waited for its data until the deadline. The outputs of that \
+     call are invalid, and the group takes no more calls: make a new group"
 )]
 pub struct MissingRank {
     missing: usize,
@@ -321,16 +354,18 @@ pub struct MissingRank {
 }
 
 impl MissingRank {
-    /// The rank that did not come; of a row that it owns, it may have waited for another itself.
+    /// The missing rank. If it owns rows, it may itself have waited for another rank.
     pub fn missing(&self) -> usize {
         self.missing
     }
 }
 
-/// The memory of a rank.
+/// The layout of a rank's memory.
 pub(super) fn layout(ranks: usize, bytes: usize) -> Result<Layout, Error> {
     Layout::new(ranks, bytes).ok_or_else(|| {
-        let rule = format!("slots for {ranks} ranks are more than any memory has, got {bytes} for each");
+        let rule = format!(
+            "{ranks} ranks need more memory than any device has, got {bytes} for each: pass the bytes of one call's x"
+        );
         Error::InvalidArgument { arg: "bytes", rule }
     })
 }
@@ -339,7 +374,7 @@ pub(super) fn layout(ranks: usize, bytes: usize) -> Result<Layout, Error> {
 mod tests {
     use super::*;
 
-    /// A thread may take it along; two may not use it at once.
+    /// A thread may take a group along; two threads cannot use it at once.
     #[test]
     fn a_group_is_sent_and_not_shared() {
         fn is_send<T: Send>() {}
@@ -349,7 +384,7 @@ mod tests {
         }
         impl<T> IsNotSync<()> for T {}
         impl<T: Sync> IsNotSync<u8> for T {}
-        // Of a type that is Sync both apply, and this does not compile.
+        // For a type that is Sync both impls apply, and this does not compile.
         <PeerGroup as IsNotSync<_>>::it();
     }
 
@@ -363,6 +398,6 @@ mod tests {
     #[test]
     fn the_message_names_both_ranks() {
         let text = MissingRank { missing: 2, rank: 0, ranks: 4 }.to_string();
-        assert!(text.starts_with("rank 2 of 4 did not come: rank 0 has waited"), "{text}");
+        assert!(text.starts_with("rank 2 of 4 did not come: rank 0 waited"), "{text}");
     }
 }

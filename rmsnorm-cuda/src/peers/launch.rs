@@ -1,4 +1,4 @@
-//! A call to launches of `reduce_forward`, or to those of `reduce_forward_rows` where that is sooner.
+//! Launches of `reduce_forward`, or of `reduce_forward_rows` if that is faster.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -25,27 +25,27 @@ pub(super) fn forward_reduced(group: &PeerGroup, call: Checked<AnyForward<'_, Cu
     enqueue(group, &spec, &problem, &tensors)
 }
 
-/// Compiles and loads what calls of that problem run.
+/// Compiles and loads the kernels of calls with this problem.
 pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
     check(problem)?;
     let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
     let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
     group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
     load(kernels, &plan.key)?;
-    // Calls with more rows may take the other.
+    // Calls with more rows may use the kernel with row owners.
     let by_owners = rows::plan(group, problem, access_bytes);
     let by_owners = by_owners.ok().filter(|_| reduce_forward_rows::may_be_sooner(problem, &group.group));
     by_owners.map_or(Ok(()), |plan| load(kernels, &plan.key).map(|_| ()))
 }
 
-/// What a call over ranks has no form of.
+/// Refuses calls that have no kernel across ranks.
 pub(super) fn check(problem: &Problem) -> Result<(), Error> {
     let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
     match (problem.parts, problem.residual_placement) {
         (1, ResidualPlacement::Before) => Ok(()),
-        (_, ResidualPlacement::After) => unsupported("a sum over ranks has its residual added before the norm"),
+        (_, ResidualPlacement::After) => unsupported("a sum over ranks supports ResidualPlacement::Before only"),
         (_, ResidualPlacement::Before) => {
-            unsupported("in a sum over ranks the x of each rank is one matrix, not a sum of parts")
+            unsupported("in a sum over ranks, the x of each rank must be one matrix, not a sum of parts")
         }
     }
 }
@@ -56,7 +56,7 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
     }
     let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
     let mut params = tensors.params();
-    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    // Reports an earlier error that cudarc could not return, for example in its waits for events.
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let access_bytes = launch::access_bytes(problem, &params);
     let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
@@ -68,18 +68,19 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
     plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
 }
 
-/// The plan of a call that is sooner done by the owners of its rows, where the group's memory has room for that. All ranks choose alike: it
-/// follows from what their calls have in common.
+/// The plan with row owners, if it is faster and fits the group's memory. All ranks decide alike,
+/// because the decision depends only on properties that their calls share.
 fn by_owners(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> Option<Plan> {
     let is_sooner = reduce_forward_rows::is_sooner(problem, &group.group);
     is_sooner.then(|| rows::plan(group, problem, access_bytes).ok()).flatten()
 }
 
-/// The kernel, one thread at a time: ranks on one device need the same at once, and where one of them had it and waited in it for another,
-/// that might wait for the device to load a second copy.
+/// Loads the kernel, one thread at a time. Ranks on one device need the same kernel at once: if one
+/// of them ran it and waited there for another rank, that rank might wait for the device to load a
+/// second copy.
 pub(super) fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction, Error> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // It guards nothing that a panic could leave in pieces.
+    // The mutex guards no data, so a panic leaves nothing inconsistent.
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     kernels.find_or_load(key)
 }
@@ -98,16 +99,18 @@ fn launch_one(
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
     // SAFETY:
     // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-    // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, and a `Peers`, whose sizes were checked
-    //   where it was compiled;
-    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols) lies
-    //   in a live tensor, and no output overlaps another tensor; the piece has rows of the call; the key's access_bytes divide all
-    //   addresses and strides;
-    // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised; the
-    //   piece has no more rows than its slots have room for, and every rank has divided its memory alike;
-    // - order: the kernel waits for those before it on the stream (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`,
-    //   order the accesses to tensors with those on other streams; accesses to slots are ordered by the protocol (`peers.cuh`), and
-    //   those of a rank's own launches by its one stream: a group is neither cloned nor shared.
+    // - arguments: its parameters are a `Params`, or the leading fields of it that calls without
+    //   row groups have, and a `Peers`, whose sizes were checked where it was compiled;
+    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
+    //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; the
+    //   piece has rows of the call; the key's access_bytes divide all addresses and strides;
+    // - slots: the memory of this rank and of its peers stays allocated while a group of them
+    //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than its
+    //   slots have room for, and every rank has divided its memory alike;
+    // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
+    //   cudarc's events, held in `Tensors`, order the accesses to tensors with those on other
+    //   streams; accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's
+    //   own launches by its one stream: a group is neither cloned nor shared.
     unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
 }
 
@@ -127,6 +130,6 @@ mod tests {
         };
         assert!(refused(Problem { parts: 2, ..problem }).contains("not a sum of parts"));
         let after = Problem { residual_placement: ResidualPlacement::After, ..problem };
-        assert!(refused(after).contains("before the norm"));
+        assert!(refused(after).contains("ResidualPlacement::Before"));
     }
 }

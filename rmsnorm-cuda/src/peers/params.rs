@@ -1,39 +1,41 @@
-//! What the kernel is told of its group: the argument beside `Params`. `kernels/peers.cuh` is its mirror.
+//! The second argument of the peer kernels, after `Params`. `kernels/peers.cuh` mirrors it.
 //!
-//! Its size is checked where the program is compiled (`static_assert`), names and order by a test here.
+//! Its size is checked where the program is compiled (`static_assert`), names and order by a test
+//! here.
 
-/// Ranks of a group at the most.
+/// The largest number of ranks in a group.
 pub(crate) const MOST_RANKS: usize = 8;
 
-/// What a slot holds, in each of its words, until data comes: [`EMPTY_BYTE`] four times.
+/// The value of each word of a slot until data arrives: [`EMPTY_BYTE`] four times.
 pub(crate) const EMPTY_WORD: u32 = u32::from_ne_bytes([EMPTY_BYTE; 4]);
 
-/// What the memory of slots is filled with at first.
+/// The byte that slots are filled with at first.
 pub(crate) const EMPTY_BYTE: u8 = 0xff;
 
-/// What a rank keeps from launch to launch, at the end of its memory: in cache lines of its own.
+/// Bytes of the state that a rank keeps between launches, in separate cache lines at the end of its
+/// memory.
 pub(crate) const STATE_BYTES: usize = 128;
 
-/// One rank's part in the group, for one launch.
+/// One rank's view of the group, for one launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peers {
-    /// Where this rank's slots begin in the memory of rank r; 0 for itself and for ranks that there are not.
+    /// The start of this rank's slots in the memory of rank r; 0 for this rank and for r >= ranks.
     pub(crate) send: [u64; MOST_RANKS],
-    /// Where rank r's begin in the memory of this one; 0 as in `send`.
+    /// The start of rank r's slots in this rank's memory; 0 as in `send`.
     pub(crate) receive: [u64; MOST_RANKS],
-    /// From the slots of even epochs to those of odd ones.
+    /// Bytes from the slots of even epochs to the slots of odd epochs.
     pub(crate) set_bytes: u64,
     pub(crate) state: u64,
-    /// A word in the memory of the host: a rank that did not come, plus one; 0 while all did.
+    /// Address of a word in host memory: the missing rank plus one, or 0 if none is missing.
     pub(crate) report: u64,
     /// Nanoseconds.
     pub(crate) deadline: u64,
-    /// Of the call's rows, or of each owner's, those of this launch.
+    /// The rows of this launch, counted within the call, or within the rows of each owner.
     pub(crate) first_row: u64,
     pub(crate) rows: u64,
     pub(crate) rank: u32,
-    /// Padding, so that the size is the same on both sides.
+    /// Padding, so that Rust and CUDA agree on the size.
     pub(crate) unused: u32,
 }
 
@@ -41,7 +43,7 @@ pub(crate) struct Peers {
 mod tests {
     use super::*;
 
-    /// Name and words of every field of `struct Peers` in a source text; `parse` takes a line apart.
+    /// The name and words of every field of `struct Peers` in a source text; `parse` reads a line.
     fn fields<'a>(source: &'a str, parse: fn(&'a str) -> Option<(&'a str, usize)>) -> Vec<(&'a str, usize)> {
         let body = source.split_once("struct Peers {").expect("a struct").1.split_once("\n}").expect("its end").0;
         body.lines().filter_map(|line| parse(line.trim())).collect()
@@ -74,7 +76,8 @@ mod tests {
         assert_eq!(rust.iter().map(|(_, bytes)| bytes).sum::<usize>(), size_of::<Peers>());
     }
 
-    /// As 16 bits, as f32: compared as an integer it equals no other value, and what is sent in its place is NaN, too.
+    /// An empty word is NaN as 16-bit and as f32 values. As an integer it differs from every value
+    /// sent, because a NaN that looks like it is sent as another NaN.
     #[test]
     fn an_empty_word_is_nan_in_every_dtype() {
         use rmsnorm_spec::{bf16, f16};

@@ -1,4 +1,4 @@
-//! Sums whose rows are owned by ranks, to launches of `reduce_forward_rows`.
+//! Launches of `reduce_forward_rows`: sums over ranks with row owners.
 
 use cudarc::driver::sys;
 use rmsnorm_dist::{Shares, check_reduced_rows};
@@ -14,27 +14,27 @@ use crate::params::Params;
 use crate::plan::ranks::{Piece, Plan};
 use crate::plan::reduce_forward_rows::{self, Sends};
 
-/// Which rows a rank owns, and where those that it has of them alone begin.
+/// The rows that a rank owns, and the first rows of tensors that hold only these rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owned {
-    /// That each rank owns; the last ones fewer or none.
+    /// Rows of each rank; the last ranks may have fewer or none.
     rows_per_rank: usize,
-    /// The row of the call that is the first of the residual, the sum and the statistics.
+    /// The row of the call that is the first row of the residual, the sum and the statistics.
     first_own: usize,
-    /// The same of y.
+    /// The row of the call that is the first row of y.
     first_of_y: usize,
     sends: Sends,
 }
 
 impl Owned {
-    /// Of a call all of whose tensors have all rows.
+    /// For a call with all rows in every tensor.
     pub(super) fn of_whole(group: &PeerGroup, problem: &Problem) -> Self {
         let (_, ranks) = group.place();
         Owned { rows_per_rank: rows_per_rank(problem, ranks), first_own: 0, first_of_y: 0, sends: Sends::H }
     }
 }
 
-/// That the first rank owns, and every other at the most: the kernel finds owners by it.
+/// The rows of the first rank, and the most of any rank: the kernel finds owners with it.
 fn rows_per_rank(problem: &Problem, ranks: usize) -> usize {
     Shares { units: problem.rows, unit: problem.cols, ranks }.units(0).len()
 }
@@ -54,7 +54,7 @@ pub(super) fn forward(
     if problem.rows == 0 {
         return Ok(());
     }
-    // What y overwrites has all rows.
+    // In place, y has all rows, because x has.
     let has_own_y = y_rows == YRows::Own && problem.has(Tensor::X);
     let owned = Owned {
         rows_per_rank: rows_per_rank(&problem, ranks),
@@ -63,14 +63,14 @@ pub(super) fn forward(
         sends: if y_rows == YRows::All && ranks > 1 { Sends::Y } else { Sends::Nothing },
     };
     let mut params = tensors.params();
-    // Raises what went wrong where no error could be returned, in cudarc's waits for events among others.
+    // Reports an earlier error that cudarc could not return, for example in its waits for events.
     group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
     let plan = plan(group, &problem, launch::access_bytes(&problem, &params))?;
     launch::set_call(&mut params, spec, &problem)?;
     enqueue(group, &params, &plan, owned)
 }
 
-/// Compiles and loads what calls of that problem run.
+/// Compiles and loads the kernels of calls with this problem.
 pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
     check(problem)?;
     let plan = plan(group, problem, launch::access_of(alignment as u64))?;
@@ -82,7 +82,8 @@ pub(super) fn plan(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> R
     reduce_forward_rows::plan(problem, access_bytes, &group.group, group.backend.kernels().caps())
 }
 
-/// The launches of a call whose params are those of a valid call; the context is current on this thread.
+/// Enqueues the launches of a call. `params` must come from a valid call, and the context current
+/// on this thread.
 pub(super) fn enqueue(group: &PeerGroup, params: &Params, plan: &Plan, owned: Owned) -> Result<(), Error> {
     let kernel = load(group.backend.kernels(), &plan.key)?;
     plan.pieces(owned.rows_per_rank).try_for_each(|piece| launch_one(group, kernel, params, plan, owned, piece))
@@ -113,13 +114,16 @@ fn launch_one(
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
     // SAFETY:
     // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-    // - arguments: its parameters are a `Params`, or as much of it as calls without groups of rows have, a `Peers`, whose sizes were checked
-    //   where it was compiled, three 64-bit numbers and a 32-bit one;
-    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access that the kernel makes for (rows, cols) lies
-    //   in a live tensor, and no output overlaps another tensor; of tensors of own rows it accesses those rows alone, from the first of
-    //   them on, unless all have all; the key's access_bytes divide all addresses and strides;
-    // - slots: the memory of this rank and of its peers is there while a group of them is (`Parts`), or as `from_pointers` was promised; the
-    //   piece has at most half of the rows that its slots have room for, and every rank has divided its memory alike;
+    // - arguments: its parameters are a `Params`, or the leading fields of it that calls without
+    //   row groups have, a `Peers`, whose sizes were checked where it was compiled, three 64-bit
+    //   numbers and a 32-bit one;
+    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
+    //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; in
+    //   tensors that hold only this rank's rows it accesses those rows alone, from the first of
+    //   them on; the key's access_bytes divide all addresses and strides;
+    // - slots: the memory of this rank and of its peers stays allocated while a group of them
+    //   exists (`Parts`), or as promised to `from_pointers`; the piece has at most half of the rows
+    //   that its slots have room for, and every rank has divided its memory alike;
     // - order: as in `peers::launch`.
     unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
 }

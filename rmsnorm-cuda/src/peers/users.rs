@@ -1,4 +1,4 @@
-//! Which processes have a rank's memory mapped.
+//! Tracks the processes that have a rank's memory mapped.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Write as _;
@@ -8,24 +8,25 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{env, io, thread};
 
-/// How long an owner waits for others to have closed what they have mapped.
+/// How long an owner waits for other processes to unmap its memory.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often it looks.
+/// The interval between checks of the lock.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Tells the memory of one rank from all others on this machine.
+/// Identifies the memory of one rank on this machine.
 pub(super) type Id = [u8; 16];
 
-/// A number that no other has been given.
+/// A random number, which no other rank has.
 pub(super) fn random_id() -> Id {
-    // The standard library seeds each of them by the system's random numbers.
+    // The standard library seeds each state with random numbers of the system.
     let half = || RandomState::new().build_hasher().finish();
     (u128::from(half()) << 64 | u128::from(half())).to_ne_bytes()
 }
 
-/// The owner's side: a file on which whoever maps the memory holds a shared lock. The system takes that back when a process ends, however
-/// it does, so that the owner can tell when nobody has the memory mapped any more. CUDA asks that it is not freed before.
+/// The owner's side: a file on which every process that maps the memory holds a shared lock. The
+/// system releases the lock when a process ends, however it ends, so the owner can tell when no
+/// process has the memory mapped. CUDA requires that the memory is not freed earlier.
 #[derive(Debug)]
 pub(super) struct Users {
     file: File,
@@ -33,14 +34,15 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Of memory that nobody knows of yet.
+    /// For memory that no other process knows yet.
     pub(super) fn new(id: Id) -> io::Result<Self> {
         let path = path(id);
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         Ok(Users { file, path })
     }
 
-    /// Whether nobody has the memory mapped, after a while at the most, and nobody can map it any more.
+    /// Waits up to [`PATIENCE`]; `true` if no process has the memory mapped, and none can map it
+    /// from now on.
     pub(super) fn are_gone(&self) -> bool {
         self.are_gone_within(PATIENCE)
     }
@@ -48,7 +50,7 @@ impl Users {
     fn are_gone_within(&self, patience: Duration) -> bool {
         let start = Instant::now();
         loop {
-            // Whatever kept the lock from being had: then it is not known.
+            // Any failure to get the lock counts as "still mapped".
             if self.file.try_lock().is_ok() {
                 return true;
             }
@@ -62,22 +64,23 @@ impl Users {
 
 impl Drop for Users {
     fn drop(&mut self) {
-        // A file that stays is empty, and its name is never used again.
+        // A file that remains is empty, and its name is never used again.
         remove_file(&self.path).unwrap_or_default();
     }
 }
 
-/// The side of a process that maps the memory, for as long as it does.
+/// A process's lock on memory that it maps, held while it is mapped.
 #[derive(Debug)]
 pub(super) struct User {
     file: File,
 }
 
 impl User {
-    /// Says that the memory is about to be mapped.
+    /// Takes the lock, before the memory is mapped.
     ///
     /// # Errors
-    /// If its owner is gone, has given it up, or has other folders than this process.
+    /// If the owner is gone, has given the memory up, or has another temporary folder than this
+    /// process.
     pub(super) fn new(id: Id) -> io::Result<Self> {
         let file = File::open(path(id))?;
         file.try_lock_shared()?;
@@ -85,10 +88,11 @@ impl User {
     }
 }
 
-/// The lock ends with the file, but for a process that was forked meanwhile and has it, too.
+/// Unlocks explicitly: a process that was forked meanwhile shares the file, and would keep the
+/// lock.
 impl Drop for User {
     fn drop(&mut self) {
-        // Of one that fails there is nobody to tell: the owner waits, and leaves its memory.
+        // A failure cannot be reported; the owner then waits, and leaves its memory allocated.
         self.file.unlock().unwrap_or_default();
     }
 }

@@ -1,4 +1,5 @@
-//! Backward: the tile of a row, chunks of rows, and the workspace between its stages.
+//! Plans of backward: the tile of a row, chunks of rows, the workspace, and the reduction of
+//! partial sums.
 
 use std::ops::Range;
 
@@ -11,28 +12,29 @@ use super::tuning::{Ladders, Tuning};
 use super::{COLUMN_LANES, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
 use crate::caps::Caps;
 
-/// Threads of a block of `BackwardColumns`, with a pack of columns each.
+/// Threads of a block of `BackwardColumns`; each has one pack of columns.
 const COLUMNS_THREADS: u32 = 256;
 
-/// Blocks of `BackwardColumns` for each multiprocessor.
+/// Blocks of `BackwardColumns` per multiprocessor.
 const STREAMING_BLOCKS_PER_SM: u64 = 16;
 
-/// Blocks of a cluster at the most.
+/// The largest cluster.
 const MOST_CLUSTER: u32 = 8;
 
-/// Rows of a thread that has columns: as many as it loads at once.
+/// Rows of a thread that handles columns; it loads this many at once.
 const COLUMN_ROWS: u64 = 4;
 
-/// Rows of a call at the most whose columns are worth threads of their own.
+/// The largest number of rows for which a call is split into blocks of rows and blocks of columns.
 pub(super) const MOST_SPLIT_ROWS: u64 = 1024;
 
-/// Threads that share the partial rows of a column at the most, rows of one that are on their way at once, and threads of a block at
-/// the least.
+/// Bounds of the reduction of partial sums: the most threads per column, the most rows in flight
+/// per thread, and the fewest threads per block.
 const MOST_REDUCE_GROUPS: u32 = 64;
 const MOST_REDUCE_ROWS: u64 = 8;
 const LEAST_REDUCE_THREADS: u32 = 128;
 
-/// Partial rows of atomic additions: of one row, 4096x1024 takes 12.6 us, of four 10.2 (H200).
+/// Rows of partial sums for atomic additions. On an H200, 4096x1024 takes 10.2 us with four rows,
+/// 12.6 us with one.
 const ATOMIC_ROWS: u64 = 4;
 
 /// The plan of a backward call.
@@ -46,37 +48,40 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     }
 }
 
-/// Multiprocessors of the largest device that [`workspace_len_bound`] is for. The largest there is has 192 (2026).
+/// Multiprocessors of the largest device that [`workspace_len_bound`] covers. In 2026 the largest
+/// device has 192.
 const MOST_SMS: u32 = 256;
 
-/// Bytes of shared memory that a block may have on any device, and on any that has clusters.
+/// Bytes of shared memory that a block can use on any device, and on any device with clusters.
 const LEAST_SHARED: usize = 64 << 10;
 const LEAST_SHARED_WITH_CLUSTERS: usize = 99 << 10;
 
-/// Blocks, or clusters of them, that have rows of their own on the largest device.
+/// The number of blocks (or clusters) with their own rows, on the largest device.
 pub(super) fn most_blocks(tile: &Tile) -> u32 {
     (MOST_SMS * tile.blocks_per_sm / tile.cluster).max(1)
 }
 
-/// The same of a tile that is not the built-in one, of rows of so many packs: two to a multiprocessor, and for long rows as many as
-/// make 16 MiB of partial rows.
+/// The same for a tile of a loaded table, with rows of `packs` packs: two per multiprocessor; for
+/// long rows, as many as make 16 MiB of partial sums.
 pub(super) fn most_tuned_blocks(packs: u32) -> u32 {
     (MOST_SMS * 2048 / packs.max(1)).clamp(1, 2 * MOST_SMS)
 }
 
-/// Packs of a step that fit the shared memory of every device, or of every one with clusters, whatever the dtypes: of three matrices.
+/// Packs of a step, with three matrices of any dtype, that fit the shared memory of every device,
+/// or of every device with clusters.
 pub(super) const fn most_owned_packs(has_clusters: bool) -> u32 {
     let shared = if has_clusters { LEAST_SHARED_WITH_CLUSTERS } else { LEAST_SHARED };
     ((shared - RESERVED_BYTES) / (3 * 16)) as u32
 }
 
-/// At least the workspace of the plan of this problem, by any legal table, on any device with up to [`MOST_SMS`] multiprocessors.
+/// An upper bound of the workspace of this problem's plan, for any legal table and any device with
+/// up to [`MOST_SMS`] multiprocessors.
 pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
     let pack = pack(problem);
     let Ladders { cluster, block, long: _ } = Tuning::H200.ladders(problem, pack);
     let packs = problem.cols.div_ceil(pack as usize);
     let rows = problem.rows as u64;
-    // Each table's tile, and the shared memory of the least device that may take it.
+    // Each table's tile, and the smallest shared memory of a device that can use it.
     let tiles = [(cluster, LEAST_SHARED_WITH_CLUSTERS), (block, LEAST_SHARED)]
         .map(|(ladder, shared)| (find(ladder, packs).map(|tile| Tile { pack, ..tile }), shared));
     let packs_of = |tile: &Tile| packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32;
@@ -85,15 +90,15 @@ pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
         tile.is_none_or(|tile| shared_bytes(problem, &one(tile)) + RESERVED_BYTES <= *shared)
     };
     let is_on_chip = tiles[1].0.is_some() && tiles.iter().all(fits);
-    // Blocks that share the rows, if all multiprocessors have as many as they may: by those tiles, and by the kernels for rows
-    // that fit nowhere.
+    // The number of blocks that share the rows, if all multiprocessors are full: for those tiles,
+    // and for the streaming kernels.
     let column_tiles = (problem.cols as u64).div_ceil((pack * COLUMNS_THREADS).into());
     let streaming = (STREAMING_BLOCKS_PER_SM * u64::from(MOST_SMS)).div_ceil(column_tiles);
     let on_chip = tiles.into_iter().filter_map(|(tile, _)| tile);
     let tuned = most_tuned_blocks(u32::try_from(packs).unwrap_or(u32::MAX));
     let on_chip = on_chip.map(|tile| u64::from(most_blocks(&tile).max(tuned)));
     let blocks = on_chip.fold(if is_on_chip { 0 } else { streaming }, u64::max).min(rows);
-    // Whole rounds of blocks are at most one round more than the rows ask for.
+    // Whole rounds of blocks are at most one round more than the rows require.
     let chunks = blocks + rows / most_rows(rows, 1).max(1);
     let slices = column_tiles.max(u64::from(MOST_CLUSTER));
     let Sums { workspace, .. } = sums(problem, chunks, slices);
@@ -101,13 +106,13 @@ pub(super) fn workspace_len_bound(problem: &Problem) -> usize {
     workspace.len.next_multiple_of(4) + row_sums
 }
 
-/// The row stays on chip: one kernel, and the second stage.
+/// A row stays on chip: one kernel, and the reduction of partial sums.
 fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let rows = problem.rows as u64;
     let blocks = u64::from(resident_clusters(&tile, caps)).min(rows.div_ceil((tile.groups * tile.unroll).into()));
     let blocks = match problem.grad_reduction {
-        // Blocks take turns at a lock: as many at each, if that costs few blocks. By 64 locks 4096x1024 13.8 us for 14.3, 16384x4096 101
-        // for 102 (H200).
+        // Each lock gets the same number of blocks, if that drops few blocks. With 64 locks on an
+        // H200, 4096x1024 takes 13.8 us instead of 14.3 us.
         GradReduction::Locks { groups } if blocks % u64::from(groups) <= blocks / 16 && blocks > u64::from(groups) => {
             blocks - blocks % u64::from(groups)
         }
@@ -122,13 +127,14 @@ fn on_chip(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     finish(problem, chunks, tile.cluster.into(), [(problem.rows > 0).then_some(main), None], caps)
 }
 
-/// The matrices fit the L2, so that it is read a second time by columns: one kernel, which makes no partial sums.
+/// The matrices fit the L2: one kernel. Its blocks of columns read them a second time from the L2,
+/// without partial sums.
 fn split(problem: &Problem, tile: Tile, chunks: u64, cluster: u32) -> Plan {
-    // Two steps are enough for few rows; the rest of shared memory lets more blocks of columns run.
+    // Two steps suffice for few rows; the remaining shared memory lets more blocks of columns run.
     let tile = Tile { stages: tile.stages.min(2), ..tile };
     let mut key = key(problem, Program::BackwardSplit, tile);
     key.call.accumulate = Accumulate::Partials;
-    // A cluster has rows or columns: the last of those that have rows may be left with none.
+    // A cluster handles either rows or columns, so the last cluster of rows may have idle blocks.
     let chunks = chunks.next_multiple_of(cluster.into());
     let columns = column_tiles(problem, &tile) * u64::from(cluster);
     let main = Step::Launch {
@@ -141,36 +147,47 @@ fn split(problem: &Problem, tile: Tile, chunks: u64, cluster: u32) -> Plan {
     Plan { steps: [Some(main), None, None, None], chunks, ..Plan::default() }
 }
 
-/// Blocks of columns.
+/// The number of blocks of columns.
 fn column_tiles(problem: &Problem, tile: &Tile) -> u64 {
     (problem.cols as u64).div_ceil((COLUMN_LANES * tile.pack).into())
 }
 
-/// What the threads of a block of columns exchange: the sums of each warp, then those of the block.
+/// Bytes that the threads of a block of columns exchange: the sums of each warp, and the sums of
+/// the block.
 fn column_bytes(problem: &Problem, tile: &Tile) -> usize {
     let sums = problem.tensors.sums_over_rows() * (COLUMN_LANES * tile.pack) as usize;
     (tile.threads() as usize / 32 + 1) * sums * size_of::<f32>()
 }
 
-/// Blocks of a cluster, if a call is better split into rows and columns than summed by partial rows; `chunks` is what it would have
-/// of those.
+/// The cluster size of a split call (blocks of rows and blocks of columns), if splitting is faster
+/// than `chunks` rows of partial sums.
 ///
-/// The split reads x and dy twice, the second time from the L2, and saves the partial rows and a kernel, whose worth is that of the
-/// time in which the L2 gives `Tuning::split_bytes`. H200, bf16, us, split and not: 128x4096 2.9 and 5.2, 512x5120 7.5 and 10.1, 256x12288
-/// 9.1 and 11.3, 512x8192 11.0 and 12.4, but 1536x2048 10.6 and 10.4, 4096x1024 11.5 and 10.7; layer norm
-/// 2048x1024 12.0 and 9.9.
+/// A split call reads x and dy twice, the second time from the L2. It saves the partial sums and a
+/// kernel, which is worth reading `Tuning::split_bytes` from the L2. Microseconds on an H200, in
+/// bf16:
+///
+/// | shape | split | partial sums |
+/// |---|---|---|
+/// | 128x4096 | 2.9 | 5.2 |
+/// | 512x5120 | 7.5 | 10.1 |
+/// | 256x12288 | 9.1 | 11.3 |
+/// | 512x8192 | 11.0 | 12.4 |
+/// | 1536x2048 | 10.6 | 10.4 |
+/// | 4096x1024 | 11.5 | 10.7 |
+/// | layer norm 2048x1024 | 12.0 | 9.9 |
 fn split_cluster(problem: &Problem, tile: &Tile, chunks: u64, caps: &Caps) -> Option<u32> {
     let gradients = problem.tensors.sums_over_rows() as u64;
     let DTypes { activation, residual, .. } = problem.dtypes;
     let (rows, cols) = (problem.rows as u64, problem.cols as u64);
-    // A row of several blocks has more columns than there are blocks for.
+    // A row that needs several blocks has more columns than the device has blocks for.
     if gradients == 0 || rows == 0 || rows > MOST_SPLIT_ROWS || tile.cluster > 1 {
         return None;
     }
-    // Neither product wraps: a matrix has at most isize::MAX bytes, and partial rows are fewer than rows.
+    // Neither product wraps: a matrix has at most isize::MAX bytes, and there are fewer partial
+    // sums than rows.
     let again = rows * cols * (activation.size() + residual.size()) as u64;
     let partials = chunks * cols * gradients * size_of::<f32>() as u64;
-    // Clusters as large as leave a thread few rows, while there are multiprocessors for more blocks.
+    // Doubles the cluster until a thread has few rows, or the multiprocessors are full.
     let rows_of = |cluster: u32| rows.div_ceil(u64::from(tile.threads() / COLUMN_LANES * cluster));
     let has_room = |cluster: u32| column_tiles(problem, tile) * u64::from(cluster) <= caps.sms.into();
     let mut cluster = 1;
@@ -181,14 +198,15 @@ fn split_cluster(problem: &Problem, tile: &Tile, chunks: u64, caps: &Caps) -> Op
     is_worth_it.then_some(cluster)
 }
 
-/// The row fits nowhere on chip: its sums first, then its columns, then the second stage.
+/// A row is too long to stay on chip: the row sums, then the columns, then the reduction of partial
+/// sums.
 fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     let row_tile =
         Tile { packs: 1, threads_per_row: 512, groups: 1, cluster: caps.max_cluster, blocks_per_sm: 2, ..tile };
     let col_tile = Tile { packs: 1, threads_per_row: COLUMNS_THREADS, groups: 1, blocks_per_sm: 3, ..tile };
     let (rows, tiles) =
         (problem.rows as u64, (problem.cols as u64).div_ceil((col_tile.pack * col_tile.threads()).into()));
-    // Enough blocks for every multiprocessor to have several, and to even out.
+    // Several blocks per multiprocessor, to balance the load.
     let blocks = (STREAMING_BLOCKS_PER_SM * u64::from(caps.sms)).div_ceil(tiles).min(rows);
     let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
     let clusters = problem.rows.min((2 * caps.sms / row_tile.cluster).max(1) as usize);
@@ -205,8 +223,8 @@ fn streaming(problem: &Problem, tile: Tile, caps: &Caps) -> Plan {
     plan
 }
 
-/// Adds what follows the main kernels: the second stage of the gradients, and the workspace. `slices` is the number of
-/// blocks that share a partial row.
+/// Adds the steps around the main kernels, clearing and the reduction of partial sums, and the
+/// workspace. `slices` is the number of blocks that share a row of partial sums.
 pub(super) fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<Step>; 2], caps: &Caps) -> Plan {
     let Sums { partial_rows, workspace, zeroed } = sums(problem, chunks, slices);
     let mut plan = Plan { workspace, chunks, partial_rows, ..Plan::default() };
@@ -223,11 +241,11 @@ pub(super) fn finish(problem: &Problem, chunks: u64, slices: u64, main: [Option<
     plan
 }
 
-/// Where sums over rows lie until the second stage.
+/// The partial sums over rows, and their place in the workspace.
 struct Sums {
     partial_rows: u64,
     workspace: Workspace,
-    /// Elements of the workspace that begin at zero.
+    /// Elements of the workspace that must start at zero.
     zeroed: Range<usize>,
 }
 
@@ -243,10 +261,10 @@ fn sums(problem: &Problem, chunks: u64, slices: u64) -> Sums {
     }
     let partials = (partial_rows * reduction::row_stride(problem.cols)) as usize * gradients;
     let (locks, zeroed) = match problem.grad_reduction {
-        // Each chunk has a partial row of its own, whatever the call asks for.
+        // Each chunk has its own row of partial sums, for every `GradReduction`.
         _ if partial_rows == chunks => (0, 0..0),
         GradReduction::Partials => (0, 0..0),
-        // A lock says whether its row was written.
+        // A lock also records whether its row was written.
         GradReduction::Locks { .. } => {
             let locks = (partial_rows * slices) as usize;
             (locks, partials..partials + locks)
@@ -257,7 +275,7 @@ fn sums(problem: &Problem, chunks: u64, slices: u64) -> Sums {
     Sums { partial_rows, workspace: Workspace { locks: partials, row_sums: 0, len }, zeroed }
 }
 
-/// A step whose chunks share no partial row.
+/// A step without shared partial sums: each chunk has its own row.
 fn alone(step: Step) -> Step {
     match step {
         Step::Launch { mut key, grid, cluster, threads, shared_bytes } => {
@@ -268,43 +286,42 @@ fn alone(step: Step) -> Step {
     }
 }
 
-/// The second stage: adds the partial rows.
+/// The reduction of partial sums.
 fn second_stage(problem: &Problem, partial_rows: u64, caps: &Caps) -> Step {
     let tile = reduce_tile(problem, partial_rows, caps);
     let mut key = key(problem, Program::ReducePartials, tile);
-    // The sums are f32, whatever they came from, and are added whether or not the row is whole tiles.
+    // The input is f32 for every dtype, and one kernel serves rows of every length.
     key.tile.is_ragged = true;
     key.tile.has_tail = true;
     let tiles = problem.cols.div_ceil((tile.pack * tile.threads_per_row) as usize);
     Step::launch(key, (tiles * problem.tensors.sums_over_rows()) as u32, 0)
 }
 
-/// How threads share the partial rows: two rows each, if not more threads than the device holds at a time would have work then. us
-/// of the second stage on an H200: 264 rows of 1024 columns 1.4, on 128 groups of threads 2.4; 132 rows of 8192 columns on 32 groups
-/// 2.0, on 64 2.4; 30 rows of 65536 columns on 16 groups.
+/// How threads divide the partial sums: two rows per thread, if all threads fit the device at once.
+/// On an H200, 264 rows of 1024 columns take 1.4 us.
 fn reduce_tile(problem: &Problem, partial_rows: u64, caps: &Caps) -> Tile {
     let values = problem.cols.saturating_mul(problem.tensors.sums_over_rows()) as u64;
     let held = u64::from(caps.sms * caps.threads_per_sm * reduction::COLUMNS) / values.max(1);
     let groups = partial_rows.div_ceil(2).next_power_of_two().min(1 << held.max(1).ilog2());
-    // Chains of additions stay short.
+    // Limits the number of serial additions.
     let groups = groups.max(partial_rows.div_ceil(2 * MOST_REDUCE_ROWS).next_power_of_two());
     let groups = groups.clamp(8, MOST_REDUCE_GROUPS.into()) as u32;
     let threads_per_row = (LEAST_REDUCE_THREADS / groups).max(reduction::LANES);
     let unroll = partial_rows.div_ceil(groups.into()).clamp(1, MOST_REDUCE_ROWS).next_power_of_two() as u32;
-    // What eight rows of a thread need is half of the registers.
+    // A thread with eight rows in flight needs half of the registers.
     let threads = caps.threads_per_sm / if unroll > 4 { 2 } else { 1 };
     let blocks_per_sm = (threads / (threads_per_row * groups)).max(1);
     Tile { pack: reduction::COLUMNS, packs: 1, threads_per_row, groups, unroll, blocks_per_sm, ..Tile::NONE }
 }
 
-/// Rows of a chunk at the most: of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, what is left when
-/// the second stage has had its share.
+/// The most rows of a chunk: math.md section 4 allows `2 sqrt(rows) + 64` serial additions, and the
+/// reduction of partial sums takes a part of them.
 pub(super) fn most_rows(rows: u64, groups: u32) -> u64 {
     let root = rows.isqrt();
     (2 * root - root / 64 + 32) * u64::from(groups)
 }
 
-/// Takes stages away, then blocks, until the ring fits the shared memory.
+/// Removes stages, then blocks, until the ring fits the shared memory.
 fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
     let fits = |tile: &Tile| {
         let bytes = shared_bytes(problem, tile) + RESERVED_BYTES;
@@ -318,12 +335,13 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
             (least..=tile.stages).rev().map(move |stages| Tile { blocks_per_sm, stages, ..tile })
         })
     };
-    // A row must be on its way while another is worked on: one stage is the last resort.
+    // Two stages let a row load while another is computed; one stage is the last resort.
     let one = Tile { stages: 1, blocks_per_sm: 1, is_overlapped: false, ..tile };
     with(2).find(fits).or_else(|| Some(one).filter(fits))
 }
 
-/// Dynamic shared memory of a block: the ring of rows, or what its groups exchange at the end of a chunk.
+/// Dynamic shared memory of a block: the ring of rows, or the exchange of its groups at the end of
+/// a chunk.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     let DTypes { activation, residual, .. } = problem.dtypes;
     let streams = activation.size() + residual.size() * (1 + usize::from(problem.has(Tensor::DresidualOut)));
@@ -336,8 +354,9 @@ fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     ring.max(exchange)
 }
 
-/// Clusters of blocks that run at the same time. Clusters of more than two do not fill a device, since each lies within
-/// a part of it: of 132 multiprocessors 30 clusters of four and 15 of eight were seen to run (H200, 2026-11-21).
+/// Clusters that run at the same time. Clusters of more than two blocks do not fill a device,
+/// because each lies within one part of it: an H200 with 132 multiprocessors ran 30 clusters of
+/// four.
 fn resident_clusters(tile: &Tile, caps: &Caps) -> u32 {
     let blocks = caps.sms * tile.blocks_per_sm;
     let usable = if tile.cluster > 2 { blocks - blocks / 11 } else { blocks };

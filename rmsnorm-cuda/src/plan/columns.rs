@@ -1,5 +1,5 @@
-//! The two halves of a call on a rank's columns: threads for a row of any length, which they visit from its start to its end, and
-//! backward's second half by columns.
+//! Plans of the two phases on column-divided rows: threads that loop over a row of any length, and,
+//! for backward's second phase, threads that have columns.
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{Direction, Norm, Problem};
@@ -10,33 +10,36 @@ use super::backward::{finish, most_rows};
 use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, key, pack};
 use crate::caps::Caps;
 
-/// Threads that a row has at the least, a warp, and at the most, in one block.
+/// The fewest threads of a row, a warp, and the most, in one block.
 const LEAST_THREADS: usize = 32;
 const MOST_THREADS: usize = 1024;
 
-/// Threads of a block, if a row has fewer: of several rows.
+/// The smallest block; with fewer threads per row it handles several rows.
 const BLOCK_THREADS: u32 = 256;
 
-/// Threads of a multiprocessor, which leaves each 64 registers; half as many where packs are put together of halves of words.
+/// Threads per multiprocessor, with 64 registers each. Half as many if packs are assembled from
+/// 2-byte accesses.
 const THREADS_PER_SM: u32 = 1024;
 
-/// Packs that a thread of forward reads together at the most, and that a thread of a short row has: 64 KiB are on their way to a
-/// multiprocessor then.
+/// The most packs that a thread of forward reads together, and the packs of a thread of a short
+/// row. A multiprocessor then has 64 KiB in flight.
 const BATCH: usize = 4;
 
-/// Packs of a thread from which on a row is worth the blocks of a cluster.
+/// Packs per thread above which a row gets the blocks of a cluster.
 const MOST_PACKS: usize = 16;
 
-/// Threads of a block that has columns, at the most, and of a multiprocessor, which leaves each 80 registers; or 128, which packs take that
-/// are put together of halves of words.
+/// Blocks that handle columns: the most threads of a block, and threads per multiprocessor with 80
+/// registers each, or with 128 registers for packs that are assembled from 2-byte accesses.
 const COLUMNS_THREADS: usize = 256;
 const COLUMNS_THREADS_PER_SM: u32 = 768;
 const COLUMNS_THREADS_PER_SM_BY_HALVES: u32 = 512;
 
-/// Blocks that have columns, for each that runs at a time: more even out, and make more partial rows.
+/// Blocks that handle columns, per resident block. More blocks balance the load better, but make
+/// more partial sums.
 const COLUMNS_ROUNDS: u64 = 2;
 
-/// The call of which this is the second half, as its first one has it: with what that reads.
+/// The problem of the first phase that belongs to this second phase: only the tensors that the
+/// first phase reads.
 #[cfg(any(test, feature = "peers"))]
 pub(crate) fn first_half(problem: &Problem) -> Problem {
     let read = match problem.direction {
@@ -48,7 +51,7 @@ pub(crate) fn first_half(problem: &Problem) -> Problem {
     Problem { tensors: problem.tensors.intersection(read), ..*problem }
 }
 
-/// The plan of a first half: of forward or backward, as the problem's direction says.
+/// The plan of a first phase, forward or backward as the problem's direction says.
 pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let program = match problem.direction {
         Direction::Forward | Direction::QuantizedForward => Program::ColumnStatistics,
@@ -57,7 +60,8 @@ pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> P
     by_rows(problem, program, access_bytes, caps)
 }
 
-/// The plan of a second half. That of backward may need more workspace than a backward call of the same size.
+/// The plan of a second phase. For backward it may need more workspace than a backward call of the
+/// same size.
 pub(crate) fn given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match problem.direction {
         Direction::Forward | Direction::QuantizedForward => by_rows(problem, Program::ForwardGiven, access_bytes, caps),
@@ -65,14 +69,14 @@ pub(crate) fn given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     }
 }
 
-/// Threads have rows, one after the other.
+/// Plans a kernel with a loop over rows in each thread.
 fn by_rows(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps) -> Plan {
     if problem.rows == 0 {
         return Plan::default();
     }
     let tile = row_tile(problem, program, access_bytes, caps);
     let resident = (caps.sms * tile.blocks_per_sm / tile.cluster).max(1) as usize;
-    // Blocks go on to further rows.
+    // Each block loops over further rows.
     let blocks = problem.rows.div_ceil(tile.groups as usize).min(resident) as u32;
     let launch = Step::launch(key(problem, program, tile), blocks * tile.cluster, 0);
     Plan { steps: [Some(launch), None, None, None], ..Plan::default() }
@@ -85,9 +89,9 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     let threads = packs.div_ceil(BATCH).next_power_of_two().clamp(LEAST_THREADS, MOST_THREADS);
     let cluster = if packs > MOST_PACKS * MOST_THREADS { caps.max_cluster } else { 1 };
     let groups = (BLOCK_THREADS / threads as u32).max(1);
-    // Layer norm's first half visits a row twice. What a thread reads together stays in its registers.
+    // The first phase of layer norm visits a row twice; a short row stays in registers.
     let is_held = program == Program::ColumnStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
-    // Packs that are put together of halves of words take registers, and so do wide parameters.
+    // Packs that are assembled from 2-byte accesses take registers, and so do wide parameters.
     let is_by_halves = access_bytes < 4;
     let threads_per_sm = if is_by_halves { THREADS_PER_SM / 2 } else { THREADS_PER_SM };
     let has_wide_parameters = program == Program::ForwardGiven && pack as usize * problem.dtypes.weight.size() > 16;
@@ -110,7 +114,8 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     }
 }
 
-/// Threads have columns, of the rows of a chunk; then the second stage of gradients.
+/// Plans a kernel that gives each thread columns of a chunk of rows; then the reduction of partial
+/// sums.
 fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let pack = pack(problem);
     let packs = problem.cols.div_ceil(pack as usize);
@@ -128,10 +133,10 @@ fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
         ..Tile::NONE
     };
     let (rows, tiles) = (problem.rows as u64, (packs as u64).div_ceil(threads.into()));
-    // However memory is accessed: chunks decide the bits of gradients.
+    // The number of blocks ignores the access width, because chunks decide the bits of gradients.
     let blocks = COLUMNS_ROUNDS * u64::from(caps.sms * blocks_per_sm(COLUMNS_THREADS_PER_SM));
     let chunks = reduction::chunks(rows, blocks.div_ceil(tiles).min(rows), most_rows(rows, 1));
-    // A grid has at most 2^31 - 1 blocks; they go on to further tiles of chunks.
+    // A grid has at most 2^31 - 1 blocks, which loop over further tiles of chunks.
     let grid = tiles.saturating_mul(chunks).min(i32::MAX as u64) as u32;
     let columns = Step::launch(key(problem, Program::BackwardGiven, tile), grid, 0);
     finish(problem, chunks, tiles, [(problem.rows > 0).then_some(columns), None], caps)

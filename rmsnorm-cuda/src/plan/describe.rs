@@ -1,4 +1,4 @@
-//! Plans in the words of [`rmsnorm_gpu::describe`].
+//! Formats plans with [`rmsnorm_gpu::describe`].
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Forward: the tile of a row, or how it streams.
+//! Plans of forward: the tile of a row, or streaming.
 
 use rmsnorm_spec::{Norm, Problem};
 
@@ -14,7 +14,8 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let pack = pack(problem);
     let Ladders { cluster, block, long } = caps.tuning.ladders(problem, pack);
     let find = |ladder| found(ladder, problem.cols, pack, caps);
-    // A cluster has one row, and a grid 2^31 - 1 blocks: more than any memory has rows of such a length.
+    // A cluster has one row, and a grid at most 2^31 - 1 blocks. A matrix with more rows of this
+    // length does not fit memory.
     let is_one_grid = |tile: &Tile| problem.rows <= i32::MAX as usize / tile.cluster as usize;
     let (program, tile) = if let Some(tile) = find(cluster).filter(is_one_grid) {
         (Program::ForwardCluster, tile)
@@ -32,15 +33,15 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     } else {
         problem.rows.div_ceil((tile.groups * tile.unroll) as usize)
     };
-    // A grid has at most 2^31 - 1 blocks; they go on to further rows.
+    // A grid has at most 2^31 - 1 blocks, which loop over further rows.
     let grid = blocks.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster;
     let shared_bytes = if program == Program::ForwardLong { shared_bytes(problem, &tile) as u32 } else { 0 };
     let launch = Step::launch(key(problem, program, tile), grid, shared_bytes);
     Plan { steps: [Some(launch), None, None, None], ..Plan::default() }
 }
 
-/// A tile of half the blocks a multiprocessor, which hold their rows in twice the registers, where these blocks do all of the call
-/// at once: none waits for the room that they take. The threads of a row, and with them its bits, stay what they are.
+/// A tile with half the blocks per multiprocessor, which hold their rows in twice the registers, if
+/// these blocks handle all rows at once. The threads of a row, and so its bits, do not change.
 fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
@@ -48,8 +49,8 @@ fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, false) { half } else { tile }
 }
 
-/// The tile with as many blocks a multiprocessor as leave threads registers for the sums of several parts. The threads of a row, and with
-/// them its bits, stay what they are.
+/// The tile with the most blocks per multiprocessor that leave enough registers for the sums of
+/// several parts. The threads of a row, and so its bits, do not change.
 fn with_registers_for_parts(program: Program, norm: Norm, tile: Tile) -> Tile {
     let of = |blocks_per_sm| Tile { unroll: 1, blocks_per_sm, ..tile };
     (1..=tile.blocks_per_sm).rev().map(of).find(|tile| tile.holds_parts(program, norm)).unwrap_or(of(1))
@@ -60,14 +61,15 @@ fn fits(problem: &Problem, tile: &Tile, caps: &Caps) -> bool {
     shared_bytes(problem, tile) + RESERVED_BYTES <= caps.shared_per_block_optin as usize
 }
 
-/// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual, or of what several parts add up to.
+/// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual, or of the
+/// sum of several parts.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     let residual = if is_sum(problem) { problem.dtypes.residual.size() } else { 0 };
     let x = if problem.parts > 1 { 0 } else { problem.dtypes.activation.size() };
     (tile.pack * tile.packs * tile.threads()) as usize * (x + residual)
 }
 
-/// The blocks that visit a row several times.
+/// The tile of blocks that visit a row several times.
 pub(super) fn streaming_tile(caps: &Caps) -> Tile {
     Tile {
         packs: 1,

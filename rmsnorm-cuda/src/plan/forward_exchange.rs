@@ -1,4 +1,5 @@
-//! Forward on a rank's columns in one kernel: a tile whose rows, the one that is waited for and two more, lie in registers.
+//! Forward on column-divided rows in one kernel. Three rows stay in registers: the row that is
+//! waited for and two more.
 
 use rmsnorm_spec::{Error, Problem};
 
@@ -6,15 +7,15 @@ use super::ranks::{Group, Plan, SLOT_BYTES};
 use super::{KernelKey, MOST_BLOCKS, Program, Reads, Tile, is_sum, key};
 use crate::caps::Caps;
 
-/// Threads of a block whose threads have one pack of a row, and 64 registers.
+/// The most threads of a block with one pack and 64 registers per thread.
 const MOST_LEAN: usize = 1024;
-/// Threads of a block whose threads have more, and 128 registers.
+/// The most threads of a block with more packs and 128 registers per thread.
 const MOST_HELD: usize = 512;
 
-/// The plan of a call with such a tile, whose addresses and strides are multiples of `access_bytes`.
+/// The plan of a call with this tile; addresses and strides are multiples of `access_bytes`.
 ///
 /// # Errors
-/// `Unsupported` if the group's memory has no room for one row.
+/// `Unsupported` if the group's memory is too small for one row.
 pub(crate) fn plan(
     problem: &Problem,
     tile: Tile,
@@ -29,7 +30,8 @@ pub(crate) fn plan(
     Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: 1, most_blocks })
 }
 
-/// The tile of a call's rows; `None` of those that are too long, which depends on their columns and dtypes alone.
+/// The tile of a call's rows, which depends on columns and dtypes alone; `None` if rows are too
+/// long.
 pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
     let pack = SLOT_BYTES / activation.size();
@@ -38,14 +40,14 @@ pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
     let parameter_bytes = pack * problem.dtypes.weight.size();
     let is_lean = packs <= MOST_LEAN && h_bytes == SLOT_BYTES && parameter_bytes == SLOT_BYTES;
     let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
-    // Three rows of that many registers.
+    // Three rows must fit the registers.
     if per_thread * h_bytes > 4 * SLOT_BYTES {
         return None;
     }
     let threads_per_row = packs.div_ceil(per_thread).next_multiple_of(32) as u32;
     let threads_per_sm = if is_lean { MOST_LEAN } else { MOST_HELD } as u32;
     let blocks_per_sm = (threads_per_sm / threads_per_row).clamp(1, MOST_BLOCKS);
-    // Whether there are registers for the parameters, too.
+    // Whether registers also suffice for the parameters.
     let is_held = per_thread * parameter_bytes <= SLOT_BYTES;
     let reads = Reads { is_held, ..Tile::NONE.reads };
     let pack = pack as u32;
@@ -72,13 +74,13 @@ mod tests {
         }
     }
 
-    /// The plan of a call with room, if its rows are not too long.
+    /// The plan of a call, if its rows are not too long.
     fn planned(cols: usize, dtypes: DTypes, group: &Group) -> Option<Plan> {
         let problem = problem(cols, dtypes);
         tile(&problem).map(|tile| plan(&problem, tile, 16, group, &Caps::h200()).expect("room"))
     }
 
-    /// Threads, packs of each, blocks of a multiprocessor, whether parameters are held.
+    /// Threads, packs of each, blocks per multiprocessor, whether parameters are held.
     #[test]
     fn tiles_follow_the_length_of_a_row() {
         for (dtypes, cols, expected) in [

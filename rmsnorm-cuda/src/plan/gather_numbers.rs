@@ -1,4 +1,4 @@
-//! The exchange between two halves of a call whose columns are divided among ranks: a thread for each row.
+//! The exchange between the phases of a call on column-divided rows: one thread per row.
 
 use rmsnorm_spec::{DType, Error, Norm, Problem};
 
@@ -6,16 +6,16 @@ use super::ranks::{Group, Plan, SLOT_BYTES};
 use super::{KernelKey, MOST_BLOCKS, Program, Tile, key};
 use crate::caps::Caps;
 
-/// Numbers of a row at the most, which are one slot: four words.
+/// The most numbers of a row. They fit one slot, which has four words.
 pub(crate) const MOST_NUMBERS: usize = 3;
 
-/// Threads of a block: few, so that rows are spread over the device.
+/// Threads of a block: few, to spread rows over the device.
 const THREADS: u32 = 64;
 
 /// The plan of a group's exchanges.
 ///
 /// # Errors
-/// `Unsupported` if the group's memory has no room for one row.
+/// `Unsupported` if the group's memory is too small for one row.
 pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let rows_per_launch = group.slots()?;
     let tile = Tile {
@@ -26,7 +26,7 @@ pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
         blocks_per_sm: MOST_BLOCKS,
         ..Tile::NONE
     };
-    // One code for every call.
+    // All calls share one kernel.
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let key = KernelKey { ranks: group.ranks, ..key(&problem, Program::GatherNumbers, tile) };
     let most_blocks = group.most_blocks(&tile, caps);

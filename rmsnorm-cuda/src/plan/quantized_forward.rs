@@ -1,4 +1,5 @@
-//! Forward to codes: the tile of a row, what is found first, and the transposed copy.
+//! Plans of forward to FP8 or int8: the tile of a row, the search for a tensor's scale, and the
+//! transposed copy.
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
@@ -14,7 +15,7 @@ const SIDE: usize = 128;
 /// Rows and columns of a tile of `columnwise.cu`.
 const COLUMNWISE_TILE: (usize, usize) = (128, 64);
 
-/// The largest magnitude, and blocks that have looked for it.
+/// Two words: the largest magnitude, and the number of blocks that have contributed.
 const FOUND_LEN: usize = 2;
 
 /// The plan of a quantized forward call.
@@ -33,7 +34,7 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
         }
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
-            // Of no rows there is a scale too. What is written behind has no part in it.
+            // A call without rows also writes a scale. The search does not depend on later outputs.
             let found =
                 Problem { rows: problem.rows.max(1), tensors: problem.tensors.without(Tensor::CodesT), ..*problem };
             let find = rows(&found, quant.scale, access_bytes, caps);
@@ -45,7 +46,7 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let shape = (problem.rows, problem.cols);
             let columns = problem.has(Tensor::CodesColumnwise);
-            // Nothing stands between the two kernels, so that they overlap.
+            // Nothing is enqueued between the last two kernels, so they may overlap.
             [
                 clear_gaps(problem, Tensor::Scales, quant, shape),
                 columns
@@ -59,7 +60,7 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
     plan
 }
 
-/// The kernel that works on rows; nothing for no rows.
+/// The kernel that handles rows; `None` if there are no rows.
 fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> Option<Step> {
     let pack = pack(problem);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
@@ -76,17 +77,18 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> 
         (Program::QuantizedForwardStreaming, tile, problem.rows.min(resident(&tile)))
     };
     let tile = Tile { access_bytes, ..tile };
-    // Each block counts once when it has looked for the tensor's largest magnitude: those that the device holds at a time take all rows
-    // (16384x4096 with the codes 86.6 us; four times as many blocks 89.3, a block for each row 96.8).
+    // With `Current`, each block counts once after its search for the largest magnitude, so only as
+    // many blocks are launched as are resident. 16384x4096 takes 86.6 us that way, 96.8 us with a
+    // block per row.
     let blocks = if scale == ScaleKind::Current { blocks.min(resident(&tile)) } else { blocks };
-    // A grid has at most 2^31 - 1 blocks; they go on to further rows.
+    // A grid has at most 2^31 - 1 blocks, which loop over further rows.
     let grid = blocks.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster;
     let launch = Step::launch(key(problem, program, tile), grid, 0);
     (problem.rows > 0).then_some(launch)
 }
 
-/// A forward tile, with the registers that codes and scales take: no second row in flight, and fewer blocks where a thread has many
-/// packs.
+/// A tile of forward with the registers that codes and scales need: no second row in flight, and
+/// fewer blocks if a thread has many packs.
 fn with_registers(tile: Tile) -> Tile {
     let registers = match tile.packs {
         0..4 => 32,
@@ -97,10 +99,11 @@ fn with_registers(tile: Tile) -> Tile {
     Tile { unroll: 1, blocks_per_sm: tile.blocks_per_sm.min(most).max(1), ..tile }
 }
 
-/// The kernel that copies codes transposed, which knows no values: one code for every norm, dtype and format. Nothing for no rows.
+/// The kernel that copies codes transposed. It copies bytes, so all norms, dtypes and formats share
+/// it. `None` if there are no rows.
 fn transpose(problem: &Problem) -> Option<Step> {
     let tile = Tile { pack: 8, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 8, ..Tile::NONE };
-    // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
+    // A grid has at most 2^31 - 1 blocks, which loop over further tiles.
     let grid = (problem.rows.div_ceil(SIDE) * problem.cols.div_ceil(SIDE)).min(i32::MAX as usize) as u32;
     let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
     let any = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
@@ -109,14 +112,16 @@ fn transpose(problem: &Problem) -> Option<Step> {
     (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
-/// The kernel of the copy along columns, which needs all rows' statistics; nothing for no rows.
+/// The kernel of the columnwise copy, which needs the statistics of all rows; `None` if there are
+/// no rows.
 fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option<Step> {
     let problem = Problem { quant: Some(quant.columnwise()), ..*problem };
     let pack = pack(&problem);
-    // bf16 16384x4096 to E4M3 on an H200, both kernels: three blocks 120 us, four 113, five 108, six, which spill, 153.
+    // On an H200, both kernels for bf16 16384x4096 to E4M3 take 108 us with five blocks, 113 us
+    // with four. Six blocks spill and take 153 us.
     let blocks_per_sm = if pack == 8 && !problem.tensors.adds_residual() { 5 } else { 3 };
     let tile = Tile { pack, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm, access_bytes, ..Tile::NONE };
-    // A grid has at most 2^31 - 1 blocks; they go on to further tiles.
+    // A grid has at most 2^31 - 1 blocks, which loop over further tiles.
     let tiles = problem.rows.div_ceil(COLUMNWISE_TILE.0) * problem.cols.div_ceil(COLUMNWISE_TILE.1);
     let grid = tiles.min(i32::MAX as usize) as u32;
     let mut key = key(&problem, Program::Columnwise, tile);
@@ -124,7 +129,7 @@ fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option
     (grid > 0).then(|| Step::launch(key, grid, 0))
 }
 
-/// Clears scales that have gaps: every scale has its kernel, what lies between them has nobody.
+/// Clears scales with gaps in their layout, because kernels write only the scales.
 fn clear_gaps(problem: &Problem, tensor: Tensor, quant: &QuantSpec, (rows, cols): (usize, usize)) -> Option<Step> {
     let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
     let bytes = scales(quant) * problem.storage(tensor).map_or(0, Storage::size);

@@ -1,4 +1,4 @@
-//! What programs whose ranks hand each other something have in common: the group, its slots, and the launches that a call takes.
+//! Plans of programs whose ranks exchange data: the group, its slots, and the launches of a call.
 
 use rmsnorm_spec::Error;
 
@@ -8,50 +8,50 @@ use crate::caps::Caps;
 /// Bytes of a slot: the widest access.
 pub(super) const SLOT_BYTES: usize = 16;
 
-/// What a plan is told of the group.
+/// The properties of a group that plans depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) ranks: u32,
-    /// Ranks on this device, this one among them: all of their blocks must fit it at once.
+    /// Ranks on this device, including this one; the blocks of all of them must fit it at once.
     pub(crate) sharers: u32,
-    /// Room for the x of one rank in a launch.
+    /// Bytes for the x of one rank in a launch.
     pub(crate) bytes: usize,
 }
 
 impl Group {
-    /// Rows for which there are slots, where one has what is found of a row.
+    /// The number of rows that fit the group's memory, with one slot of statistics each.
     ///
     /// # Errors
-    /// `Unsupported` if there is none.
+    /// `Unsupported` if it is zero.
     pub(super) fn slots(&self) -> Result<usize, Error> {
         match self.bytes / SLOT_BYTES {
             0 => {
-                let rule =
-                    format!("the memory of a group has room for {SLOT_BYTES} bytes of a row, got {}", self.bytes);
+                let rule = format!("bytes of the group must be at least {SLOT_BYTES}, got {}", self.bytes);
                 Err(Error::Unsupported { rule })
             }
             slots => Ok(slots),
         }
     }
 
-    /// Blocks of one rank that are on the device at once, whatever the others on it do.
+    /// Blocks of one rank that are resident at once, next to the blocks of the other ranks on the
+    /// device.
     pub(super) fn most_blocks(&self, tile: &Tile, caps: &Caps) -> usize {
         (caps.sms * tile.blocks_per_sm / self.sharers).max(1) as usize
     }
 }
 
-/// How a call is executed.
+/// The launches of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) key: KernelKey,
     pub(crate) shared_bytes: u32,
-    /// Rows that a launch has at the most.
+    /// The most rows of a launch.
     pub(super) rows_per_launch: usize,
-    /// Ranks of each of which a launch has that many rows; 1 where rows have no owners.
+    /// The number of ranks that each have that many rows in a launch; 1 without row owners.
     pub(super) owners: usize,
-    /// Rows that a block has side by side.
+    /// Rows that a block handles concurrently.
     pub(super) rows_per_block: usize,
-    /// Blocks that a launch has at the most.
+    /// The most blocks of a launch.
     pub(super) most_blocks: usize,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Piece {
 }
 
 impl Plan {
-    /// The launches of a call of so many rows, in order.
+    /// The launches of a call with this many rows, in order.
     pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
         let Plan { rows_per_launch, owners, rows_per_block, most_blocks, .. } = *self;
         (0..rows).step_by(rows_per_launch).map(move |first_row| {

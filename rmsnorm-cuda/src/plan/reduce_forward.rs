@@ -1,4 +1,4 @@
-//! Forward of a sum over ranks: a tile for its rows, and the launches that a call takes.
+//! Plans of forward of a sum over ranks: a tile for its rows, and the launches of a call.
 
 use rmsnorm_spec::{DType, Error, Problem};
 
@@ -6,26 +6,26 @@ use super::ranks::{Group, Plan, SLOT_BYTES};
 use super::{KernelKey, MOST_BLOCKS, Program, RESERVED_BYTES, Reads, Tile, key};
 use crate::caps::Caps;
 
-/// Threads of a block whose row stays in registers, of which a thread has up to 128.
+/// The most threads of a block, for a row in registers, with up to 128 registers each.
 const MOST_HELD: usize = 512;
-/// The same where a thread needs 64.
+/// The same with 64 registers each.
 const MOST_LEAN: usize = 1024;
-/// Threads of a block whose row does not.
+/// The most threads of a block, for a row in shared memory.
 const MOST_THREADS: usize = 1024;
 
-/// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`.
+/// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or for the group's memory.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
-    // Whatever the other tensors have, x goes over the link as widely as it can.
+    // x is always sent with the widest access, also if other tensors have a lower alignment.
     let pack = SLOT_BYTES / activation.size();
     let packs = problem.cols.div_ceil(pack);
     let row_bytes = packs.saturating_mul(SLOT_BYTES);
     if row_bytes > group.bytes {
         let rule = format!(
-            "the memory of a group has room for a row of x, which takes {row_bytes} bytes, got {} bytes",
+            "bytes of the group is too small: a row of x takes {row_bytes} bytes, got {}: pass the bytes of one call's x",
             group.bytes
         );
         return Err(Error::Unsupported { rule });
@@ -36,7 +36,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     };
     let tile = Tile { pack: pack as u32, access_bytes, ..tile };
     let mut key = KernelKey { ranks: group.ranks, ..key(problem, Program::ReduceForward, tile) };
-    // The sum is rounded to it, with a residual or without.
+    // The sum is rounded to this dtype, with or without a residual.
     key.call.dtypes.residual = stream;
     Ok(Plan {
         key,
@@ -48,13 +48,20 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     })
 }
 
-/// A tile whose row lies in registers, of which h takes `h_bytes` a pack; `None` if it is too long.
+/// A tile whose row stays in registers, with `h_bytes` for each pack of h; `None` if the row is too
+/// long.
 ///
-/// On two H200s (2026-11-25), us of 8, 64, 256 and 4096 rows of bf16: 8192 columns by 1024 threads of one pack 3.90, 6.40, 16.1, 192, by 512 of two
-/// 4.02, 6.70, 16.1, 193 (of one row 3.57 and 3.50); 4096 by 512 of one 3.23, 4.59, 9.2, 97.8, by 256 of two 3.27, 4.74, 9.4, 98.6, by 512 with
-/// 128 registers each 3.26, 4.65, 9.8, 100.
+/// Microseconds in bf16 on two H200s (2026-11-25):
+///
+/// | cols, threads x packs | 8 rows | 64 | 256 | 4096 |
+/// |---|---|---|---|---|
+/// | 8192, 1024 x 1 | 3.90 | 6.40 | 16.1 | 192 |
+/// | 8192, 512 x 2 | 4.02 | 6.70 | 16.1 | 193 |
+/// | 4096, 512 x 1 | 3.23 | 4.59 | 9.2 | 97.8 |
+/// | 4096, 256 x 2 | 3.27 | 4.74 | 9.4 | 98.6 |
+/// | 4096, 512 x 1, 128 registers | 3.26 | 4.65 | 9.8 | 100 |
 fn held(packs: usize, ranks: u32, h_bytes: usize) -> Option<Tile> {
-    // A thread has 64 registers where that is enough, else 128: the compiler was seen to spill otherwise.
+    // A thread gets 64 registers if they suffice, otherwise 128: the compiler would spill.
     let is_lean = packs <= MOST_LEAN && ranks <= 2 && h_bytes == SLOT_BYTES;
     let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
     if per_thread > 2 {
@@ -67,7 +74,7 @@ fn held(packs: usize, ranks: u32, h_bytes: usize) -> Option<Tile> {
     Some(Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
 }
 
-/// A tile whose h lies in shared memory, and the bytes that it takes there.
+/// A tile that keeps h in shared memory, and the bytes that it needs there.
 fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> Result<(Tile, u32), Error> {
     let pack_bytes = pack * stream.size();
     let room = (caps.shared_per_block_optin as usize).saturating_sub(RESERVED_BYTES);
@@ -75,7 +82,7 @@ fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> R
     let most = (most_per_thread * MOST_THREADS).max(2 * MOST_HELD) * pack;
     if cols > most {
         let rule =
-            format!("a sum over ranks has at most {most} columns with a sum of {stream} on this device, got {cols}");
+            format!("a sum over ranks takes at most {most} columns with {stream} residuals on this device, got {cols}");
         return Err(Error::Unsupported { rule });
     }
     let packs = cols.div_ceil(pack);
@@ -86,12 +93,12 @@ fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> R
     Ok((tile, (per_thread * threads_per_row as usize * pack_bytes) as u32))
 }
 
-/// Packs that a thread waits for together: more parts at a time take registers that are not there.
+/// Packs that a thread waits for together: with more ranks, registers suffice for one only.
 fn batch(ranks: u32) -> u32 {
     if ranks <= 2 { 2 } else { 1 }
 }
 
-/// So many threads, in whole warps.
+/// `threads`, rounded up to whole warps.
 fn warps(threads: usize) -> u32 {
     threads.next_multiple_of(32) as u32
 }
@@ -122,7 +129,8 @@ mod tests {
         Group { ranks, sharers: 1, bytes: 64 * MIB }
     }
 
-    /// Threads, packs of each, elements of a pack, blocks of a multiprocessor, whether the row is held, KiB of shared memory.
+    /// Threads, packs of each, elements of a pack, blocks per multiprocessor, whether the row is
+    /// held, KiB of shared memory.
     #[test]
     fn tiles_follow_the_length_of_a_row() {
         for (dtypes, ranks, cols, expected) in [
@@ -214,7 +222,8 @@ mod tests {
         assert!(rule.contains("takes 8192 bytes, got 8191"), "{rule}");
     }
 
-    /// Every plan: blocks fit the device, tiles cover their rows, and no sum is a longer chain than policy has it.
+    /// In every plan, blocks fit the device, tiles cover their rows, and chains of additions are as
+    /// short as the policy requires.
     #[test]
     fn every_tile_is_sound() {
         let cols = (1..=300).chain((300..70_000).step_by(97)).chain([4096, 8192, 16384, 32768, 65536]);
@@ -228,7 +237,7 @@ mod tests {
                 let tile = plan.key.tile;
                 let owned = (tile.pack * tile.packs * tile.threads_per_row) as usize;
                 let what = format!("{cols} {dtypes} {ranks} {tile:?}");
-                // A thread has no pack more than a row needs: only its last one may pass the end.
+                // Only a thread's last pack may lie past the end of the row.
                 assert!(owned >= cols && owned - (tile.pack * tile.threads_per_row) as usize <= cols, "{what}");
                 assert!(plan.threads() * tile.blocks_per_sm <= caps.threads_per_sm, "{what}");
                 assert!(plan.shared_bytes as usize + RESERVED_BYTES <= caps.shared_per_block_optin as usize, "{what}");
@@ -238,7 +247,8 @@ mod tests {
         }
     }
 
-    /// The bits of a row depend on neither the rows, nor the alignment, nor who shares the device.
+    /// The bits of a row depend neither on the number of rows, nor on the alignment, nor on other
+    /// ranks on the device.
     #[test]
     fn tiles_depend_on_nothing_that_a_row_does_not_have() {
         for cols in [1, 100, 4096, 5000, 8192, 20_000] {
@@ -255,8 +265,9 @@ mod tests {
         }
     }
 
-    /// Where `kernels/peers.cuh` has the slot of a pack, in Rust: sender and receiver find it by row and column, whatever their grids
-    /// are, and no two packs of a rank, a row or an epoch share a word, nor does one lie outside of the memory.
+    /// The slot address of a pack, as in `kernels/peers.cuh`. Sender and receiver compute it from
+    /// row and column, not from their grids. No two packs of a rank, a row or an epoch share a
+    /// word, and none lies outside the memory.
     #[test]
     fn every_pack_has_a_slot_of_its_own() {
         for (ranks, rows, cols, dtypes) in

@@ -1,4 +1,5 @@
-//! Forward of a sum over ranks where each adds the rows that it owns: the tile of `reduce_forward`, and so its bits.
+//! Plans of forward of a sum over ranks with row owners: the tile, and so the bits, of
+//! `reduce_forward`.
 
 use rmsnorm_spec::{Error, Problem};
 
@@ -8,28 +9,30 @@ use super::reduce_forward;
 use crate::caps::Caps;
 use crate::peers::MOST_RANKS;
 
-/// What an owner sends of its rows: `reduce_forward_rows.cu` has the same numbers.
+/// The tensor that an owner sends: `reduce_forward_rows.cu` has the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Sends {
     Nothing = 0,
     Y = 1,
-    /// The sum, which every rank normalizes itself.
+    /// The sum, which every rank then normalizes.
     H = 2,
 }
 
-/// The plan of a call with rows, whose addresses and strides are multiples of `access_bytes`. Its pieces are of the rows that a rank owns.
+/// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
+/// Its pieces count the rows of one owner.
 ///
 /// # Errors
-/// `Unsupported` if a row is too long for the device, or for the group's memory, which has room for two.
+/// `Unsupported` if a row is too long for the device, or the group's memory is too small for two
+/// rows.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let of_all = reduce_forward::plan(problem, access_bytes, group, caps)?;
-    // A part on its way to the owner of a row, and a result on its way from the owner of another.
-    // Those of all owners are counted in 32 bits, with a step beyond.
+    // Each row takes two slots per pack: x on its way to the owner, and the result on its way back.
+    // The kernel counts the rows of all owners in 32 bits, one step beyond the last.
     let rows_per_launch = (of_all.rows_per_launch / 2).min(i32::MAX as usize / MOST_RANKS);
     if rows_per_launch == 0 {
         let rule = format!(
-            "where rows are divided among ranks, the memory of a group has room for two rows of x, got {} bytes for {} columns",
+            "bytes of the group is too small: rows divided among ranks need room for two rows of x, got {} for {} columns",
             group.bytes, problem.cols
         );
         return Err(Error::Unsupported { rule });
@@ -38,22 +41,25 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     Ok(Plan { key, rows_per_launch, owners: group.ranks as usize, ..of_all })
 }
 
-/// Bytes that the link carries while a row goes to its owner and back: 1.9 us (two H100s, 8 rows of 8192 bf16: 5.9 us for 4.0) of 344 GB/s.
+/// Bytes that the link carries in the time of the detour through the owner: 1.9 us at 344 GB/s. On
+/// two H100s, 8 rows of 8192 bf16 take 5.9 us with owners, 4.0 us without.
 ///
-/// A rank that sends all of x to all sends `(ranks - 1) * bytes`, one that sends to owners `2 * (ranks - 1) / ranks * bytes`.
+/// Without owners a rank sends `(ranks - 1) * bytes`, with owners
+/// `2 * (ranks - 1) / ranks * bytes`.
 const DETOUR_BYTES: u128 = 650_000;
 
-/// Whether a call of whole rows is sooner done by their owners.
+/// Whether a call of whole rows is faster with row owners.
 ///
-/// Not measured on more than two devices: the constant is of two, and the rest what is sent. Bits do not depend on it.
+/// The constant was measured on two devices; with more, the decision extrapolates from the bytes
+/// sent. It does not change bits.
 pub(crate) fn is_sooner(problem: &Problem, group: &Group) -> bool {
     let (ranks, size) = (u128::from(group.ranks), problem.dtypes.activation.size());
     let bytes = problem.rows as u128 * (problem.cols * size) as u128;
     may_be_sooner(problem, group) && bytes * (ranks - 1) * (ranks - 2) > DETOUR_BYTES * ranks
 }
 
-/// Whether that can be, whatever the number of rows. On two ranks it never is, as either way sends as much; and the sum is sent in the place
-/// of x, whose dtype it must have.
+/// Whether row owners can be faster for some number of rows. With two ranks both ways send the same
+/// number of bytes. The sum is sent in the slots of x, so it must have x's dtype.
 pub(crate) fn may_be_sooner(problem: &Problem, group: &Group) -> bool {
     group.ranks > 2 && problem.dtypes.activation == problem.dtypes.residual
 }
@@ -89,7 +95,7 @@ mod tests {
         }
     }
 
-    /// First row of each owner's, its rows, and the blocks, of each launch.
+    /// For each launch: the first row of each owner, its rows, and the blocks.
     #[test]
     fn launches_have_rows_of_every_owner_with_slots_for_two_of_each() {
         let row_bytes = 2 * 4096;
@@ -110,7 +116,7 @@ mod tests {
         assert!(matches!(small, Err(Error::Unsupported { rule }) if rule.contains("room for two rows")));
     }
 
-    /// KiB of x that all ranks still add.
+    /// The largest x, in KiB, for which all ranks add.
     #[test]
     fn owners_add_what_is_large_for_its_ranks() {
         for (ranks, most_kib) in [(3, 952), (4, 423), (8, 120)] {

@@ -1,4 +1,4 @@
-//! Plans as tables, and what holds for every plan. No device: three are planned for, and none is asked.
+//! Plans as tables, and properties of every plan. Tests plan for three devices, and need none.
 
 mod chains;
 mod columns;
@@ -25,10 +25,10 @@ use crate::caps::Caps;
 
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
 
-/// Row counts at which plans may change, and more than any grid has blocks.
+/// Row counts at which plans may change, and one with more rows than a grid has blocks.
 const ROWS: [usize; 14] = [0, 1, 2, 15, 16, 17, 131, 132, 133, 1024, 1025, 4096, 1 << 20, 1 << 33];
 
-/// Plans know bytes, not dtypes: f16 stands for both types of 16 bits.
+/// Plans depend on sizes, not dtypes: f16 stands for both 16-bit types.
 const F16: DTypes = DTypes::uniform(DType::F16);
 const MIXES: [DTypes; 4] = [F32, F16, F16.widened(true, false), F16.widened(true, true)];
 
@@ -45,7 +45,7 @@ impl PlanCall for Call {
     }
 }
 
-/// The backend's plans, for the tests that hold for every backend's.
+/// This backend, for the tests of plans that all GPU backends share.
 struct Plans;
 
 impl Planner for Plans {
@@ -54,23 +54,25 @@ impl Planner for Plans {
     type Plan = Plan;
     type Mapping = (Program, [u32; 4]);
 
-    /// Bytes. That the others differ in nothing else is a test of this backend.
+    /// Access widths in bytes. Another test shows that other widths plan alike.
     const ACCESSES: &'static [u32] = &[16, 2];
     const ROWS: &'static [usize] = &ROWS;
     const SOME_ROWS: usize = 4096;
-    /// Four times 2^40 bytes at the least. A cluster of `forward_cluster` has one row, and a grid so many clusters.
+    /// At least 2^43 bytes. A cluster of `forward_cluster` has one row, and a grid limits the
+    /// number of clusters.
     const MOST_ELEMENTS: usize = 1 << 41;
 
     fn devices() -> Vec<Caps> {
         DEVICES.to_vec()
     }
 
-    /// Both directions and norms, with every set of optional tensors that a plan tells apart.
+    /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
         [testing::calls(&MIXES), testing::calls_of_parts(&MIXES)].concat()
     }
 
-    /// Every short row, the lengths around each power of two, and around sixteenths of them, where tiles change.
+    /// Every short row, and the lengths around each power of two and its sixteenths, where tiles
+    /// change.
     fn cols() -> Vec<usize> {
         let sixteenths = (9..=18).flat_map(|bits| (9..16).map(move |share| share << (bits - 4)));
         let powers = (9..=21).map(|bits| 1 << bits);
@@ -104,7 +106,7 @@ impl Planner for Plans {
 
     fn mapping(plan: &Plan) -> Vec<(Program, [u32; 4])> {
         let row_kernels = launches(plan).filter(|launch| launch.key.program != Program::ReducePartials);
-        // The rows of the one are the rows of the other: `backward_rows.cuh`.
+        // Both programs have the same rows: `backward_rows.cuh`.
         let rows_of = |program| if program == Program::BackwardSplit { Program::Backward } else { program };
         let tiles = row_kernels.map(|Launch { key, .. }| (rows_of(key.program), key.tile));
         tiles.map(|(program, tile)| (program, [tile.pack, tile.packs, tile.threads_per_row, tile.cluster])).collect()
@@ -157,7 +159,7 @@ fn launches(plan: &Plan) -> impl Iterator<Item = Launch> {
     })
 }
 
-/// Columns that the threads of a row own.
+/// Columns that the threads of a row cover.
 fn columns(tile: &Tile) -> usize {
     [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].iter().map(|factor| *factor as usize).product()
 }

@@ -1,4 +1,4 @@
-//! What can go wrong on a working GPU is a typed error, and the next call works.
+//! Failures on a working GPU are typed errors, and the next call works.
 
 use std::env;
 use std::process::Command;
@@ -12,13 +12,14 @@ use rmsnorm_cuda::{
 
 use crate::support::{Gpu, upload};
 
-/// cudarc tells contexts apart by their number too. How to make a real second one on the same device depends on the
-/// version of CUDA that cudarc was built for.
+/// A second context: cudarc distinguishes contexts by device number too. How to create a real
+/// second context depends on the CUDA version of cudarc.
 fn another_context(gpu: &Gpu) -> Arc<CudaContext> {
     let ours = gpu.stream().context();
     // SAFETY:
     // - context: the primary one of its device, which `ours` keeps;
-    // - ownership: never taken, because what would give it back, the last drop, does not happen.
+    // - ownership: never taken: only the last drop would release the context, and the clone below
+    //   is never dropped.
     let context =
         unsafe { CudaContext::from_raw_context(ours.ordinal() + 1000, ours.cu_device(), ours.cu_ctx()) }.unwrap();
     std::mem::forget(context.clone());
@@ -100,7 +101,7 @@ fn a_workspace_that_does_not_fit_is_out_of_memory() {
     stream.synchronize().unwrap();
 }
 
-/// Takes all memory of the device but some MiB.
+/// Allocates all memory of the device except a few MiB.
 fn fill_memory(gpu: &Gpu) -> Vec<CudaSlice<u8>> {
     let stream = gpu.stream();
     stream.synchronize().unwrap();
@@ -120,7 +121,7 @@ fn fill_memory(gpu: &Gpu) -> Vec<CudaSlice<u8>> {
 /// Set in the process that loses its context.
 const IS_CHILD: &str = "RMSNORM_TEST_CONTEXT_LOSS";
 
-/// Nothing survives a context, so it is lost in a process of its own: this test, started again.
+/// A lost context breaks the whole process, so this test runs itself again in a child process.
 #[test]
 fn a_lost_context_is_a_device_error() {
     let Some(_gpu) = Gpu::open() else { return };
@@ -136,7 +137,8 @@ fn a_lost_context_is_a_device_error() {
 
 const CALLS_AFTER_LOSS: usize = 3;
 
-/// Not a test by itself: loses its context, where the test above asked for that, and says what calls answer then.
+/// Runs in the child process of the test above: loses its context, and prints the errors of later
+/// calls.
 #[test]
 fn child_loses_its_context() {
     if env::var_os(IS_CHILD).is_none() {
@@ -152,7 +154,8 @@ fn child_loses_its_context() {
     stream.synchronize().unwrap();
 
     // SAFETY:
-    // - memory: none, at an address that no allocation has: the device finds out, and only this process suffers;
+    // - memory: none: no allocation has this address, so the device reports an error, which affects
+    //   only this process;
     // - ownership: forgotten below, never freed.
     let nowhere = unsafe { stream.upgrade_device_ptr::<bf16>(1 << 12, 2048) };
     gpu.forward(&norm, Forward::new(nowhere.as_view(), y.as_view_mut())).unwrap();

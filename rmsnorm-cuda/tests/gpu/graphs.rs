@@ -1,4 +1,5 @@
-//! Calls captured into a CUDA graph and replayed on new data give the bits of calls made directly.
+//! Calls that are captured into a CUDA graph and replayed on new data give the bits of direct
+//! calls.
 
 use std::sync::Arc;
 
@@ -14,10 +15,11 @@ use rmsnorm_cuda::{
 
 use crate::support::{Gpu, bytes, upload};
 
-/// Shapes of each regime: several rows a block, one row a block, a cluster a row, streaming.
+/// A shape for each kind of program: several rows per block, one row per block, a cluster per row,
+/// streaming.
 const SHAPES: [(usize, usize); 4] = [(3000, 384), (700, 4096), (150, 40000), (40, 300_000)];
 
-/// The tensors of a forward call and the backward call that follows.
+/// The tensors of a forward call and of the backward call after it.
 struct Tensors {
     norm: NormSpec,
     x: CudaSlice<bf16>,
@@ -80,11 +82,11 @@ fn backward_problem(rows: usize, cols: usize) -> Problem {
     Problem::backward(Norm::Rms, rows, cols, DType::Bf16, &tensors)
 }
 
-/// Captures what `work` enqueues. The mode concerns this thread alone.
+/// Captures the work of `work`, in thread-local mode.
 pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<(), Error>) -> (Result<(), Error>, Captured) {
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let outcome = work();
-    // cudarc would report an error that it has kept from the call, instead of ending the capture.
+    // `end_capture` would return an error that cudarc has kept, and leave the capture open.
     stream.context().check_err().ok();
     (outcome, stream.end_capture(CUgraphInstantiate_flags(0)))
 }
@@ -100,7 +102,7 @@ pub fn stream_without_events(gpu: &Gpu) -> Arc<CudaStream> {
     context.new_stream().unwrap()
 }
 
-/// Three replays on new data, each against a call made directly.
+/// Replays three times on new data, and compares each replay with a direct call.
 fn check_replays(backend: &CudaBackend, tensors: &mut Tensors, graph: &CudaGraph) {
     let shape = (tensors.norm.rows, tensors.norm.cols);
     for seed in [10, 20, 30] {
@@ -135,7 +137,8 @@ fn calls_that_allocate_their_workspace_are_captured_and_replayed() {
     SHAPES.into_iter().for_each(|shape| check_captured(&backend, shape, false));
 }
 
-/// What a call to codes has: of a scale that is given with the tensor's amax, or of its own scale; and the codes transposed.
+/// The tensors of a call to codes, with a given scale and an amax, or with the current scale; and
+/// transposed codes.
 struct ToCodes {
     norm: NormSpec,
     scale: ScaleKind,
@@ -162,7 +165,7 @@ impl ToCodes {
         }
     }
 
-    /// New values, and a largest magnitude that no call finds: it must not stay.
+    /// New values, and a wrong largest magnitude, which the call must clear.
     fn fill(&mut self, backend: &CudaBackend, seed: u64) {
         let stream = backend.stream();
         stream.memcpy_htod(&values::<bf16>(seed, self.x.len()), &mut self.x).unwrap();
@@ -215,7 +218,7 @@ fn calls_to_codes_are_captured_and_replayed() {
     }
 }
 
-/// In a context without other streams cudarc needs no events, and nothing has to be turned off.
+/// In a context without other streams cudarc needs no events, so none must be turned off.
 #[test]
 fn the_stream_of_the_thread_is_captured_with_no_more_ado() {
     let Some(gpu) = Gpu::open() else { return };
@@ -223,7 +226,7 @@ fn the_stream_of_the_thread_is_captured_with_no_more_ado() {
     check_captured(&backend, SHAPES[0], true);
 }
 
-/// The kernels are compiled and loaded while the stream is being captured.
+/// The kernels are compiled and loaded during the capture.
 #[test]
 fn the_first_call_of_a_backend_may_be_a_captured_one() {
     let Some(gpu) = Gpu::open() else { return };
@@ -234,7 +237,8 @@ fn the_first_call_of_a_backend_may_be_a_captured_one() {
     check_replays(&backend, &mut tensors, &graph.unwrap().unwrap());
 }
 
-/// cudarc's events say when `x` was written, and that was outside of the capture: an error, and no silent gap.
+/// cudarc waits for the event of the write of `x`, which was outside the capture: this must be an
+/// error, not a missing wait.
 #[test]
 fn a_capture_that_cudarcs_events_spoil_is_an_error() {
     let Some(gpu) = Gpu::open() else { return };
@@ -244,6 +248,6 @@ fn a_capture_that_cudarcs_events_spoil_is_an_error() {
     let (outcome, graph) = capture(backend.stream(), || tensors.call(&backend));
     assert!(matches!(outcome, Err(Error::Device { .. })), "{outcome:?}");
     assert!(graph.is_err());
-    // The stream is as good as new.
+    // The stream is usable again.
     tensors.call(&backend).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Memory and streams of other owners, several backends on one context, and kernels that are there before the first call.
+//! Memory and streams of other owners, several backends on one context, and prepared kernels.
 
 use rmsnorm_cuda::cudarc::driver::{DevicePtr, sys};
 use rmsnorm_cuda::{
@@ -24,8 +24,10 @@ fn borrowed_memory_on_a_borrowed_stream_gives_the_same_bits() {
     let [x_address, y_address] = [&x, &theirs].map(|slice| slice.device_ptr(slice.stream()).0);
     {
         // SAFETY:
-        // - stream: of the same context, alive to the end of the test; nothing else is enqueued on it meanwhile;
-        // - memory: of the slices above, initialized, alive to the end of the test and not used until synchronized.
+        // - stream: of the same context, alive to the end of the test; nothing else is enqueued on
+        //   it meanwhile;
+        // - memory: of the slices above, initialized, alive to the end of the test and not used
+        //   until synchronized.
         let (backend, x, mut y) = unsafe {
             let backend = gpu.on_raw(owner.cu_stream());
             let x = BorrowedSlice::<bf16>::new(&backend, x_address, ROWS * COLS).unwrap();
@@ -35,7 +37,7 @@ fn borrowed_memory_on_a_borrowed_stream_gives_the_same_bits() {
         backend.forward(&norm, Forward::new(x.as_view(), y.as_view_mut())).unwrap();
         backend.stream().synchronize().unwrap();
     }
-    // Neither the memory nor the stream went with what borrowed it.
+    // Dropping the borrowed slices freed neither the memory nor the stream.
     owner.synchronize().unwrap();
     assert!(bytes(&gpu, &theirs) == bytes(&gpu, &expected));
 }
@@ -57,7 +59,7 @@ fn an_address_between_two_elements_is_refused() {
 #[test]
 fn what_was_prepared_is_not_compiled_again() {
     let Some(gpu) = Gpu::open() else { return };
-    // A length that no other test has: its kernels are of these tests alone.
+    // No other test has this length, so its kernels are not loaded yet.
     for (rows, cols) in [(40, 1944), (9, 1_000_008)] {
         let (stream, norm) = (gpu.stream(), NormSpec::rms(rows, cols, 1e-6));
         let forward = Problem::forward(Norm::Rms, rows, cols, DType::Bf16, &[Tensor::Rstd]);
@@ -77,7 +79,7 @@ fn what_was_prepared_is_not_compiled_again() {
         gpu.backward(&norm, args.dweight(dweight.as_view_mut())).unwrap();
         assert_eq!(gpu.kernel_count(), prepared, "{rows}x{cols}: all was there");
 
-        // Less aligned tensors are read otherwise.
+        // Tensors with a lower alignment need another kernel.
         gpu.prepare_aligned(&forward, 2).unwrap();
         assert_eq!(gpu.kernel_count(), prepared + 1, "{rows}x{cols}");
         gpu.prepare_aligned(&forward, 6).unwrap();
@@ -85,11 +87,11 @@ fn what_was_prepared_is_not_compiled_again() {
     }
 }
 
-/// On several threads, each of which the context is made current on.
+/// Compiles on several threads; the context is made current on each.
 #[test]
 fn a_list_of_calls_is_prepared_at_once() {
     let Some(gpu) = Gpu::open() else { return };
-    // A length that no other test has.
+    // No other test has this length.
     let forward = Problem::forward(Norm::Rms, 7, 1912, DType::Bf16, &[Tensor::Rstd]);
     let backward = Problem::backward(Norm::Rms, 7, 1912, DType::Bf16, &[Tensor::Dweight]);
     let too_many = Problem { rows: 1 << 33, rows_per_group: Some(2), ..forward };

@@ -1,4 +1,4 @@
-//! A row has the same bits alone, among others, and wherever its tensors lie.
+//! A row has the same bits alone, among other rows, and at every alignment.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
@@ -10,33 +10,34 @@ use rmsnorm_cuda::{
 
 use crate::support::{Gpu, bytes, upload};
 
-/// One for each way to share a row, with and without a rest; the last two fit nowhere on chip.
+/// One length for each way to divide a row, aligned and ragged; the last two stream.
 const COLS: [usize; 7] = [100, 4097, 16385, 40000, 70001, 131_072, 300_000];
 const ROWS: usize = 40;
-/// Rows that differ; the others repeat them, since to make them up takes longer than to normalize them.
+/// Rows that differ; the others repeat them, because generating values takes longer than
+/// normalizing them.
 const PERIOD: usize = 8;
 
-/// How the tensors of a call lie in their buffers.
+/// The layout of a call's tensors in their buffers.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// Elements in front of every matrix and of the weight.
+    /// Elements before every matrix and before the weight.
     offset: usize,
-    /// Elements between the end of a row and the next.
+    /// Elements between the end of a row and the next row.
     gap: usize,
 }
 
 const DENSE: Layout = Layout { offset: 0, gap: 0 };
-/// No wider access than of one element is aligned.
+/// Only single elements are aligned.
 const MISALIGNED: Layout = Layout { offset: 1, gap: 1 };
 
-/// Some rows of the data, laid out in some way.
+/// Some rows of the data, in a layout.
 struct Call<'a> {
     gpu: &'a CudaBackend,
     norm: NormSpec,
     layout: Layout,
 }
 
-/// The bytes of what a call says of each row: y, dx, rstd, and mean for layer norm.
+/// The bytes of each row's results: y, dx, rstd, and mean for layer norm.
 type Results = [Vec<Vec<u8>>; 4];
 const NAMES: [&str; 4] = ["y", "dx", "rstd", "mean"];
 
@@ -45,7 +46,7 @@ impl Call<'_> {
         self.norm.cols + self.layout.gap
     }
 
-    /// A matrix on the device, NaN around its rows.
+    /// A matrix on the device, with NaN around its rows.
     fn upload(&self, dense: &[bf16]) -> CudaSlice<bf16> {
         let mut host = vec![bf16::NAN; self.layout.offset];
         for row in dense.chunks_exact(self.norm.cols) {
@@ -61,7 +62,7 @@ impl Call<'_> {
         rows.map(|row| bytemuck::cast_slice(&row[..self.norm.cols]).to_vec()).collect()
     }
 
-    /// Forward, and backward with what forward has left.
+    /// Runs forward, then backward with the statistics of forward.
     fn run(&self, x: &[bf16], dy: &[bf16]) -> Results {
         let (Call { gpu, norm, layout: Layout { offset, .. } }, stride) = (self, self.stride());
         let is_layer = norm.norm == Norm::Layer;
@@ -101,7 +102,7 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     for (name, (got, expected)) in NAMES.into_iter().zip(misaligned.iter().zip(&batch)) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, misaligned", norm.name());
     }
-    // By the programs of many rows, which these are not: rows read again, and partial rows of dweight.
+    // The programs of many rows: rows read twice, and partial sums of dweight.
     let large = Call { gpu: &gpu.as_if_large(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
     for (name, (got, expected)) in NAMES.into_iter().zip(large.iter().zip(&batch)) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, as if large", norm.name());
@@ -117,8 +118,8 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     }
 }
 
-/// Rows of a small call stay in registers, those of a large one are read again: a program each, in tiles of all shapes that the built-in
-/// table has up to 16384 columns of 16 bits.
+/// A small call keeps rows in registers, a large call reads them twice. Tests both programs, with
+/// tiles of every form that the built-in table has up to 16384 columns of 16 bits.
 #[test]
 fn a_row_has_its_bits_among_few_and_among_many() {
     let Some(gpu) = Gpu::open() else { return };
@@ -134,7 +135,7 @@ fn a_row_has_its_bits_among_few_and_among_many() {
     const FEW: usize = 5;
     for norm in Norm::ALL {
         for cols in [24, 100, 512, 1021, 1024, 2048, 4096, 5001, 8192, 16384] {
-            // Each with about 12 million elements, which is more than registers hold.
+            // About 12 million elements each, which is more than registers hold.
             let rows = (12_usize << 20).div_ceil(cols);
             let spec = |rows| match norm {
                 Norm::Rms => NormSpec::rms(rows, cols, 1e-6),

@@ -1,4 +1,4 @@
-//! More than 2^31 and 2^32 elements: in many rows, in many short rows, and in a single row.
+//! More than 2^31 and 2^32 elements: in long rows, in short rows, and in a single row.
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DevicePtrMut, DriverError, sys};
@@ -11,7 +11,7 @@ use crate::support::Gpu;
 
 const BYTES: usize = size_of::<bf16>();
 
-/// A tensor that is one value everywhere.
+/// A tensor that has one value everywhere.
 fn constant(backend: &CudaBackend, value: bf16, len: usize) -> CudaSlice<bf16> {
     let stream = backend.stream();
     // SAFETY:
@@ -30,7 +30,7 @@ fn fill(backend: &CudaBackend, buffer: &mut CudaSlice<bf16>, value: bf16) -> Res
     unsafe { sys::cuMemsetD16Async(address, value.to_bits(), len, stream.cu_stream()) }.result()
 }
 
-/// Rows at both ends and where an index of 31 or 32 bits, of elements or bytes, would wrap.
+/// Rows at both ends, and where a 31-bit or 32-bit index of elements or bytes would wrap.
 fn telling_rows(rows: usize, cols: usize) -> Vec<usize> {
     let wraps = [1usize << 30, 1 << 31, 1 << 32].map(|elements| elements / cols);
     let around = wraps.into_iter().flat_map(|row| [row.saturating_sub(1), row, row + 1]);
@@ -77,7 +77,7 @@ impl Tensors {
         4 * rows * cols * BYTES + (4 << 30)
     }
 
-    /// Gives a row content of its own.
+    /// Gives a row different values.
     fn set_row(&mut self, backend: &CudaBackend, row: usize, seed: u64) {
         let range = row * self.norm.cols..(row + 1) * self.norm.cols;
         let (stream, len) = (backend.stream(), range.len());
@@ -110,11 +110,11 @@ fn bits(values: &[bf16]) -> Vec<u16> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Each telling row of a large call has the bits that it has in a call of its own: what is right there, and the
-/// conformance suite says so of small calls, is right here.
+/// Each telling row of a large call must have the bits of the same row in a small call, which the
+/// conformance suite covers.
 fn check_rows(backend: &CudaBackend, rows: usize, cols: usize) {
     let telling = telling_rows(rows, cols);
-    // One row of the many that are alike, too.
+    // Also one of the rows that are all alike.
     let mut small = Tensors::new(backend, telling.len() + 1, cols);
     let mut large = Tensors::new(backend, rows, cols);
     for (index, &row) in telling.iter().enumerate() {
@@ -136,7 +136,7 @@ fn check_rows(backend: &CudaBackend, rows: usize, cols: usize) {
     check_gradients(backend, &mut large);
 }
 
-/// Where the last row alone has a gradient, the sums over all rows are exactly its terms.
+/// If only the last row has a gradient, the sums over all rows are exactly its terms.
 fn check_gradients(backend: &CudaBackend, large: &mut Tensors) {
     let (rows, cols, stream) = (large.norm.rows, large.norm.cols, backend.stream());
     let mut single = Tensors::new(backend, 1, cols);
@@ -171,7 +171,8 @@ fn more_than_2_to_the_32_elements_in_short_rows() {
     }
 }
 
-/// Ones, so that every result is known without a reference of that size: the mean square is 1, and y the weight.
+/// All values are 1, so results are known without a reference: the mean square is 1, and y is the
+/// weight.
 #[test]
 fn more_than_2_to_the_31_elements_in_one_row() {
     let Some(gpu) = Gpu::open() else { return };
@@ -195,7 +196,8 @@ fn more_than_2_to_the_31_elements_in_one_row() {
     };
     assert_eq!(ends(&y), [1.0, 1.0, 1.0, 1.0, 1.0, 2.0]);
 
-    // A gradient in the last column alone: mean_wdy_xhat is 2 / cols, so that dx is 2 there and about -1e-9 elsewhere.
+    // With a gradient in the last column alone, mean_wdy_xhat is 2 / cols, so dx is 2 there and
+    // about -1e-9 elsewhere.
     let mut dy = constant(backend, bf16::ZERO, cols);
     stream.memcpy_htod(&[one], &mut dy.slice_mut(cols - 1..)).unwrap();
     let mut dweight = constant(backend, bf16::NAN, cols);

@@ -1,6 +1,8 @@
-//! What only a GPU can show, beside the conformance suite: graphs, streams, contexts, sizes past 32 bits, repeated bits.
+//! GPU tests that the conformance suite does not cover: graphs, streams, contexts, sizes past 32
+//! bits, repeated bits.
 //!
-//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `cuda`.
+//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names
+//! `cuda`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod errors;

@@ -1,4 +1,4 @@
-//! Buffers for what lies between two calls.
+//! Buffers between two calls.
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cuda::spec::{Error, Memory, NormSpec, bf16};
@@ -10,7 +10,8 @@ const ROWS: usize = 1000;
 const COLS: usize = 1024;
 const LEN: usize = ROWS * COLS;
 
-/// Two norms with a buffer in between, dropped before either has ended. Its memory is the next round's at once.
+/// Two norms with a buffer in between, which is dropped before they have run. The next round gets
+/// its memory at once.
 #[test]
 fn a_buffer_lives_as_long_as_the_calls_that_use_it() {
     let Some(gpu) = Gpu::open() else { return };
@@ -33,7 +34,7 @@ fn a_buffer_lives_as_long_as_the_calls_that_use_it() {
     }
 }
 
-/// Parts of views are the elements that a slice's would be.
+/// A part of a view has the same elements as a range of the slice.
 #[test]
 fn parts_are_where_they_should_be() {
     let Some(gpu) = Gpu::open() else { return };

@@ -1,4 +1,4 @@
-//! The ways of summing weight gradients, from one group for all rows to more groups than rows.
+//! Every way to sum weight gradients, from one group for all rows to more groups than rows.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::bounds::{Mode, Model, Statistics};
@@ -10,7 +10,7 @@ use rmsnorm_cuda::{
 
 use crate::support::Gpu;
 
-/// A call on the host, and what it must give.
+/// The inputs of a call, and its expected results.
 struct Case {
     norm: NormSpec,
     x: Vec<bf16>,
@@ -42,7 +42,7 @@ impl Case {
         Case { norm, x, dy, mean, rstd, by_partials, in_any_order }
     }
 
-    /// How many elements of dx, dweight and dbias are out of bounds.
+    /// The number of elements of dx, dweight and dbias that are out of bounds.
     fn wrong(&self, gpu: &CudaBackend, reduction: GradReduction) -> Result<usize, Error> {
         let (stream, cols) = (gpu.stream(), self.norm.cols);
         let (x, dy) = (stream.clone_htod(&self.x).unwrap(), stream.clone_htod(&self.dy).unwrap());
@@ -74,7 +74,7 @@ fn every_way_of_summing_is_within_bounds() {
         let locks = [1, 2, 7, 64, 4096, 1_000_000].map(|groups| GradReduction::Locks { groups });
         for reduction in locks.into_iter().chain([GradReduction::Atomics, GradReduction::Partials]) {
             assert_eq!(case.wrong(&gpu, reduction).unwrap(), 0, "{reduction:?}, {rows}x{cols}");
-            // Small calls have no partial rows, if they are not made to.
+            // Small calls have no partial sums unless forced.
             assert_eq!(
                 case.wrong(&gpu.as_if_large(), reduction).unwrap(),
                 0,
@@ -84,7 +84,8 @@ fn every_way_of_summing_is_within_bounds() {
     }
 }
 
-/// More groups than any device has room for: right, or a typed error, and the next call works.
+/// More groups than a device has memory for: a correct result or a typed error, and the next call
+/// works.
 #[test]
 fn groups_without_end_are_right_or_out_of_memory() {
     let Some(gpu) = Gpu::open() else { return };

@@ -1,4 +1,4 @@
-//! The same bits, every time, in every regime.
+//! Repeated calls give the same bits, in every program.
 
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward,
@@ -9,7 +9,7 @@ use crate::support::{Gpu, bytes, upload};
 
 const REPEATS: usize = 100;
 
-/// About this many elements a matrix.
+/// About this many elements per matrix.
 const ELEMENTS: usize = 1 << 21;
 
 fn results(backend: &CudaBackend, norm: &NormSpec) -> impl FnMut() -> [Vec<u8>; 6] {
@@ -54,8 +54,8 @@ fn repeated_calls_have_the_same_bits() {
     }
 }
 
-/// Rows in the registers of a cluster, of every size, with more rows than clusters are resident: what its blocks hand each
-/// other is ordered by a barrier that no sanitizer sees all of.
+/// Rows in the registers of a cluster, of every size, with more rows than resident clusters. A
+/// barrier orders the exchange between blocks, and no sanitizer checks all of it.
 #[test]
 fn repeated_forwards_of_long_rows_have_the_same_bits() {
     let Some(gpu) = Gpu::open() else { return };

@@ -1,9 +1,11 @@
-//! Backward calls of so many rows that every block goes round its ring several times: all rows, all columns.
+//! Backward calls with so many rows that every block goes around its ring several times: all rows
+//! and columns must be right.
 //!
-//! The rows of a call are the same few over and over, and equal rows have equal bits: what the reference says of the
-//! few holds for all. How many they are is a prime that divides no number of rows that are in flight together, so that
-//! a row taken for another of its block is not its equal. Everything that the gradients are summed from is a small
-//! multiple of one half: f32 adds it without rounding in any order, so that no row can be missing or counted twice.
+//! The rows of a call repeat a few rows, and equal rows have equal bits, so the reference needs
+//! only those few. Their number is a prime that divides no number of rows in flight, so that a
+//! block's wrong row differs from the right one. All terms of the gradients are small multiples of
+//! one half, which f32 adds exactly in any order, so a missing or repeated row always changes the
+//! sum.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::bounds::{Mode, Model, Statistics};
@@ -16,10 +18,11 @@ use rmsnorm_cuda::{
 
 use crate::support::Gpu;
 
-/// Twice round a ring of three steps, and one more step.
+/// Twice around a ring of three steps, and one more step.
 const STEPS: usize = 2 * 3 + 1;
 
-/// Lengths of bf16 rows, one for each way to share a row, and how many rows an H200 has in one step of all its blocks.
+/// Lengths of bf16 rows, one for each way to divide a row, and the rows that an H200 handles in one
+/// step of all blocks.
 const BF16: [(usize, usize); 16] = [
     (100, 8448),
     (128, 8448),
@@ -39,15 +42,15 @@ const BF16: [(usize, usize); 16] = [
     (131_072, 15),
 ];
 
-/// The same of f32.
+/// The same for f32.
 const F32: [(usize, usize); 2] = [(1024, 528), (16384, 66)];
 
-/// All steps, and a rest that not every block has a part of.
+/// All steps, and a remainder that only some blocks get rows of.
 fn rows(at_once: usize) -> usize {
     STEPS * at_once + at_once / 3 + 1
 }
 
-/// Multiples of one half of what [`values`] has: whole numbers between -4 and 4.
+/// Whole numbers between -4 and 4, from [`values`].
 fn whole<E: Element>(seed: u64, len: usize) -> Vec<E> {
     values::<f32>(seed, len).into_iter().map(|value| E::from_f32((2.0 * value).round())).collect()
 }
@@ -62,7 +65,7 @@ struct Period<E> {
     rstd: Vec<f32>,
 }
 
-/// What a call over all rows has left.
+/// The results of a call with all rows.
 struct Outputs<E> {
     dx: Vec<E>,
     dweight: Vec<f32>,
@@ -71,7 +74,7 @@ struct Outputs<E> {
 
 impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
     fn new(norm: Norm, cols: usize) -> Self {
-        // The reference takes its time.
+        // The reference is slow.
         let rows = match cols {
             0..=8192 => 61,
             8193..=65536 => 13,
@@ -86,7 +89,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         Period { norm: spec, x, dy, weight: values(3, cols), mean, rstd }
     }
 
-    /// A backward call of that many rows. Layer norm's sums dbias too.
+    /// A backward call with `rows` rows. Layer norm also sums dbias.
     fn backward(&self, gpu: &Gpu, rows: usize) -> Outputs<E> {
         let (stream, cols) = (gpu.stream(), self.norm.cols);
         let repeated = |period: &[E]| {
@@ -116,7 +119,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         }
     }
 
-    /// Judges the first rows of dx; the rest must be their copies.
+    /// Judges the first rows of dx; the other rows must be copies of them.
     fn check_dx(&self, gpu: &Gpu, dx: &[E], case: &str) {
         let (x, dy, weight) = (exact(&self.x), exact(&self.dy), exact(&self.weight));
         let (mean, rstd) = (exact(&self.mean), exact(&self.rstd));
@@ -144,7 +147,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
         );
     }
 
-    /// The sums over that many rows, which are exact.
+    /// The sums over `rows` rows, which are exact.
     fn gradients(&self, rows: usize) -> (Vec<f64>, Vec<f64>) {
         let cols = self.norm.cols;
         let (mut dweight, mut dbias) = (vec![0.0; cols], vec![0.0; cols]);
@@ -194,8 +197,8 @@ fn every_row_of_f32_is_right_in_every_round() {
     }
 }
 
-/// The last step of these has rows for some blocks only, and for some groups of the others: blocks that disagree on how
-/// many steps there are would wait for each other for ever.
+/// In the last step only some blocks have rows, and only some of their groups. Blocks that
+/// disagreed on the number of steps would wait for each other for ever.
 #[test]
 fn short_rows_that_leave_blocks_an_unequal_rest_are_right() {
     let Some(gpu) = Gpu::open() else { return };

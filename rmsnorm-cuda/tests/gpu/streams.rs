@@ -16,7 +16,8 @@ fn normalize(backend: &CudaBackend, x: &CudaSlice<bf16>, y: &mut CudaSlice<bf16>
     backend.forward(&NormSpec::rms(ROWS, COLS, 1e-6), Forward::new(x.as_view(), y.as_view_mut())).unwrap();
 }
 
-/// The input is written, and the output read, on a stream that knows of the backend's only through cudarc's events.
+/// The input is written, and the output read, on a stream that is ordered with the backend's stream
+/// only by cudarc's events.
 #[test]
 fn accesses_on_other_streams_are_in_order() {
     let Some(gpu) = Gpu::open() else { return };
@@ -39,7 +40,7 @@ fn accesses_on_other_streams_are_in_order() {
     }
 }
 
-/// Each thread has a stream of its own; all need the same kernel, which none has compiled.
+/// Each thread has its own stream; all need the same kernel, which is not compiled yet.
 #[test]
 fn threads_share_a_backend() {
     let Some(gpu) = Gpu::open() else { return };
@@ -60,7 +61,7 @@ fn threads_share_a_backend() {
     assert!(results.iter().all(|result| *result == results[0]));
 }
 
-/// What a call has allocated for itself is used after the last backend of the context is gone.
+/// A workspace that a call allocated is used after the last backend of the context is dropped.
 #[test]
 fn the_last_backend_may_be_dropped_while_its_calls_run() {
     let Some(gpu) = Gpu::open() else { return };

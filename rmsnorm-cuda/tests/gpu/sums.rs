@@ -1,4 +1,5 @@
-//! Gradients of weight and bias as f32 sums: what is rounded to the weight's dtype elsewhere, stored and added as it is.
+//! Gradients of weight and bias as f32 sums: stored and accumulated without rounding to the
+//! weight's dtype.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
@@ -11,10 +12,11 @@ use rmsnorm_cuda::{
 use crate::graphs::{capture, stream_without_events};
 use crate::support::Gpu;
 
-/// Shapes of each regime: split into rows and columns, several rows a block, a cluster a row, streaming; and of no rows.
+/// A shape for each kind of program: split, several rows per block, a cluster per row, streaming;
+/// and no rows.
 const SHAPES: [(usize, usize); 6] = [(64, 1000), (300, 33), (3000, 384), (150, 40000), (40, 300_000), (0, 100)];
 
-/// The tensors of a layer norm's backward call, but for what becomes of its gradients.
+/// The tensors of a backward call of layer norm, except its gradients.
 struct Data {
     norm: NormSpec,
     x: CudaSlice<bf16>,
@@ -31,7 +33,7 @@ impl Data {
         Data::of(backend, (rows, cols), [&x, &dy], &values(4, rows), 0.75)
     }
 
-    /// Of whole numbers so small that their sums are exact in any order.
+    /// Whole numbers so small that their sums are exact in any order.
     fn of_whole_numbers(backend: &CudaBackend, (rows, cols): (usize, usize)) -> Self {
         let whole = |factor: usize| -> Vec<bf16> {
             (0..rows * cols).map(|at| bf16::from_f32((at * factor / 8 % 9) as f32 - 4.0)).collect()
@@ -41,7 +43,7 @@ impl Data {
 
     fn of(backend: &CudaBackend, (rows, cols): (usize, usize), [x, dy]: [&[bf16]; 2], mean: &[f32], rstd: f32) -> Self {
         let stream = backend.stream();
-        // An allocation has elements, also where a call has none.
+        // A call may have no elements, but an allocation must have some.
         let padded = |values: &[bf16]| stream.clone_htod(&[values, &[bf16::NAN]].concat()).unwrap();
         let padded_f32 = |values: &[f32]| stream.clone_htod(&[values, &[f32::NAN]].concat()).unwrap();
         Data {
@@ -55,7 +57,7 @@ impl Data {
         }
     }
 
-    /// The call, with what becomes of its gradients.
+    /// The call, with the gradients that `with` adds.
     fn call<'a>(
         &'a mut self,
         backend: &CudaBackend,
@@ -75,7 +77,7 @@ impl Data {
         [dweight, dbias].map(|gradient| backend.download(&gradient).unwrap())
     }
 
-    /// The same as sums.
+    /// dweight and dbias as f32 sums.
     fn sums(&mut self, backend: &CudaBackend) -> [Vec<f32>; 2] {
         let [mut dweight, mut dbias] =
             [0; 2].map(|_| backend.stream().clone_htod(&vec![f32::NAN; self.norm.cols]).unwrap());
@@ -83,7 +85,7 @@ impl Data {
         [dweight, dbias].map(|gradient| backend.download(&gradient).unwrap())
     }
 
-    /// What is there before a call adds to it. Zeros have both signs.
+    /// The values that a call adds to. Zeros have both signs.
     fn held(&self) -> [Vec<f32>; 2] {
         [5, 6].map(|seed| {
             let mut held = values::<f32>(seed, self.norm.cols);
@@ -93,7 +95,7 @@ impl Data {
     }
 }
 
-/// Bit for bit, signs of zero included.
+/// Compares bits, signs of zero included.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
@@ -102,7 +104,7 @@ fn added(held: &[f32], sums: &[f32]) -> Vec<f32> {
     held.iter().zip(sums).map(|(held, sum)| held + sum).collect()
 }
 
-/// The backend, and the same with partial rows in calls as small as any.
+/// The backend, and the same backend with partial sums in small calls too.
 fn backends(gpu: &Gpu) -> [CudaBackend; 2] {
     [(**gpu).clone(), gpu.as_if_large()]
 }
@@ -141,7 +143,7 @@ fn accumulated_sums_are_added_to_what_is_there() {
     }
 }
 
-/// Whatever the order, whole numbers have one sum.
+/// Sums of whole numbers do not depend on the order.
 #[test]
 fn every_way_of_summing_adds_once() {
     let Some(gpu) = Gpu::open() else { return };
@@ -179,7 +181,7 @@ fn a_graph_adds_whenever_it_is_replayed() {
                     args.dweight_sum(dweight.as_view_mut()).dbias_sum(dbias.as_view_mut()).accumulate()
                 })
             };
-            // Compiles what the capture needs.
+            // Compiles the kernels that the capture needs.
             call().unwrap();
             let (outcome, graph) = capture(backend.stream(), call);
             outcome.unwrap();

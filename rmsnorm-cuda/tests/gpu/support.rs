@@ -1,4 +1,4 @@
-//! The device, one test at a time, and data for it.
+//! The device, for one test at a time, and data for it.
 
 use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,8 +9,8 @@ use rmsnorm_cuda::CudaBackend;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, DeviceRepr};
 use rmsnorm_cuda::spec::Element;
 
-/// The backend of one test. No other test runs meanwhile: some need most of the memory, and what one test enqueues on
-/// the default stream may not meet what another captures.
+/// The backend of one test. No other test runs meanwhile: some need most of the memory, and work on
+/// the default stream would disturb the captures of another test.
 pub struct Gpu {
     backend: CudaBackend,
     _alone: MutexGuard<'static, ()>,
@@ -25,21 +25,22 @@ impl Deref for Gpu {
 }
 
 impl Gpu {
-    /// A backend on the default stream; `None`, with the reason on stdout, where there is no GPU and nobody asks for one.
+    /// A backend on the default stream; `None`, with the reason on stdout, if there is no GPU and
+    /// none is required.
     pub fn open() -> Option<Gpu> {
         static ALONE: Mutex<()> = Mutex::new(());
-        // A test that failed has left nothing in the lock.
+        // The mutex guards no data, so a failed test leaves nothing inconsistent.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let backend = available(CudaBackend::new(0)).unwrap()?;
         Some(Gpu { backend, _alone: alone })
     }
 
-    /// Drops the backend, and still keeps other tests away.
+    /// Drops the backend, and keeps other tests locked out.
     pub fn close(self) -> MutexGuard<'static, ()> {
         self._alone
     }
 
-    /// Whether this much memory is free; says so if not.
+    /// Whether this much memory is free; prints a line if not.
     pub fn has_free(&self, bytes: usize) -> bool {
         self.stream().synchronize().unwrap();
         let (free, _) = self.stream().context().mem_get_info().unwrap();

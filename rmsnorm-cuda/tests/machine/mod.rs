@@ -1,5 +1,5 @@
-//! A machine as a process of its own sees it: stand-ins for NVIDIA's libraries in front of whatever the real one has. They are made by
-//! the C compiler `cc`; without one the cases that need them are skipped.
+//! A machine for a child process, with stand-ins for NVIDIA's libraries in front of the real ones.
+//! The C compiler `cc` builds them; without `cc` the cases that need them are skipped.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,16 +7,16 @@ use std::{env, fs};
 
 use tempfile::TempDir;
 
-/// Set in the processes that only answer.
+/// Set in child processes.
 const CHILD: &str = "RMSNORM_TEST_CHILD";
 
-/// A folder of libraries that the loader looks into first.
+/// A folder of libraries that the loader searches first.
 pub struct Machine {
     folder: TempDir,
 }
 
 impl Machine {
-    /// One where these libraries cannot be loaded: they hide those that the real one may have.
+    /// A machine where these libraries cannot be loaded; they hide the real ones.
     pub fn broken(names: &[&str]) -> Machine {
         let machine = Machine { folder: tempfile::tempdir().expect("a folder") };
         for name in names {
@@ -29,7 +29,7 @@ impl Machine {
         self.folder.path()
     }
 
-    /// With this library, whose text knows these numbers.
+    /// Adds this library, compiled with these numbers as macros.
     pub fn library(&self, name: &str, source: &str, numbers: &[(&str, i32)]) {
         let file = self.path().join("standin.c");
         fs::write(&file, source).expect("a source");
@@ -40,7 +40,8 @@ impl Machine {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// What the test `child_answers` of this program prints here, told what to do, with these variables.
+    /// The output of this program's test `child_answers` on this machine, with the task `what` and
+    /// these variables.
     pub fn run(&self, what: &str, variables: &[(&str, &str)]) -> String {
         let mut child = Command::new(env::current_exe().expect("this test"));
         child.args(["--exact", "child_answers", "--nocapture"]).env(CHILD, what).env("LD_LIBRARY_PATH", self.path());
@@ -50,12 +51,12 @@ impl Machine {
     }
 }
 
-/// What to do, in a process that only answers.
+/// The task of a child process.
 pub fn told() -> Option<String> {
     env::var(CHILD).ok()
 }
 
-/// The rest of the first line that begins so.
+/// The rest of the first line that starts with `begin`.
 pub fn line<'a>(text: &'a str, begin: &str) -> &'a str {
     text.lines().find_map(|line| line.strip_prefix(begin)).unwrap_or_else(|| panic!("no {begin:?} in: {text}"))
 }

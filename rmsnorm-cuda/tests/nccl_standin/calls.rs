@@ -1,4 +1,4 @@
-//! Which calls come when, and what they leave in memory.
+//! The order of calls to NCCL, and the contents of memory after them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{transcript, whole};
 /// Five units of two on three ranks: shares of 4, 4 and 2.
 const UNEVEN: Shares = Shares { units: 5, unit: 2, ranks: 3 };
 const EVEN: Shares = Shares { units: 3, unit: 2, ranks: 3 };
-/// The last two ranks have none.
+/// The last two ranks have no units.
 const ONE: Shares = Shares { units: 1, unit: 2, ranks: 3 };
 const NONE: Shares = Shares { units: 0, unit: 2, ranks: 3 };
 
@@ -51,7 +51,7 @@ fn all_gather(rank: usize, shares: Shares) {
     show(&comm, &tensor);
 }
 
-/// In the child.
+/// Runs in the child process.
 pub fn answer(what: &str) -> Option<()> {
     match what {
         "all_to_all" => all_to_all(1, UNEVEN),
@@ -74,7 +74,7 @@ pub fn answer(what: &str) -> Option<()> {
     Some(())
 }
 
-/// Init and drop are as always.
+/// Checks the calls between init and drop, which are the same in all cases.
 #[track_caller]
 fn calls(what: &str, expected: &[&str]) {
     let Some(machine) = whole() else { return };
@@ -189,7 +189,7 @@ fn sums_are_nccls_own() {
     calls("all_reduce", &expected);
 }
 
-/// Tensors of a stream that knows of the communicator's only by cudarc's events.
+/// Tensors of a stream that is ordered with the communicator's stream only by cudarc's events.
 fn other_stream() {
     let comm = comm(0, 2);
     let other = comm.stream().context().new_stream().unwrap();
@@ -227,7 +227,7 @@ fn current_device() {
     last.context().bind_to_thread().unwrap();
     let comm = NcclComm::from_rank(first, 2, 3, NcclComm::unique_id().unwrap()).unwrap();
     println!("answer: {}, {} of {}, {comm:?}", comm.stream().context().ordinal(), comm.rank(), comm.ranks());
-    // The call binds the thread to its device again; a tensor of another is refused.
+    // The call binds the thread to its own device again; a tensor of another device is refused.
     let mut tensor = counting(&last, UNEVEN.len());
     println!("answer: {}", comm.all_gather_in_place(&UNEVEN, tensor.as_view_mut()).unwrap_err());
 }
@@ -238,12 +238,12 @@ fn the_device_is_the_streams() {
     let lines = transcript(&machine, "current device", &[]);
     assert_eq!(lines[0], "init 2 of 3 on device 0");
     assert!(lines[1].starts_with("answer: 0, 2 of 3, NcclComm { rank: 2, ranks: 3, "), "{lines:#?}");
-    let refused = "answer: tensor: tensors lie in the context of the communicator's stream, the primary context of device 0, got one in \
-                   the primary context of device 1";
+    let refused = "answer: tensor: tensors must be in the context of the communicator's stream, the primary context of \
+                   device 0, got one in the primary context of device 1";
     assert_eq!(lines[2..], [refused, "finalize", "destroy"]);
 }
 
-/// A communicator of someone else's.
+/// A communicator of another owner.
 fn borrowed() {
     type Make = unsafe extern "C" fn(i32, i32, i32) -> ncclComm_t;
     // SAFETY:
@@ -254,7 +254,8 @@ fn borrowed() {
         library.get::<Make>("standin_comm").unwrap()
     };
     // SAFETY:
-    // - library, life, sharing: the stand-in's one communicator is never destroyed, and used here only.
+    // - library, life, sharing: the stand-in's one communicator is never destroyed, and used here
+    //   only.
     let comm = unsafe { NcclComm::from_raw(make(1, 3, 1), stream(0)) };
     println!("answer: {}", comm.unwrap_err());
     // SAFETY:
@@ -270,7 +271,7 @@ fn a_communicator_of_anothers_is_read_and_left_alone() {
     let Some(machine) = whole() else { return };
     for variables in [&[][..], &[("SLOW", "1")]] {
         let lines = transcript(&machine, "borrowed", variables);
-        let refused = "answer: stream: a communicator on device 1 has a stream of that device, got one of device 0";
+        let refused = "answer: stream: a communicator on device 1 needs a stream of that device, got one of device 0";
         assert_eq!((lines[0].as_str(), lines[1].as_str()), (refused, "group {"));
         assert_eq!(lines[lines.len() - 2..], ["}", "answer: 1 of 3, true"], "{lines:#?}");
     }

@@ -1,11 +1,12 @@
-// Two devices whose memory is the host's and whose streams are done at once. Says what concerns the order of streams.
+// Two devices whose memory is the host's and whose streams finish at once. Prints the calls that
+// order streams.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef unsigned long long address;
 
-// A context is a number, which NCCL's stand-in knows, too.
+// A context is a number, which NCCL's stand-in also knows.
 static _Thread_local char *current;
 #define CONTEXT(device) ((char *)0x1000 + (device))
 
@@ -24,7 +25,7 @@ int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(1); return 
 int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
 int cuStreamSynchronize(void *stream) { return 0; }
 
-// An event knows whether anything was recorded, and where: a wait for nothing is none.
+// An event stores whether and where it was recorded: waiting for an unrecorded event does nothing.
 struct event { int recorded; void *stream; };
 int cuEventCreate(struct event **event, unsigned flags) { *event = calloc(1, sizeof(struct event)); return 0; }
 int cuEventDestroy_v2(struct event *event) { free(event); return 0; }

@@ -1,4 +1,4 @@
-//! What is refused before anything is sent, and what happens after NCCL has failed.
+//! Calls that are refused before anything is sent, and calls after a failure of NCCL.
 
 use rmsnorm_cuda::cudarc::driver::CudaContext;
 use rmsnorm_cuda::dist::{Collective, Shares};
@@ -10,7 +10,7 @@ use crate::{transcript, whole};
 
 const SHARES: Shares = Shares { units: 5, unit: 2, ranks: 3 };
 
-/// In the child.
+/// Runs in the child process.
 pub fn answer(what: &str) -> Option<()> {
     match what {
         "misuse" => misuse(),
@@ -41,7 +41,7 @@ fn misuse() {
     println!("answer: {}", all_gather(&SHARES, 9));
     println!("answer: {}", all_gather(&Shares { ranks: 0, ..SHARES }, 10));
     println!("answer: {}", all_gather(&Shares { units: 0, ..SHARES }, 1));
-    // It was as if they had not been made.
+    // The refused calls have changed nothing.
     println!("answer: {:?}", comm.all_gather_in_place(&Shares { units: 3, ..SHARES }, to.slice_mut(..6)));
 }
 
@@ -54,10 +54,10 @@ fn nothing_is_sent_of_a_call_that_does_not_fit() {
         "answer: from: expected 10 elements, got 11",
         "answer: to: expected 12 elements, got 11",
         "answer: to: expected 12 elements, got 13",
-        "answer: shares: a communicator of 3 ranks has as many shares, got 2",
+        "answer: shares: Shares::ranks must be 3, the ranks of the communicator, got 2",
         "answer: from: expected 18446744073709551615 elements, got 10",
         "answer: tensor: expected 10 elements, got 9",
-        "answer: shares: a communicator of 3 ranks has as many shares, got 0",
+        "answer: shares: Shares::ranks must be 3, the ranks of the communicator, got 0",
         "answer: tensor: expected 0 elements, got 1",
         "all_gather 2 type 1 from 2",
         "answer: Ok(())",
@@ -75,7 +75,8 @@ fn no_such_rank() {
     let ours = stream(0).context().clone();
     // SAFETY:
     // - context: the stand-in's, which is not destroyed;
-    // - ownership: never taken, because what would give it back, the last drop, does not happen.
+    // - ownership: never taken: only the last drop would release the context, and the clone below
+    //   is never dropped.
     let other = unsafe { CudaContext::from_raw_context(0, ours.cu_device(), ours.cu_ctx()) }.unwrap();
     std::mem::forget(other.clone());
     println!("answer: {}", NcclComm::from_rank(other.default_stream(), 0, 1, id).unwrap_err());
@@ -85,15 +86,15 @@ fn no_such_rank() {
 fn there_is_no_communicator_without_a_rank() {
     let Some(machine) = whole() else { return };
     let expected = [
-        "answer: rank: the last of 3 ranks is 2, got 3",
+        "answer: rank: must be less than 3, the number of ranks, got 3",
         "answer: ranks: a communicator has 1 to 2147483647 ranks, got 0",
         "answer: ranks: a communicator has 1 to 2147483647 ranks, got 2147483648",
-        "answer: stream: NCCL works in the primary context of a device, got a stream of a context of device 0",
+        "answer: stream: NCCL needs a stream of the device's primary context, got a stream of a context of device 0",
     ];
     assert_eq!(transcript(&machine, "no such rank", &[]), expected);
 }
 
-/// Two uneven calls, an equal one and a sum, each with what it answers.
+/// Two uneven calls, an equal one and a sum; prints the result of each.
 fn failing() {
     let comm = match NcclComm::from_rank(stream(0), 1, 3, NcclComm::unique_id().unwrap()) {
         Ok(comm) => comm,
@@ -118,7 +119,7 @@ fn short(error: &Error) -> String {
     format!("{} {code:?}", source.to_string().split(':').next().unwrap_or_default())
 }
 
-/// The calls of `failing` without what is sent, if this one fails.
+/// The calls of `failing`, without sends and receives, if the call `at` fails.
 fn failing_at(at: &str) -> Vec<String> {
     let Some(machine) = whole() else { return Vec::new() };
     let lines = transcript(&machine, "failing", &[("FAIL_AT", at)]);
@@ -147,12 +148,12 @@ fn without_a_failure_all_is_called() {
     fails("nothing", &[&[init][..], &group, &group, &rest].concat());
 }
 
-/// The first reason is what every later call answers, nothing is sent any more, and the communicator is aborted.
+/// Every later call returns the first error, nothing more is sent, and the communicator is aborted.
 #[test]
 fn after_a_failure_nothing_is_sent() {
     let init = "init 1 of 3 on device 0";
     for (at, reason) in [
-        // The group is ended in any case.
+        // The group is always ended.
         ("ncclSend 1", "answer: ncclSend Some(6)"),
         ("ncclSend 2", "answer: ncclSend Some(6)"),
         ("ncclRecv 1", "answer: ncclRecv Some(6)"),
@@ -171,7 +172,7 @@ fn after_a_failure_nothing_is_sent() {
     fails("ncclAllReduce 1", &[&[init][..], &group, &group, &gathered, &[reason, "abort"]].concat());
 }
 
-/// What fails on the device is seen by the next call, or when the communicator is dropped.
+/// An error on the device is reported by the next call, or found when the communicator is dropped.
 #[test]
 fn asynchronous_errors_are_seen() {
     let init = "init 1 of 3 on device 0";
@@ -187,13 +188,14 @@ fn asynchronous_errors_are_seen() {
 #[test]
 fn a_communicator_that_cannot_be_made_is_an_error() {
     fails("ncclCommInitRank 1", &["answer: ncclCommInitRank Some(6)"]);
-    // It does not block, and fails later.
+    // A non-blocking communicator fails later.
     let Some(machine) = whole() else { return };
     let lines = transcript(&machine, "failing", &[("FAIL_AT", "async 2"), ("SLOW", "1")]);
     assert_eq!(lines, ["init 1 of 3 on device 0", "abort", "answer: ncclCommInitRank Some(6)"]);
 }
 
-/// Dropping never fails; what cannot be finalized is aborted, what cannot be destroyed is gone.
+/// Dropping never fails: a communicator that cannot be finalized is aborted; one that cannot be
+/// destroyed is leaked.
 #[test]
 fn a_communicator_that_cannot_be_given_back_is_no_panic() {
     for (at, end) in [("ncclCommFinalize 1", &["abort"][..]), ("ncclCommDestroy 1", &["finalize"])] {

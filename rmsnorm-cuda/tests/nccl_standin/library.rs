@@ -1,4 +1,4 @@
-//! NCCL missing, broken, too old.
+//! Errors for a missing, broken or old NCCL.
 
 use rmsnorm_cuda::NcclComm;
 use rmsnorm_cuda::spec::Error;
@@ -6,12 +6,12 @@ use rmsnorm_cuda::spec::Error;
 use crate::machine::{Machine, has_c_compiler, line};
 use crate::{NCCL, transcript};
 
-/// In the child: what NCCL is asked for without a device.
+/// Runs in the child process: calls that need NCCL but no device.
 pub fn answer(what: &str) -> Option<()> {
     if what != "library" {
         return None;
     }
-    // Twice, as the second answer comes from what the first has left.
+    // Twice, because the second call uses the cached result of the first.
     for _ in 0..2 {
         match (NcclComm::version(), NcclComm::unique_id()) {
             (Ok(version), Ok(id)) => println!("answer: {version:?}, {:?}", &id.as_bytes()[..4]),
@@ -39,7 +39,7 @@ fn answers(machine: &Machine, folder: &str, expected: &[&str]) {
 fn nccl_that_cannot_be_loaded_is_unavailable() {
     let machine = Machine::broken(&["libnccl.so.2", "libnccl.so"]);
     let begin = "unavailable: the nccl backend is not available: no NCCL library can be loaded, tried libnccl.so.2, libnccl.so (";
-    answers(&machine, "", &[begin, "install NCCL", "or let RMSNORM_NCCL name the folder"]);
+    answers(&machine, "", &[begin, "install NCCL", "or set RMSNORM_NCCL to the folder"]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn an_old_nccl_is_unavailable() {
         let machine = Machine::broken(&[]);
         for (code, version) in [(2804, "2.8.4"), (21304, "2.13.4")] {
             machine.library("libnccl.so.2", NCCL, &[("VERSION", code), ("NO_FINALIZE", 1)]);
-            let reason = format!("libnccl.so.2 is NCCL {version}, 2.14.0 is the oldest that will do");
+            let reason = format!("libnccl.so.2 is NCCL {version}, the oldest supported version is 2.14.0");
             answers(&machine, "", &["unavailable: ", &reason]);
         }
     }
@@ -102,7 +102,7 @@ fn an_id_that_nccl_cannot_make_is_a_device_error() {
         let answers = transcript(&machine, "library", &[("FAIL_AT", "ncclGetUniqueId 1")]);
         let expected = "answer: device: nccl device error: ncclGetUniqueId: remote process exited (code 6); NCCL's last error: the \
                         stand-in was told to fail";
-        // The second time it succeeds.
+        // The second call succeeds.
         assert_eq!(answers, [expected, "answer: (2, 28, 9), [0, 3, 6, 9]"]);
     }
 }

@@ -1,7 +1,8 @@
-//! What is said to NCCL, and what a user is told where it is missing, too old or fails: with a stand-in that says every call, on devices
-//! that are none. What NCCL does with it, two GPUs show: tests/nccl.rs.
+//! The calls that NCCL gets, and the errors for an NCCL that is missing, old or failing. A stand-in
+//! for NCCL prints every call; the devices are stand-ins too. Tests with the real NCCL:
+//! tests/nccl.rs.
 //!
-//! Libraries are loaded once a process, so each case runs in a process of its own: this test, started again.
+//! Libraries are loaded once per process, so each case runs this test again in its own process.
 #![cfg(all(target_os = "linux", feature = "nccl"))]
 #![expect(
     clippy::expect_used,
@@ -21,7 +22,7 @@ use machine::{Machine, has_c_compiler, told};
 const DRIVER: &str = include_str!("driver.c");
 const NCCL: &str = include_str!("nccl.c");
 
-/// Not a test by itself: does what a test of another process asked for.
+/// Runs in the child process of the other tests; does their task.
 #[test]
 fn child_answers() {
     if let Some(what) = told() {
@@ -29,7 +30,8 @@ fn child_answers() {
     }
 }
 
-/// Two devices and an NCCL without other ranks; none, with the reason on stdout, where there is no C compiler.
+/// Two devices and an NCCL without other ranks; `None`, with the reason on stdout, without a C
+/// compiler.
 fn whole() -> Option<Machine> {
     has_c_compiler().then(|| {
         let machine = Machine::broken(&[]);
@@ -39,7 +41,7 @@ fn whole() -> Option<Machine> {
     })
 }
 
-/// What was called and answered.
+/// The calls and answers of a child process.
 fn transcript(machine: &Machine, what: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let text = machine.run(what, &[&[("RMSNORM_NCCL", "")], variables].concat());
     let is_ours = |line: &&str| line.starts_with("call: ") || line.starts_with("answer: ");

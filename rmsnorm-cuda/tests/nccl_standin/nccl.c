@@ -1,5 +1,6 @@
-// A rank of a communicator without others. It says every call, with the bytes that are sent; what is received from rank r is 100 + r.
-// FAIL_AT names a call that fails, and which of its calls that is: "ncclSend 2". With SLOW a communicator does not block.
+// One rank of a communicator without other ranks. It prints every call, with the bytes sent; the
+// bytes received from rank r are 100 + r. FAIL_AT names a call that fails, with its number:
+// "ncclSend 2". With SLOW, a communicator does not block.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static int fails(const char *name, int call) {
     return at && !strcmp(at, wanted);
 }
 
-// What a call of a communicator that does not block answers, before two questions after its state.
+// The status of a call of a non-blocking communicator; the next two polls of its state return "in
+// progress".
 static int later(ncclComm_t comm) {
     if (!getenv("SLOW") || depth) return 0;
     comm->polls = 2;
@@ -55,7 +57,7 @@ int ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
     return later(*comm);
 }
 
-// For a communicator that is not ours.
+// For a communicator of another owner.
 ncclComm_t standin_comm(int rank, int ranks, int device) {
     the_comm = (struct comm){rank, ranks, device, getenv("SLOW") ? 2 : 0};
     return &the_comm;

@@ -1,4 +1,4 @@
-//! What a call is, its data, and what it must give.
+//! A call, its data, and its expected results.
 
 use rmsnorm_conformance::bounds::{Mode, Model};
 use rmsnorm_conformance::testing::{Bits, ForwardTruth, exact, values};
@@ -9,7 +9,7 @@ use rmsnorm_cuda::spec::{DType, Element, Norm, NormSpec, RowGroups, Tensor, bf16
 
 use crate::tensors::Output;
 
-/// A call on as many ranks.
+/// A call on `ranks` ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub ranks: usize,
@@ -20,13 +20,13 @@ pub struct Case {
     pub is_in_place: bool,
     /// Elements between two rows of every matrix.
     pub gap: usize,
-    /// Elements before the first.
+    /// Elements before the first row.
     pub offset: usize,
-    /// Whether the offset of each rank is another one.
+    /// Whether each rank has a different offset.
     pub is_uneven: bool,
-    /// Rows of a group, where they lie in groups.
+    /// Rows of a group, if rows are grouped.
     pub rows_per_group: Option<usize>,
-    /// Room for the x of one rank.
+    /// Bytes for the x of one rank.
     pub bytes: usize,
     pub seed: u64,
 }
@@ -59,13 +59,13 @@ impl Case {
         if self.is_uneven { self.offset + rank } else { self.offset }
     }
 
-    /// Groups are a few elements further apart than their rows.
+    /// Groups have a few elements of padding between them.
     pub fn groups(&self) -> Option<RowGroups> {
         self.rows_per_group.map(|rows| RowGroups { rows, stride: rows * self.stride() + 8 })
     }
 }
 
-/// What goes in: the x of each rank, and what all have.
+/// The inputs: the x of each rank, and the tensors that all ranks share.
 #[derive(Clone)]
 pub struct Data<T, W, R> {
     pub x: Vec<Vec<T>>,
@@ -87,20 +87,21 @@ impl<T: Element, W: Element, R: Element> Data<T, W, R> {
         }
     }
 
-    /// The same with values that are no numbers, of 12 rows and 3 ranks: NaN, among them the bits that an empty slot has, infinities, zeros of both
-    /// signs, subnormals.
+    /// The same with special values, for 12 rows and 3 ranks: NaN (among them the bits of an empty
+    /// slot), infinities, zeros of both signs, subnormals.
     pub fn with_specials(case: &Case) -> Self {
         let (mut data, cols) = (Data::new(case), case.spec.cols);
         let infinities = [f32::INFINITY, -f32::INFINITY, -0.0].map(|value| T::from_f32(value).bits());
         let specials = [u32::MAX, u32::MAX >> 1, 0, 1].into_iter().chain(infinities);
         for (row, special) in specials.enumerate() {
-            // Two neighbours on one rank, and the last of a row: each word of a slot, and half a word.
+            // Two neighbours on one rank, and the last element of a row: each word of a slot, and
+            // half a word.
             for element in [row * cols, row * cols + 1, row * cols + cols - 1] {
                 data.x[row % 3][element] = T::from_bits(special);
             }
         }
         for x in &mut data.x {
-            // A row of ones on all ranks, one of negative zeros.
+            // One row has all bits set on all ranks, one is negative zeros.
             x[10 * cols..11 * cols].fill(T::from_bits(u32::MAX));
             x[11 * cols..12 * cols].fill(T::from_f32(-0.0));
         }
@@ -108,14 +109,15 @@ impl<T: Element, W: Element, R: Element> Data<T, W, R> {
         data
     }
 
-    /// The sum, (1').
+    /// The sum, equation (1').
     pub fn sum(&self, case: &Case) -> Vec<f64> {
         let x: Vec<f64> = self.x.iter().flat_map(|x| exact(x)).collect();
         let residual = case.has_residual.then(|| exact(&self.residual));
         sum_of_parts(&x, case.ranks, residual.as_deref(), R::DTYPE)
     }
 
-    /// Every rank has the sum bit for bit, the same bits of everything, and y and the statistics within their bounds.
+    /// Checks that all ranks have the same bits, that the sum is exact, and that y and the
+    /// statistics are within their bounds.
     pub fn judge(&self, backend: &CudaBackend, case: &Case, outputs: &[Output]) {
         self.judge_by(&backend.arithmetic(), case, outputs);
     }
@@ -141,14 +143,14 @@ impl<T: Element, W: Element, R: Element> Data<T, W, R> {
         let judged = [(Tensor::Y, Some(y)), (Tensor::Mean, mean.as_ref()), (Tensor::Rstd, Some(rstd))];
         for (tensor, got) in judged.into_iter().filter_map(|(tensor, got)| Some((tensor, got?))) {
             let verdict = truth.judge_bits(tensor, got);
-            // Rows with NaN or infinities have nothing due but that they are such.
+            // In rows with NaN or infinities, results only need to be of the same kind.
             let is_good = verdict.failures == 0 && !verdict.vacuous;
             assert!(is_good, "{case:?}: {tensor}: {verdict:?}");
         }
     }
 }
 
-/// One value each, and so every bit; of NaN only that it is one.
+/// Each value of the sum has one right bit pattern, except NaN, which may be any NaN.
 fn assert_sum(case: &Case, got: &Bits, sum: &[f64], dtype: DType) {
     let expected = Bits::rounded(sum, dtype);
     assert_eq!(got.bits.len(), expected.bits.len());
@@ -161,7 +163,7 @@ fn assert_sum(case: &Case, got: &Bits, sum: &[f64], dtype: DType) {
     }
 }
 
-/// The reference itself passes in the shapes of these tests, and a sum with one other bit does not.
+/// The reference passes in the shapes of these tests; a sum with one changed bit fails.
 #[test]
 fn the_judge_knows_right_from_wrong() {
     fn judged<T: Element, W: Element, R: Element>(case: Case, is_broken: bool) -> bool {

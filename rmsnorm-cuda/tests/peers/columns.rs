@@ -1,4 +1,4 @@
-//! Rows whose columns are divided among the ranks of a group.
+//! Column-divided rows in a group.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use rmsnorm_dist::{Ranks, ShardedNorm};
 
 use crate::machine::{Machine, on_each};
 
-/// Room for the numbers of 100 rows: calls of more go in several launches.
+/// Bytes for the statistics of 100 rows: calls with more rows take several launches.
 const ROOM: usize = 1600;
 
 const EPS: f32 = 1e-5;
 
-/// Kernels are loaded as cases come, which takes a GPU for each rank.
+/// Kernels are loaded case by case, which needs a GPU for each rank.
 #[test]
 fn divided_columns_pass_the_suite() {
     let Some(machine) = Machine::open() else { return };
@@ -31,17 +31,17 @@ fn divided_columns_pass_the_suite() {
     }
 }
 
-/// What a call is, on each of so many ranks.
+/// A call, with the columns of each rank.
 #[derive(Clone, Debug)]
 struct Case {
     norm: Norm,
     rows: usize,
     columns: Vec<usize>,
-    /// The group's memory.
+    /// The bytes of the group's memory.
     room: usize,
 }
 
-/// What a rank has of its columns, and of whole rows.
+/// The results of a rank: its columns of y, and the statistics of whole rows.
 struct Output {
     y: Vec<bf16>,
     mean: Vec<u32>,
@@ -49,7 +49,7 @@ struct Output {
 }
 
 impl Case {
-    /// Of which 100 rows are one launch.
+    /// 100 rows fit one launch.
     fn new(norm: Norm, rows: usize, columns: Vec<usize>) -> Self {
         Case { norm, rows, columns, room: ROOM }
     }
@@ -62,7 +62,7 @@ impl Case {
         }
     }
 
-    /// A rank's x. Each rank has another mean.
+    /// A rank's x. Each rank has a different mean.
     fn x(&self, rank: usize) -> Vec<bf16> {
         let values: Vec<bf16> = values(rank as u64, self.rows * self.columns[rank]);
         values.into_iter().map(|value| bf16::from_f32(value.to_f32() + rank as f32)).collect()
@@ -72,15 +72,16 @@ impl Case {
         values(50 + rank as u64, self.columns[rank])
     }
 
-    /// Compiles, before any rank waits for another.
+    /// Compiles the kernels, before any rank waits for another.
     fn prepare(&self, group: &PeerGroup) {
         let tensors = [Tensor::Weight, Tensor::Rstd];
         let problem = Problem::forward(self.norm, self.rows, self.columns[group.rank()], DType::Bf16, &tensors);
-        // All columns here are whole accesses.
+        // All columns here allow the widest access.
         group.prepare_columns(&problem, 16).unwrap();
     }
 
-    /// These rows of a rank's x, normalized. Between the two meetings of all ranks nothing is allocated or copied.
+    /// Normalizes these rows of a rank's x. Nothing is allocated or copied between the two
+    /// barriers.
     fn call(&self, (backend, group): (&CudaBackend, &PeerGroup), all_there: &Barrier, x: &[bf16]) -> Output {
         let rows = x.len() / self.columns[group.rank()];
         let cols = self.columns[group.rank()];
@@ -102,7 +103,7 @@ impl Case {
         Output { y: backend.download(&y).unwrap(), mean: bits(&mean), rstd: bits(&rstd) }
     }
 
-    /// The same statistics on all ranks, and y that is the norm of whole rows.
+    /// Checks that all ranks have the same statistics, and that y is the norm of whole rows.
     fn judge(&self, backend: &CudaBackend, outputs: &[Output]) {
         for (rank, output) in outputs.iter().enumerate() {
             assert!(output.rstd == outputs[0].rstd, "{self:?}: rstd of rank {rank} is another");
@@ -136,7 +137,7 @@ impl Case {
                 self.prepare(&group);
                 let output = self.call(rank, &all_there, &x);
                 let cols = self.columns[group.rank()];
-                // A row alone, by rows that all ranks agree on.
+                // Single rows, the same on all ranks.
                 for row in [0, self.rows / 3, self.rows - 1] {
                     let range = row * cols..(row + 1) * cols;
                     let alone = self.call(rank, &all_there, &x[range.clone()]);
@@ -150,7 +151,8 @@ impl Case {
     }
 }
 
-/// As streams of one GPU, and on a GPU each: in one kernel, and, of long rows, in three. More rows than slots and than blocks.
+/// Ranks as streams of one GPU, and each on its own GPU; one kernel, or three for long rows. More
+/// rows than slots, and than blocks.
 #[test]
 fn whole_rows_are_normalized_by_all_ranks_alike() {
     let Some(machine) = Machine::open() else { return };
@@ -158,10 +160,10 @@ fn whole_rows_are_normalized_by_all_ranks_alike() {
         for ranks in [2, 3, 4, 8] {
             Case::new(norm, 300, vec![1024; ranks]).run(&machine);
         }
-        // A block has several rows of a launch, of which three are in its registers.
+        // A block has several rows of a launch, three of them in its registers.
         Case { room: 16 * 700, ..Case::new(norm, 700, vec![4096; 2]) }.run(&machine);
         Case::new(norm, 120, vec![20_000; 2]).run(&machine);
-        // One rank in three kernels, the other in one.
+        // One rank runs three kernels, the other one.
         Case::new(norm, 120, vec![20_000, 4096]).run(&machine);
         Case::new(norm, 3, vec![16384, 8, 8192]).run(&machine);
     }

@@ -1,4 +1,4 @@
-//! Calls captured into a graph of each rank, and replayed: the epoch moves on in the memory of the device.
+//! Calls captured into a graph on each rank, and replayed: the epoch advances in device memory.
 
 use std::sync::Barrier;
 
@@ -14,8 +14,8 @@ use crate::tensors::Tensors;
 
 const REPLAYS: u64 = 6;
 
-/// `calls` of them in one graph, so that replays begin at either parity of the epoch. `bytes` may make pieces of a call. With
-/// `y_rows` the residual stream is divided by rows.
+/// Puts `calls` calls into one graph, so that replays start at either parity of the epoch. A small
+/// `bytes` splits a call. With `y_rows`, the residual is divided by rows.
 fn check_replays(machine: &Machine, case: &Case, calls: usize, y_rows: Option<YRows>) {
     let make = |tensors: &mut Tensors<bf16, bf16, bf16>, group: &PeerGroup| match y_rows {
         Some(y_rows) => tensors.call_on_rows(group, y_rows),
@@ -35,7 +35,8 @@ fn check_replays(machine: &Machine, case: &Case, calls: usize, y_rows: Option<YR
             stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
             (0..calls).for_each(|_| make(&mut tensors, &group).unwrap());
             let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-            // Else the first launch would, while a kernel of another rank may be waiting on the same device.
+            // Otherwise the first launch would upload the graph, while a kernel of another rank may
+            // be waiting on the same device.
             graph.upload().unwrap();
             stream.synchronize().unwrap();
             let outputs: Vec<_> = data
@@ -43,7 +44,7 @@ fn check_replays(machine: &Machine, case: &Case, calls: usize, y_rows: Option<YR
                 .enumerate()
                 .map(|(replay, data)| {
                     tensors.fill(backend, data);
-                    // Between two replays some calls are made directly.
+                    // Some direct calls come between replays.
                     if replay % 2 == 1 {
                         all_there.wait();
                         make(&mut tensors, &group).unwrap();

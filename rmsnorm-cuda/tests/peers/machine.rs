@@ -1,4 +1,4 @@
-//! The devices, one test at a time, and ranks on them.
+//! The devices, for one test at a time, and ranks on them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,20 +8,21 @@ use rmsnorm_conformance::testing::available;
 use rmsnorm_cuda::cudarc::driver::{result, sys};
 use rmsnorm_cuda::{CudaBackend, PeerGroup};
 
-/// What CUDA has of hardware queues by default is 8, and two streams on one of them wait for each other.
+/// The number of CUDA's hardware queues, 8 by default; two streams on one queue wait for each
+/// other.
 const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// All devices. No other test runs meanwhile: ranks on one device take all of it.
+/// All devices. No other test runs meanwhile, because ranks on one device take all of it.
 pub struct Machine {
     devices: Vec<CudaBackend>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Machine {
-    /// `None`, with the reason on stdout, where there is no GPU and nobody asks for one.
+    /// `None`, with the reason on stdout, if there is no GPU and none is required.
     pub fn open() -> Option<Machine> {
         static ALONE: Mutex<()> = Mutex::new(());
-        // A test that failed has left nothing in the lock.
+        // The mutex guards no data, so a failed test leaves nothing inconsistent.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         allow_queues();
         available(CudaBackend::device_count().map(|_| ())).unwrap()?;
@@ -36,7 +37,8 @@ impl Machine {
         Some(Machine { devices, _alone: alone })
     }
 
-    /// So many ranks in each way that the machine has: as streams of one device, and on a device each.
+    /// `ranks` ranks in each way that the machine allows: as streams of one device, and each on its
+    /// own device.
     pub fn places(&self, ranks: usize) -> Vec<Vec<CudaBackend>> {
         let mut places = vec![self.on_one(ranks)];
         if (2..=self.devices.len()).contains(&ranks) {
@@ -45,12 +47,12 @@ impl Machine {
         places
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub fn devices(&self) -> usize {
         self.devices.len()
     }
 
-    /// So many ranks as streams of the first device.
+    /// `ranks` ranks as streams of the first device.
     pub fn on_one(&self, ranks: usize) -> Vec<CudaBackend> {
         (0..ranks).map(|_| stream_of(&self.devices[0])).collect()
     }
@@ -61,32 +63,36 @@ fn stream_of(device: &CudaBackend) -> CudaBackend {
     device.on(device.stream().context().new_stream().unwrap()).unwrap()
 }
 
-/// Lets as many streams run side by side as CUDA has queues for, unless somebody has said how many. It counts when CUDA starts.
+/// Raises the number of hardware queues to CUDA's maximum, unless the variable is set. Must come
+/// before CUDA starts.
 fn allow_queues() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
         if std::env::var_os(QUEUES).is_none() {
             // SAFETY:
-            // - other threads: those of the test harness, which start tests that wait here for their turn; none reads the environment.
+            // - other threads: those of the test harness, which start tests that wait here for
+            //   their turn; none reads the environment.
             unsafe { std::env::set_var(QUEUES, "32") };
         }
     });
 }
 
-/// Where streams stop until the threads of all have enqueued what comes behind: how far threads are apart makes no difference to it.
+/// Holds streams until all threads have enqueued their work, so that delays between threads do not
+/// matter.
 pub struct Gate {
-    /// In memory of the host that every device can read; 1 when the gate is open.
+    /// A word in host memory that every device can read; 1 when the gate is open.
     word: &'static AtomicU32,
     threads: Barrier,
 }
 
 impl Gate {
-    /// For so many threads, to be opened once.
+    /// A gate for `threads` threads, to be opened once.
     pub fn new(machine: &Machine, threads: usize) -> Gate {
         machine.devices[0].stream().context().bind_to_thread().unwrap();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY:
-        // - memory: of the size and alignment of the word, set before it is shared, and never freed.
+        // - memory: of the size and alignment of the word, set before it is shared, and never
+        //   freed.
         let word = unsafe {
             let word = result::malloc_host(size_of::<AtomicU32>(), flags).unwrap().cast::<AtomicU32>();
             word.write(AtomicU32::new(0));
@@ -95,7 +101,7 @@ impl Gate {
         Gate { word, threads: Barrier::new(threads) }
     }
 
-    /// Everything that is enqueued from here on waits.
+    /// All work that is enqueued after this call waits.
     pub fn stop(&self, backend: &CudaBackend) {
         backend.stream().context().bind_to_thread().unwrap();
         let (word, is_open) = (std::ptr::from_ref(self.word) as sys::CUdeviceptr, 1);
@@ -105,14 +111,14 @@ impl Gate {
         unsafe { sys::cuStreamWaitValue32_v2(backend.stream().cu_stream(), word, is_open, is_equal) }.result().unwrap();
     }
 
-    /// Waits for all threads.
+    /// Waits for all threads, then opens the gate.
     pub fn open(&self) {
         self.threads.wait();
         self.word.store(1, Ordering::Release);
     }
 }
 
-/// Runs this on a thread for each rank; what they give, by rank.
+/// Runs `run` on a thread for each rank; returns the results by rank.
 pub fn on_each<Out: Send>(groups: Vec<PeerGroup>, run: impl Fn(PeerGroup) -> Out + Sync) -> Vec<Out> {
     let run = &run;
     thread::scope(|scope| {

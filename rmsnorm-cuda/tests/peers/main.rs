@@ -1,6 +1,7 @@
-//! `PeerGroup`: ranks as streams of one GPU, and as GPUs where there are several. What only a GPU can show.
+//! `PeerGroup` on GPUs: ranks as streams of one GPU, and each on its own GPU if there are several.
 //!
-//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `cuda`.
+//! Without a GPU every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names
+//! `cuda`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod case;

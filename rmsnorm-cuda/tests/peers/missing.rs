@@ -1,6 +1,8 @@
-//! A rank that does not come: the others say so after the deadline, and are no further use to anybody.
+//! A missing rank: the other ranks report it after the deadline, and their group cannot be used any
+//! more.
 //!
-//! The deadline is of the device's clock, and ranks wait for each other in kernels that start together: how busy the host is does not count.
+//! The deadline uses the device's clock, and the kernels of all ranks start together, so a busy
+//! host does not matter.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -24,7 +26,7 @@ fn named(result: Result<(), Error>) -> Option<usize> {
     }
 }
 
-/// All but `missing` make a call of three ranks.
+/// All ranks except `missing` make a call on three ranks.
 fn check_missing(machine: &Machine, case: &Case, missing: usize) {
     let data = Data::<bf16, bf16, bf16>::new(case);
     for backends in machine.places(case.ranks) {
@@ -34,7 +36,7 @@ fn check_missing(machine: &Machine, case: &Case, missing: usize) {
             let stream = backend.stream();
             let mut tensors = Tensors::new(backend, case, &data, group.rank());
             tensors.prepare(&group).unwrap();
-            // A call with all of them first: the group is good.
+            // First a call with all ranks: the group works.
             all_there.wait();
             tensors.call(&group).unwrap();
             stream.synchronize().unwrap();
@@ -52,7 +54,7 @@ fn check_missing(machine: &Machine, case: &Case, missing: usize) {
             all_there.wait();
             tensors.output(backend)
         });
-        // What the last call before has left with the rank that made no other.
+        // The rank without a second call still has the results of the first.
         data.judge(&backends[0], case, &outputs[missing..=missing]);
     }
 }
@@ -69,7 +71,8 @@ fn others_end_and_name_the_rank_that_did_not_come() {
     check_missing(&machine, &Case::new(2, NormSpec::layer(200, 10_001, 1e-5)), 0);
 }
 
-/// Owners of rows add, of which some ranks have none: they hear of it by what the owners do not send, be the missing rank an owner or not.
+/// With row owners, ranks without rows learn of the missing rank only from data that the owners do
+/// not send, whether the missing rank is an owner or not.
 #[test]
 fn ranks_without_a_row_get_no_sum_of_what_did_not_come() {
     const OWNERS: usize = 5;
@@ -94,14 +97,14 @@ fn ranks_without_a_row_get_no_sum_of_what_did_not_come() {
             named(group.check())
         });
         for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != missing) {
-            // Those that own a row had parts to wait for.
+            // Owners wait for the x of the missing rank.
             let is_right = if rank < OWNERS { error == Some(missing) } else { error.is_some_and(|it| it < OWNERS) };
             assert!(is_right, "without rank {missing}, rank {rank}: {error:?}");
         }
     }
 }
 
-/// A rank that comes too late finds what the others had sent. Its next call is in vain, and it names one of them.
+/// A late rank finds the data that the others sent. Its next call fails, and names one of them.
 #[test]
 fn who_comes_late_finds_what_was_sent_and_then_nobody() {
     let Some(machine) = Machine::open() else { return };
@@ -136,8 +139,8 @@ fn who_comes_late_finds_what_was_sent_and_then_nobody() {
     }
 }
 
-/// Nobody asks the host before a replay: the kernels of a group that is lost end by themselves, without waiting once more, and send nothing.
-/// Those of the graph would wait for ever.
+/// Nothing checks the group before a replay: the kernels of a lost group end at once, without
+/// waiting, and send nothing. The deadline of this graph is infinite.
 #[test]
 fn a_graph_of_a_lost_group_ends_at_once() {
     let Some(machine) = Machine::open() else { return };

@@ -1,6 +1,8 @@
-//! Ranks that are processes: this test program starts itself, once for each rank, on a GPU each where there are enough, else all on one.
+//! Ranks in several processes: this test program starts itself once for each rank, each on its own
+//! GPU if there are enough, otherwise all on one.
 //!
-//! On one GPU the processes have it in turn, so that a kernel which waits for another's takes some milliseconds.
+//! Processes take turns on one GPU, so a kernel that waits for another process takes some
+//! milliseconds.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio, exit};
@@ -16,22 +18,22 @@ use crate::case::{Case, Data};
 use crate::machine::Machine;
 use crate::tensors::Tensors;
 
-/// What a started process is told: `rank ranks device what folder`.
+/// The task of a started process: `rank ranks device what folder`.
 const PART: &str = "RMSNORM_TEST_PEER";
 
-/// Longer than ranks are apart that have just met.
+/// Longer than the delay between ranks that have just met.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Longer than anything here takes.
+/// Longer than any step here takes.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What ranks do beside passing every case.
+/// The scenarios; in `Calls` and `Over` every case must pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     Calls,
-    /// Rank 1 ends without a word.
+    /// Rank 1 exits without a message.
     Death,
-    /// Rank 1 has made room for other calls.
+    /// Rank 1 passes other `bytes`.
     Mixed,
     /// As `Calls`, over NCCL.
     Over,
@@ -41,7 +43,7 @@ enum What {
 
 const WHATS: [What; 5] = [What::Calls, What::Death, What::Mixed, What::Over, What::MixedOver];
 
-/// What one process is, and does.
+/// The place and the scenario of one process.
 struct Part {
     rank: usize,
     ranks: usize,
@@ -78,14 +80,14 @@ impl Part {
         self.folder.join(format!("{kind}-{rank}"))
     }
 
-    /// Leaves bytes for the others: there as a whole, or not at all.
+    /// Leaves bytes for the others, in one atomic step.
     fn leave(&self, kind: &str, bytes: &[u8]) {
         let new = self.file(&format!("{kind}-new"), self.rank);
         fs::write(&new, bytes).unwrap();
         fs::rename(new, self.file(kind, self.rank)).unwrap();
     }
 
-    /// What that rank has left, once it has.
+    /// Waits for the bytes that rank `rank` leaves.
     fn take(&self, kind: &str, rank: usize) -> Vec<u8> {
         let start = Instant::now();
         loop {
@@ -109,7 +111,7 @@ impl Part {
     }
 }
 
-/// One row, more rows than blocks, a row that lies in shared memory.
+/// One row, more rows than blocks, and a row in shared memory.
 fn cases(ranks: usize) -> [Case; 3] {
     [
         Case::new(ranks, NormSpec::rms(1, 4096, 1e-6)),
@@ -126,7 +128,7 @@ fn named(result: Result<(), Error>) -> Option<usize> {
     }
 }
 
-/// Not a test: what each started process runs.
+/// Runs in each started process.
 #[test]
 fn a_rank_that_was_started() {
     let Some(part) = Part::of_this_process() else { return };
@@ -137,9 +139,9 @@ fn a_rank_that_was_started() {
         What::Over | What::MixedOver => join_over(&part, &backend),
     };
     if let What::Mixed | What::MixedOver = part.what {
-        // Rank 1 blames rank 0, all others rank 1.
+        // Rank 1 names rank 0, all others name rank 1.
         let (other, rule) = (usize::from(part.rank != 1), joined.unwrap_err().to_string());
-        assert!(rule.contains(&format!("rank {other} has room for")), "{rule}");
+        assert!(rule.contains(&format!("rank {other} has bytes = ")), "{rule}");
         return;
     }
     let group = joined.unwrap().deadline(PATIENCE);
@@ -151,7 +153,7 @@ fn a_rank_that_was_started() {
     }
 }
 
-/// The group, by files.
+/// Makes the group, through files.
 fn join(part: &Part, backend: &CudaBackend) -> Result<PeerGroup, Error> {
     let seat = PeerSeat::new(backend, part.rank, part.ranks, part.bytes())?;
     part.leave("card", seat.card().as_bytes());
@@ -159,7 +161,7 @@ fn join(part: &Part, backend: &CudaBackend) -> Result<PeerGroup, Error> {
     seat.join(&(0..part.ranks).map(card).collect::<Vec<_>>())
 }
 
-/// The same over a communicator, which is gone before the first call.
+/// Makes the group over a communicator, which is dropped before the first call.
 fn join_over(part: &Part, backend: &CudaBackend) -> Result<PeerGroup, Error> {
     if part.rank == 0 {
         part.leave("id", NcclComm::unique_id()?.as_bytes());
@@ -169,13 +171,13 @@ fn join_over(part: &Part, backend: &CudaBackend) -> Result<PeerGroup, Error> {
     PeerGroup::over(backend, &comm, part.bytes())
 }
 
-/// The case, back to back, is what it must be on this rank.
+/// Runs the case several times, and judges the result on this rank.
 fn check(part: &Part, backend: &CudaBackend, group: &PeerGroup, number: usize, case: &Case) {
     let data = Data::<bf16, bf16, bf16>::new(case);
     let mut tensors = Tensors::new(backend, case, &data, part.rank);
     tensors.prepare(group).unwrap();
     part.meet(&format!("before-{number}"));
-    // In place a second call would have other data.
+    // In place, a second call would have other data.
     (0..if case.is_in_place { 1 } else { 5 }).for_each(|_| tensors.call(group).unwrap());
     backend.stream().synchronize().unwrap();
     group.check().unwrap();
@@ -184,13 +186,13 @@ fn check(part: &Part, backend: &CudaBackend, group: &PeerGroup, number: usize, c
     part.meet(&format!("after-{number}"));
 }
 
-/// Rank 1 ends; the others name it, and give up its memory and theirs.
+/// Rank 1 ends; the others name it, and drop their groups.
 fn die(part: &Part, backend: &CudaBackend, group: PeerGroup) {
     let case = &cases(part.ranks)[0];
     let data = Data::<bf16, bf16, bf16>::new(case);
     let mut tensors = Tensors::new(backend, case, &data, part.rank);
     if part.rank == 1 {
-        // Neither group nor context are given back.
+        // Drops neither the group nor the context.
         exit(0);
     }
     let group = group.deadline(DEADLINE);
@@ -198,14 +200,14 @@ fn die(part: &Part, backend: &CudaBackend, group: PeerGroup) {
     (0..part.ranks).filter(|rank| *rank != 1).for_each(|rank| drop(part.take("ready", rank)));
     tensors.call(&group).unwrap();
     backend.stream().synchronize().unwrap();
-    // Of three ranks, two have sent their data.
+    // Two of the three ranks have sent their data.
     assert_eq!(named(group.check()), Some(1));
     assert_eq!(named(tensors.call(&group)), Some(1));
     part.leave("named", &[]);
     (0..part.ranks).filter(|rank| *rank != 1).for_each(|rank| drop(part.take("named", rank)));
 }
 
-/// Starts all ranks and waits until they have ended well.
+/// Starts all ranks and waits until they have ended successfully.
 fn run(machine: &Machine, ranks: usize, what: What, folder: &Path) {
     let device = |rank: usize| if ranks <= machine.devices() { rank } else { 0 };
     let part = |rank| Part { rank, ranks, device: device(rank), what, folder: folder.into() };
@@ -216,7 +218,7 @@ fn run(machine: &Machine, ranks: usize, what: What, folder: &Path) {
     }
 }
 
-/// All cases, of which each rank judges its own outputs: what is left is that all have the same.
+/// Runs all cases. Each rank judges its own outputs; this compares them between ranks.
 fn run_cases(machine: &Machine, ranks: usize, what: What) {
     let folder = tempfile::tempdir().unwrap();
     run(machine, ranks, what, folder.path());
@@ -234,7 +236,7 @@ fn processes_are_ranks_as_good() {
     }
 }
 
-/// NCCL takes no two ranks on one GPU.
+/// NCCL does not allow two ranks on one GPU.
 #[test]
 fn a_communicator_is_all_that_processes_need() {
     let Some(machine) = Machine::open() else { return };
@@ -266,7 +268,7 @@ fn processes_that_are_no_group_are_refused_on_each() {
     run(&machine, 3, What::Mixed, folder.path());
 }
 
-/// Two ranks of one process are no group of processes, and a rank has a number.
+/// Two ranks in one process cannot form a group of processes, and a rank must be in range.
 #[test]
 fn seats_that_cannot_be_are_refused() {
     let Some(machine) = Machine::open() else { return };
@@ -278,12 +280,12 @@ fn seats_that_cannot_be_are_refused() {
         Err(Error::InvalidArgument { arg: "cards", rule }) => rule,
         other => panic!("{other:?}"),
     };
-    assert!(refused(first, &cards).contains("ranks 0 and 1 are one"));
-    assert!(refused(second, &cards[..1]).contains("one for each of the 2 ranks"));
+    assert!(refused(first, &cards).contains("ranks 0 and 1 share one"));
+    assert!(refused(second, &cards[..1]).contains("expected 2 cards, one per rank, got 1"));
     let out_of_range = PeerSeat::new(&backends[0], 2, 2, 1024).unwrap_err().to_string();
-    assert!(out_of_range.contains("less than the number of ranks, 2, got 2"), "{out_of_range}");
+    assert!(out_of_range.contains("less than 2, the number of ranks, got 2"), "{out_of_range}");
     assert!(PeerSeat::new(&backends[0], 0, 9, 1024).is_err());
-    // A rank may be alone, and a seat may be left.
+    // A group may have one rank, and a seat may be dropped.
     let group = PeerSeat::new(&backends[0], 0, 1, 1 << 20).unwrap();
     let card = *group.card();
     let group = group.join(&[card]).unwrap();

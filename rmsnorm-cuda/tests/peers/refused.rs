@@ -1,4 +1,4 @@
-//! What is refused, before anything is sent, and groups of memory that somebody else has.
+//! Calls that are refused before anything is sent, and groups in memory of the caller.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_cuda::cudarc::driver::result;
@@ -21,11 +21,11 @@ fn groups_that_cannot_be_are_refused() {
     assert!(rule(PeerGroup::in_process(&[], 1024)).contains("1 to 8 ranks, got 0"));
     assert!(rule(PeerGroup::in_process(&machine.on_one(9), 1024)).contains("got 9"));
     let one_stream = [backends[0].clone(), backends[0].clone()];
-    assert!(rule(PeerGroup::in_process(&one_stream, 1024)).contains("ranks 0 and 1 have one for both"));
-    assert!(rule(PeerGroup::in_process(&backends, usize::MAX)).contains("more than any memory has"));
+    assert!(rule(PeerGroup::in_process(&one_stream, 1024)).contains("ranks 0 and 1 have the same"));
+    assert!(rule(PeerGroup::in_process(&backends, usize::MAX)).contains("more memory than any device has"));
 }
 
-/// A group is good after each of these: nothing was sent.
+/// The group still works after each refused call: nothing was sent.
 #[test]
 fn calls_that_have_no_form_are_refused_before_anything_is_sent() {
     let Some(machine) = Machine::open() else { return };
@@ -58,13 +58,14 @@ fn calls_that_have_no_form_are_refused_before_anything_is_sent() {
     assert!(matches!(&small, Err(Error::Unsupported { rule }) if rule.contains("takes 2048 bytes")), "{small:?}");
 }
 
-/// Memory of the caller's, which a group uses and does not free.
+/// A group in memory of the caller, which the group does not free.
 #[test]
 fn groups_of_given_memory_are_as_good() {
     fn group(backend: &CudaBackend, rank: usize, workspaces: &[u64], bytes: usize) -> PeerGroup {
         // SAFETY:
-        // - memory: allocated below, of the length that `workspace_bytes` says, and freed when all is done;
-        // - order: the groups are made before the threads are that make calls.
+        // - memory: allocated below, with the length from `workspace_bytes`, and freed when all is
+        //   done;
+        // - order: the groups are made before the threads that make calls.
         unsafe { PeerGroup::from_pointers(backend, rank, workspaces, bytes) }.unwrap()
     }
     let Some(machine) = Machine::open() else { return };
@@ -89,7 +90,8 @@ fn groups_of_given_memory_are_as_good() {
     data.judge(&backends[0], &case, &outputs);
     for workspace in workspaces {
         // SAFETY:
-        // - address: allocated above; the groups that used it are gone, and waited for their streams.
+        // - address: allocated above; the groups that used it are gone, and waited for their
+        //   streams.
         unsafe { result::free_sync(workspace) }.unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! A residual stream that is divided by rows: every value has the bits that a call of whole rows gives it, each rank has written its own
-//! rows and no others, and calls of all kinds follow each other.
+//! Calls whose residual is divided by rows: every value has the bits of a call of whole rows, each
+//! rank writes only its own rows, and calls of all kinds follow each other.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::machine::{Gate, Machine, on_each};
 use crate::sums::spec;
 use crate::tensors::{Output, POISON, Tensors};
 
-/// What all ranks have together, as one whole; `outputs` are of matrices with room for all rows.
+/// Combines the rows of all ranks; `outputs` are matrices with room for all rows.
 pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Output], x: &[Vec<T>]) -> Output {
     let (rows, cols) = (case.spec.rows, case.spec.cols);
     let owner = |row: usize| row / rows.div_ceil(case.ranks).max(1);
@@ -25,7 +25,7 @@ pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Outp
         Some(Bits { bits, ..first })
     };
     for (rank, output) in outputs.iter().enumerate() {
-        // The first element of another's row that is not what was there.
+        // The first changed element in a row of another rank.
         let stray = |tensor: &Bits, width: usize, before: &dyn Fn(usize) -> u32| {
             let is_others = |i: usize| owner(i / width) != rank;
             (0..tensor.bits.len()).find(|&i| is_others(i) && tensor.bits[i] != before(i))
@@ -34,7 +34,7 @@ pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Outp
             let stray = stray(statistic, 1, &|_| POISON);
             assert_eq!(stray, None, "{case:?}: rank {rank} has written statistics of another's row");
         }
-        // In place the residual of all rows was there, else nothing.
+        // In place, the residual of all rows was there; otherwise poison.
         if let Some(h) = output.h.as_ref().filter(|_| !case.is_in_place) {
             let stray = stray(h, cols, &|_| R::from_bits(POISON).bits());
             assert_eq!(stray, None, "{case:?}: rank {rank} has written the sum of another's row");
@@ -104,7 +104,8 @@ fn rows_of_every_number_of_ranks_in_every_mix_are_right() {
     }
 }
 
-/// One pack a thread, two, and rows in shared memory; fewer rows than blocks, and more; odd lengths, gaps and offsets.
+/// One pack per thread, two, and rows in shared memory; fewer rows than blocks, and more; odd
+/// lengths, gaps and offsets.
 #[test]
 fn rows_of_every_length_and_place_are_right() {
     let Some(machine) = Machine::open() else { return };
@@ -158,7 +159,8 @@ fn rows_that_exceed_the_memory_go_in_pieces() {
     }
 }
 
-/// NaN, among them the bits that an empty slot has, infinities, zeros of both signs. (Which NaN comes out is not said.)
+/// NaN (among them the bits of an empty slot), infinities, zeros of both signs. NaN payloads are
+/// not kept.
 #[test]
 fn values_that_are_no_numbers_come_through() {
     fn with_specials<T: Element + DeviceRepr, R: Element + DeviceRepr>(machine: &Machine, cols: usize) {
@@ -188,7 +190,8 @@ fn values_that_are_no_numbers_come_through() {
     }
 }
 
-/// Calls of both kinds and of whole rows, back to back, with ranks that are early or late; of some of them a rank owns no row.
+/// Calls of both kinds and of whole rows, back to back, with early and late ranks; in some calls a
+/// rank owns no row.
 #[test]
 fn calls_follow_each_other_however_ranks_are_apart() {
     let Some(machine) = Machine::open() else { return };
@@ -232,8 +235,8 @@ fn calls_follow_each_other_however_ranks_are_apart() {
     }
 }
 
-/// A rank that owns rows names the one that is missing; one without names the owner that it waits for, which may wait itself. Nobody gets a
-/// result that is made of what did not come.
+/// A rank that owns rows names the missing rank; one without rows names the owner that it waits
+/// for, which may itself be waiting. No rank gets a result from missing data.
 #[test]
 fn others_end_where_a_rank_does_not_come() {
     const DEADLINE: Duration = Duration::from_millis(200);

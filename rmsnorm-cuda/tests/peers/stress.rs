@@ -1,4 +1,5 @@
-//! Calls back to back, on other data each time, with ranks that are now early, now late: every output is compared.
+//! Calls back to back, on other data each time, with ranks that are early or late at random; every
+//! output is compared.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -12,10 +13,11 @@ use crate::case::{Case, Data};
 use crate::machine::{Machine, on_each};
 use crate::tensors::{Output, Tensors};
 
-/// Sets of data. No divisor of the parity of epochs: each meets both sets of slots.
+/// Sets of data. The number is odd, so each set meets both parities of the epoch, and so both sets
+/// of slots.
 const SETS: usize = 5;
 
-/// `rounds` of `batch` calls, which nobody waits for until the last of them is enqueued.
+/// `rounds` rounds of `batch` calls; the streams are synchronized only after each round.
 fn stress(machine: &Machine, case: Case, rounds: usize, batch: usize) {
     let data: Vec<_> =
         (0..SETS).map(|set| Data::<bf16, bf16, bf16>::new(&Case { seed: 20 + set as u64, ..case })).collect();
@@ -24,10 +26,11 @@ fn stress(machine: &Machine, case: Case, rounds: usize, batch: usize) {
         let firsts = on_each(PeerGroup::in_process(&backends, case.bytes).unwrap(), |group| {
             let (backend, rank) = (&backends[group.rank()], group.rank());
             let stream = backend.stream();
-            // Each call of a batch has outputs of its own.
+            // Each call of a batch has its own outputs.
             let mut calls: Vec<_> =
                 (0..batch).map(|call| Tensors::new(backend, &case, &data[call % SETS], rank)).collect();
-            // Zeroed by whole 512 bytes, here first: the driver loads nothing later, while a kernel waits.
+            // Zeroed in multiples of 512 bytes, once before the calls, so that the driver loads no
+            // kernel while another kernel waits.
             let mut scratch = stream.alloc_zeros::<u8>(4 << 20).unwrap();
             stream.memset_zeros(&mut scratch.slice_mut(0..512)).unwrap();
             calls[0].prepare(&group).unwrap();
@@ -36,7 +39,7 @@ fn stress(machine: &Machine, case: Case, rounds: usize, batch: usize) {
                 all_there.wait();
                 for (number, call) in calls.iter_mut().enumerate() {
                     let random = bits(rank as u64, round * batch + number);
-                    // Late on the device, or on the host, or not at all.
+                    // Late on the device, late on the host, or on time.
                     match random % 4 {
                         0 => {
                             let len = (1 + (random >> 8) as usize % (8 << 10)) * 512;
@@ -61,7 +64,7 @@ fn stress(machine: &Machine, case: Case, rounds: usize, batch: usize) {
             }
             expected.into_iter().map(|(output, _)| output).collect::<Vec<_>>()
         });
-        // What all later ones equal is right.
+        // Later outputs equal the first ones, which are judged here.
         for (set, data) in data.iter().enumerate() {
             let outputs: Vec<_> = firsts.iter().map(|outputs| outputs[set].clone()).collect();
             data.judge(&backends[0], &case, &outputs);
@@ -69,7 +72,7 @@ fn stress(machine: &Machine, case: Case, rounds: usize, batch: usize) {
     }
 }
 
-/// Waits on this core: a sleep is too long.
+/// Busy-waits: a sleep would be too long.
 fn spin(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

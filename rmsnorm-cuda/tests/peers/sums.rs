@@ -1,4 +1,5 @@
-//! Sums and norms of every kind: the sum bit for bit, the rest within its bounds, and the same on every rank.
+//! Sums and norms of every kind: the sum bit for bit, other results within their bounds, and the
+//! same on every rank.
 
 use std::sync::Barrier;
 
@@ -12,7 +13,7 @@ use crate::case::{Case, Data};
 use crate::machine::{Machine, on_each};
 use crate::tensors::{Output, Tensors};
 
-/// The call on a new group.
+/// Runs the call on a new group.
 fn run<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr>(
     backends: &[CudaBackend],
     case: &Case,
@@ -66,7 +67,7 @@ fn sums_of_every_number_of_ranks_in_every_mix_are_right() {
     }
 }
 
-/// One pack a thread, two, and rows in shared memory; fewer rows than blocks, and more.
+/// One pack per thread, two, and rows in shared memory; fewer rows than blocks, and more.
 #[test]
 fn rows_of_every_length_are_right() {
     let Some(machine) = Machine::open() else { return };
@@ -115,7 +116,7 @@ fn odd_lengths_gaps_and_offsets_are_right() {
     }
 }
 
-/// Each rank has tensors that lie otherwise, and so another kernel: what they send each other is the same.
+/// Each rank's tensors have another alignment, and so another kernel; the data sent is the same.
 #[test]
 fn ranks_need_not_be_aligned_alike() {
     let Some(machine) = Machine::open() else { return };
@@ -130,7 +131,7 @@ fn rows_in_groups_are_right() {
     let Some(machine) = Machine::open() else { return };
     let case = Case { rows_per_group: Some(3), ..Case::new(2, spec(Norm::Layer, 20, 512)) };
     check_mixes(&machine, case);
-    // In several launches, which begin amid a group.
+    // In several launches, which start in the middle of a group.
     check_mixes(&machine, Case { bytes: 4 * 4 * 512, ..case });
 }
 
@@ -172,7 +173,7 @@ fn no_rows_are_no_call() {
     check_mixes(&machine, Case::new(2, spec(Norm::Rms, 0, 4096)));
 }
 
-/// NaN, among them the bits that an empty slot has, infinities, zeros of both signs, subnormals.
+/// NaN (among them the bits of an empty slot), infinities, zeros of both signs, subnormals.
 #[test]
 fn values_that_are_no_numbers_come_through() {
     fn with_specials<T: Element + DeviceRepr, R: Element + DeviceRepr>(machine: &Machine, cols: usize) {
@@ -188,7 +189,7 @@ fn values_that_are_no_numbers_come_through() {
         with_specials::<f16, f32>(&machine, cols);
         with_specials::<f32, f32>(&machine, cols);
     }
-    // So long that the owners of rows add.
+    // Rows so long that their owners add.
     with_specials::<bf16, bf16>(&machine, 40_961);
     with_specials::<f32, f32>(&machine, 20_481);
 }
@@ -197,7 +198,7 @@ fn values_that_are_no_numbers_come_through() {
 fn calls_that_exceed_the_memory_go_in_pieces() {
     let Some(machine) = Machine::open() else { return };
     for (ranks, rows, cols, rows_at_once) in
-        // Of the last the owners of rows add.
+        // In the last case the owners of rows add.
         [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize), (4, 60, 8192, 9)]
     {
         let row_bytes = (size_of::<bf16>() * cols).next_multiple_of(16);
@@ -207,7 +208,8 @@ fn calls_that_exceed_the_memory_go_in_pieces() {
     }
 }
 
-/// One after the other on one group, without waiting: each epoch finds the slots empty that another layout has filled.
+/// Calls in sequence on one group, without waiting: each epoch must find empty slots that another
+/// layout had filled.
 #[test]
 fn calls_of_all_kinds_follow_each_other() {
     fn call<T: Element + DeviceRepr, R: Element + DeviceRepr>(
@@ -261,7 +263,8 @@ fn calls_of_all_kinds_follow_each_other() {
     }
 }
 
-/// The bits of a row depend neither on the rows beside it, nor on the launch that it is in, nor on who shares the device.
+/// The bits of a row depend neither on other rows, nor on its launch, nor on other ranks on the
+/// device.
 #[test]
 fn a_row_alone_has_the_bits_that_it_has_among_others() {
     let Some(machine) = Machine::open() else { return };

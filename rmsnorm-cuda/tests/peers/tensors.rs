@@ -1,4 +1,4 @@
-//! A rank's tensors on its device, amid memory that must stay as it was.
+//! A rank's tensors on its device, between memory that must not change.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use rmsnorm_dist::{ShardedNorm, Shares};
 
 use crate::case::{Case, Data};
 
-/// What was there before, wherever nothing is to be written.
+/// The initial value of all memory that must not change.
 pub const POISON: u32 = 0x5a5a_5a5a;
 
-/// What comes out of a call, row after row without gaps.
+/// The results of a call, row by row without gaps.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// Where the call stores it.
+    /// `None` if the call does not store it.
     pub h: Option<Bits>,
     pub y: Bits,
-    /// Layer norm's.
+    /// Only for layer norm.
     pub mean: Option<Bits>,
     pub rstd: Bits,
 }
@@ -37,12 +37,12 @@ impl PartialEq for Output {
 
 struct Matrix<E> {
     buffer: CudaSlice<E>,
-    /// Where each row begins.
+    /// The start of each row.
     starts: Vec<usize>,
 }
 
 impl<E: Element> Matrix<E> {
-    /// With these values, dense, or nothing but poison.
+    /// A matrix with these dense values, or only poison.
     fn new(backend: &CudaBackend, case: &Case, rank: usize, values: Option<&[E]>) -> Self {
         let (rows, cols) = (case.spec.rows, case.spec.cols);
         let start = |row: usize| match case.groups() {
@@ -59,14 +59,14 @@ impl<E: Element> Matrix<E> {
         matrix
     }
 
-    /// New values in the rows, poison elsewhere.
+    /// Writes new values to the rows, and poison elsewhere.
     fn fill(&mut self, backend: &CudaBackend, cols: usize, values: &[E]) {
         let mut host = vec![E::from_bits(POISON); self.buffer.len()];
         for (row, start) in self.starts.iter().enumerate() {
             host[*start..start + cols].copy_from_slice(&values[row * cols..(row + 1) * cols]);
         }
         let new = backend.upload(&host).unwrap();
-        // Into the same memory: a graph has its address.
+        // Keeps the address, which a graph contains.
         backend.stream().memcpy_dtod(&new, &mut self.buffer).unwrap();
         backend.stream().synchronize().unwrap();
     }
@@ -137,7 +137,7 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         }
     }
 
-    /// The same tensors with other data.
+    /// Replaces the data of all tensors.
     pub fn fill(&mut self, backend: &CudaBackend, data: &Data<T, W, R>) {
         let cols = self.case.spec.cols;
         self.x.fill(backend, cols, &data.x[self.rank]);
@@ -153,7 +153,8 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         self.args_of(&all.clone(), &all)
     }
 
-    /// With these rows of the residual, the sum and the statistics, and those of y where it overwrites nothing.
+    /// Arguments with these rows of the residual, the sum and the statistics, and the rows `of_y`
+    /// of y if it is not in place.
     fn args_of(&mut self, own: &Range<usize>, of_y: &Range<usize>) -> Forward<'_, CudaBackend, T, W, R> {
         let case = &self.case;
         let all = 0..case.spec.rows;
@@ -181,28 +182,28 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         args
     }
 
-    /// Compiles and loads what `call` launches.
+    /// Compiles and loads the kernels of `call`.
     pub fn prepare(&mut self, group: &PeerGroup) -> Result<(), Error> {
         let (problem, alignment) = self.problem()?;
         group.prepare(&problem, alignment)
     }
 
-    /// The same of `call_on_rows`.
+    /// Compiles and loads the kernels of `call_on_rows`.
     pub fn prepare_rows(&mut self, group: &PeerGroup) -> Result<(), Error> {
         let (problem, alignment) = self.problem()?;
         group.prepare_rows(&problem, alignment)
     }
 
-    /// What a call is, and what its addresses and strides are multiples of.
+    /// The problem of a call, and the alignment of its addresses and strides.
     fn problem(&mut self) -> Result<(Problem, usize), Error> {
         let (case, spec) = (self.case, self.case.spec);
         let problem: Problem = *Checked::forward(spec, self.args())?.problem();
-        // Buffers begin at multiples of 256 bytes.
+        // Buffers are aligned to 256 bytes.
         let sizes = [size_of::<T>(), size_of::<R>()].into_iter().take(if case.has_residual { 2 } else { 1 });
         let groups = case.groups().map_or(0, |groups| groups.stride);
         let strides = if spec.rows > 1 { case.stride() | groups } else { 0 };
         let bits = sizes.fold(0, |bits, size| bits | ((case.offset_of(self.rank) | strides) * size));
-        // Of products of a power of two the lowest bit is that of the least of them.
+        // Sizes are powers of two, so the lowest bit is that of the smallest product.
         Ok((problem, 1 << (bits | 16).trailing_zeros()))
     }
 
@@ -211,7 +212,7 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         group.forward_reduced(&spec, self.args())
     }
 
-    /// The call of a residual stream that is divided by rows, of which this rank has its own.
+    /// A call whose residual is divided by rows; this rank passes its own rows.
     pub fn call_on_rows(&mut self, group: &PeerGroup, y_rows: YRows) -> Result<(), Error> {
         let spec = self.case.spec;
         let own = self.own_rows(group);
@@ -224,13 +225,13 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
         Shares { units: self.case.spec.rows, unit: 1, ranks: group.ranks() }.units(self.rank)
     }
 
-    /// The bytes of y and the sum: quickly had, and compared.
+    /// The bytes of y and the sum, for a fast comparison.
     pub fn bytes(&self, backend: &CudaBackend) -> [Vec<u8>; 2] {
         let y = bytemuck::cast_slice(&backend.download(&self.y.buffer).unwrap()).to_vec();
         [y, bytemuck::cast_slice(&backend.download(&self.residual_out.buffer).unwrap()).to_vec()]
     }
 
-    /// What is there when all calls are done.
+    /// The results, read after all calls are done.
     pub fn output(&self, backend: &CudaBackend) -> Output {
         let (case, cols) = (&self.case, self.case.spec.cols);
         let statistic = |buffer| Bits::of(&backend.download_part::<f32>(buffer, 0..case.spec.rows).unwrap());

@@ -1,5 +1,5 @@
-//! What plans ask for is compiled here, for several devices and with none at hand: all of it must compile, and what was
-//! tuned must keep its registers.
+//! Compiles the programs of plans, for several devices and without a GPU. All of them must compile,
+//! and tuned ones must keep their registers.
 //!
 //! Without NVRTC the tests print why and pass, unless `RMSNORM_REQUIRE` names `nvrtc`.
 
@@ -23,38 +23,42 @@ use super::super::*;
 use crate::caps::Caps;
 use crate::plan::{Program, columns, drawn_devices, plan};
 
-/// Columns at which the plans were tuned, and the most that a cluster holds.
+/// The columns that plans were tuned for, and the most that a cluster holds.
 const TUNED_COLS: [usize; 45] = [
     96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1600, 1792, 2048, 2304,
     2560, 2880, 3072, 3584, 3840, 4096, 4608, 5120, 6144, 7168, 8192, 10240, 11264, 12288, 14336, 16384, 20480, 24576,
     32768, 40960, 49152, 65536, 131072, 262144,
 ];
-/// Columns that no vector access divides, and one of each regime.
+/// Columns that prevent vector accesses, and one length of each program.
 const ODD_COLS: [usize; 12] = [1, 7, 100, 300, 1000, 1500, 6000, 10007, 20000, 50000, 100001, 600000];
-/// Columns at which calls to codes were measured.
+/// Columns of the measured calls to codes.
 const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
-/// Columns of sums of several parts: usual ones, where each ladder has its longest rows, and some that no tile has just.
+/// Columns of sums of several parts: usual lengths, the longest rows of each ladder, and lengths
+/// between tiles.
 const COLS_OF_PARTS: [usize; 14] =
     [128, 512, 1024, 2048, 2880, 4096, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 600000];
 const SAMPLES_PER_DEVICE: usize = 48;
-/// Besides these, of sums of several parts.
+/// In addition, sums of several parts.
 const PARTS_PER_DEVICE: usize = 12;
 const ROWS: usize = 8192;
-/// So few that forward holds its rows, and that backward is split into rows and columns; columns of which that was measured.
+/// So few rows that forward holds them and backward is split; columns of the measured split calls.
 const FEW_ROWS: usize = 64;
 const SPLIT_COLS: [usize; 8] = [128, 256, 512, 1024, 2048, 4096, 5120, 12288];
-/// Frame, stores and loads of two words, which more rows at a time outweigh: layer norm forward of 2048 columns takes 129
-/// us with them and without, of 1920 columns 129 us with and 133 without (H200, 2026-11-21).
+/// Bytes of stack frame, spill stores and spill loads of two words, which more rows in flight
+/// outweigh: layer norm forward of 2048 columns takes 129 us with and without them (H200,
+/// 2026-11-21).
 const MOST_SPILLED: u32 = 24;
-/// The same where a sum is normalized in turn: six words, of layer norm in 8192 columns, whose four blocks of 256 threads leave 64
-/// registers. All other forms keep to [`MOST_SPILLED`].
+/// The limit with a second norm: six words, for layer norm of 8192 columns, whose four blocks of
+/// 256 threads leave 64 registers per thread. All other forms keep [`MOST_SPILLED`].
 const MOST_SPILLED_TWICE: u32 = 72;
-/// The same to codes: by rows of 12288 columns with 48 bytes spilled 39.9 us, of fewer blocks 48 us (H200, 2026-11-23).
+/// The limit to codes: scales per row of 12288 columns take 39.9 us with 48 bytes spilled, 48 us
+/// with fewer blocks (H200, 2026-11-23).
 const MOST_SPILLED_TO_CODES: u32 = 128;
-/// The same of several parts: two words, of layer norm by 512 threads with eight packs, which have 128 registers at the most.
+/// The limit with several parts: two words, for layer norm by 512 threads with eight packs, which
+/// have at most 128 registers.
 const MOST_SPILLED_OF_PARTS: u32 = 32;
 
-/// NVRTC, or `None` where it may be missing and is.
+/// NVRTC; `None` if it is missing and not required.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
     match library::nvrtc() {
         Ok(nvrtc) => Some(nvrtc),
@@ -70,16 +74,16 @@ pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
 struct Job {
     key: KernelKey,
     arch: Arch,
-    /// Of the call that it was planned for; others may have the same program.
+    /// Columns of the planned call; other calls may have the same program.
     cols: usize,
 }
 
-/// What the assembler says about one kernel of a program.
+/// The assembler's report on one kernel of a program.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usage {
     kernel: String,
     registers: u32,
-    /// Bytes stored and loaded because the registers do not suffice.
+    /// Bytes of spill stores, spill loads and stack frame.
     spills: u32,
 }
 
@@ -89,10 +93,11 @@ struct Outcome {
     time: Duration,
 }
 
-/// The calls of training and inference, as they were tuned: one dtype, everything aligned.
+/// Calls of training and inference, as tuned: one dtype, all tensors aligned.
 fn tuned() -> Vec<Job> {
     let mut jobs = Vec::new();
-    // bf16 stands for f16: their tiles are the same, and a conversion is one instruction for either.
+    // bf16 stands for f16: they have the same tiles, and a conversion takes one instruction for
+    // either.
     for dtype in [DType::Bf16, DType::F32] {
         for norm in Norm::ALL {
             let is_layer = norm == Norm::Layer;
@@ -121,14 +126,14 @@ fn tuned() -> Vec<Job> {
     unique(jobs)
 }
 
-/// The same call with its residual added after the norm, with a next norm or without.
+/// The same call with its residual added after the norm, with or without a next norm.
 fn after(problem: Problem, has_next: bool) -> Problem {
     let tensors = problem.tensors.set(Tensor::Y, has_next);
     Problem { tensors, residual_placement: ResidualPlacement::After, ..problem }
 }
 
-/// Calls to codes as they were tuned: of every kind of scale, with nothing but a weight, and as users of layer norm and of residuals
-/// have them.
+/// Calls to codes, as tuned: every kind of scale with only a weight, and typical calls with layer
+/// norm and residuals.
 fn tuned_to_codes() -> Vec<Job> {
     let kinds = [
         ScaleKind::Given,
@@ -155,7 +160,7 @@ fn tuned_to_codes() -> Vec<Job> {
     unique(jobs)
 }
 
-/// Sums of several parts: what ranks have sent, with the residual that they all have or without one.
+/// Sums of several parts, with or without a residual.
 fn of_parts() -> Vec<Job> {
     let bf16 = DTypes::uniform(DType::Bf16);
     let mut jobs = Vec::new();
@@ -176,7 +181,7 @@ fn of_parts() -> Vec<Job> {
     unique(jobs)
 }
 
-/// Anything that a plan may be asked for: as many calls for each device, drawn from all.
+/// A sample of all calls, the same number for each device.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
     let (mut draw, mut parts) = (Draw::new(1), Draw::new(2));
@@ -186,7 +191,7 @@ fn wide_sample() -> Vec<Job> {
             let access_bytes = draw.of([1, 2, 4, 8, 16, 16]);
             let cols = if draw.yes() { draw.of(TUNED_COLS) } else { draw.of(ODD_COLS) };
             let rows = draw.of([FEW_ROWS, ROWS, ROWS]);
-            // Of every four one is to codes.
+            // One of four calls is to codes.
             let problem = match sample % 4 {
                 0 => {
                     let rows_per_group = draw.of([None, None, None, Some(3)]);
@@ -194,7 +199,7 @@ fn wide_sample() -> Vec<Job> {
                 }
                 _ => draw.problem(sample / 4 * 3 + sample % 4, rows, cols),
             };
-            // In backward one call in three takes locks.
+            // One of three backward calls uses locks.
             let locks = problem.direction == Direction::Backward && draw.of([true, false, false]);
             let grad_reduction = if locks { GradReduction::Locks { groups: 64 } } else { problem.grad_reduction };
             let problem = Problem { grad_reduction, ..problem };
@@ -219,10 +224,12 @@ fn unique(jobs: Vec<Job>) -> Vec<Job> {
     jobs.into_iter().filter(|job| seen.insert((job.key, job.arch))).collect()
 }
 
-/// Of so many programs one is compiled; all with `RMSNORM_SWEEP=all`, which takes ten minutes on one core.
+/// One of this many programs is compiled; all of them with `RMSNORM_SWEEP=all`, which takes ten
+/// minutes on one core.
 const SWEPT: usize = 10;
 
-/// Compiles what is [`swept`] of them, each program on each device at least once, on two threads; panics if one fails.
+/// Compiles the [`swept`] jobs on two threads, each program on each device at least once; panics if
+/// one fails.
 fn compile_all(nvrtc: &Nvrtc, jobs: &[Job]) -> Vec<Outcome> {
     let jobs = swept(jobs, SWEPT, |job| (job.key.program, job.arch));
     let (next, outcomes, errors) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
@@ -257,7 +264,7 @@ fn compile_one(nvrtc: &Nvrtc, job: Job) -> Result<Outcome, Error> {
     Ok(Outcome { job, usage, time: start.elapsed() })
 }
 
-/// Reads the assembler's messages, which come in this order for each kernel.
+/// Parses the assembler's messages, which come in this order for each kernel.
 fn usage(log: &str) -> Vec<Usage> {
     let mut kernels: Vec<Usage> = Vec::new();
     for line in log.lines() {
@@ -273,7 +280,7 @@ fn usage(log: &str) -> Vec<Usage> {
     kernels
 }
 
-/// The number that stands before these words; 0 if they are not there.
+/// The number before these words; 0 if they do not occur.
 fn number_before(line: &str, words: &str) -> u32 {
     let before = line.find(words).map_or("", |end| &line[..end]);
     before.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
@@ -292,8 +299,8 @@ impl Outcome {
     }
 }
 
-/// Prints how many programs there were for each device, and those that spill. Past the test harness, which would keep
-/// it to itself.
+/// Prints the number of programs for each device, and those that spill, to stderr directly, because
+/// the test harness would capture it.
 fn report(title: &str, outcomes: &[Outcome]) {
     let mut text = String::new();
     let archs: BTreeSet<Arch> = outcomes.iter().map(|outcome| outcome.job.arch).collect();
@@ -352,8 +359,8 @@ fn programs_of_a_wide_sample_compile() {
     report("wide sample", &compile_all(nvrtc, &wide_sample()));
 }
 
-/// What stores gradients, as sums and added to what is there: by a second stage, and where a call is split. All else has the programs of
-/// rounded gradients.
+/// Kernels that store gradients as sums, or add to them: the reduction of partial sums, and split
+/// calls. All others are the same as for rounded gradients.
 fn of_sums() -> Vec<Job> {
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::t4()] {
@@ -391,7 +398,7 @@ fn programs_of_sums_compile_and_keep_their_registers() {
     assert_eq!(spilling, 0, "programs of sums spill more than {MOST_SPILLED} bytes; the table has them");
 }
 
-/// A table that was loaded may say whatever is legal.
+/// A loaded table may have any legal tile.
 #[test]
 fn programs_by_any_legal_table_compile() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -416,11 +423,12 @@ fn programs_by_any_legal_table_compile() {
     report("legal", &compile_all(nvrtc, &unique(jobs)));
 }
 
-/// Lengths of what a rank has of a row: of heads, of a hidden dimension that is divided, and too long for a block; and odd ones.
+/// Columns of one rank: heads, a divided hidden dimension, a row too long for a block; and odd
+/// numbers.
 const COLS_OF_A_RANK: [usize; 8] = [128, 512, 1024, 2048, 4096, 8192, 16384, 262_144];
 const ODD_COLS_OF_A_RANK: [usize; 4] = [7, 129, 1001, 140_001];
 
-/// Both halves of calls on a rank's columns, as users have them and with whatever else there may be.
+/// Both phases of calls on column-divided rows: typical ones, and every option.
 fn of_columns() -> Vec<Job> {
     let bf16 = DTypes::uniform(DType::Bf16);
     let mut jobs = Vec::new();
@@ -450,7 +458,7 @@ fn of_columns() -> Vec<Job> {
     unique(jobs)
 }
 
-/// The same on other devices, as it is drawn.
+/// The same on other devices, in random calls.
 fn wide_sample_of_columns() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
     let mut draw = Draw::new(3);
@@ -491,7 +499,7 @@ fn halves_of_a_wide_sample_compile() {
     report("wide sample of columns", &compile_all(nvrtc, &wide_sample_of_columns()));
 }
 
-/// Norms of sums over ranks, as they are tuned: one dtype, everything aligned, the lengths that a model has.
+/// Norms of sums over ranks, as tuned: one dtype, all tensors aligned, typical lengths.
 #[cfg(feature = "peers")]
 fn tuned_of_ranks() -> Vec<Job> {
     let mut jobs = Vec::new();
@@ -514,14 +522,14 @@ fn tuned_of_ranks() -> Vec<Job> {
     unique(jobs)
 }
 
-/// Norms of sums over ranks: whatever a plan may be asked for.
+/// Norms of sums over ranks: a sample of all calls.
 #[cfg(feature = "peers")]
 fn wide_sample_of_ranks() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
     let mut draw = Draw::new(2);
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
-        // Half of what is drawn has a residual after the norm.
+        // Half of the random calls add a residual after the norm, and are left out.
         for number in 0..SAMPLES_PER_DEVICE {
             let cols = draw.of([1, 7, 100, 1000, 1536, 4096, 4100, 6001, 8192]);
             let problem = draw.problem(3 * number, ROWS, cols);
@@ -533,7 +541,7 @@ fn wide_sample_of_ranks() -> Vec<Job> {
                 }
             }
         }
-        // In shared memory.
+        // A row in shared memory.
         let long = Problem::forward(draw.of(Norm::ALL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
         jobs.extend(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
         jobs.push(gather_of_ranks(draw.of([1, 2, 3, 4, 8]), &caps));

@@ -1,4 +1,4 @@
-//! Plans of the halves of a call on a rank's columns.
+//! Plans of the two phases of calls on column-divided rows.
 
 use rmsnorm_gpu::testing::{DWEIGHT_DBIAS, NONE};
 use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
@@ -7,7 +7,7 @@ use super::super::Reads;
 use super::super::columns::{given, statistics};
 use super::*;
 
-/// Both halves of calls of every kind that has halves.
+/// Checks both phases of every kind of call that has phases.
 fn of_calls(mut check: impl FnMut(&Problem, &Caps, [Plan; 2])) {
     let has_halves = |call: &Call| {
         call.parts == 1
@@ -49,7 +49,8 @@ fn each_half_is_one_program_and_gradients_have_a_second_stage() {
     });
 }
 
-/// Threads of a row, rows of a block, blocks of a multiprocessor and of a cluster, and whether a row stays in registers.
+/// Threads of a row, rows of a block, blocks of a multiprocessor and of a cluster, and whether a
+/// row stays in registers.
 #[test]
 fn tiles_follow_the_length_of_a_row() {
     for (norm, dtypes, cols, expected) in [
@@ -81,23 +82,24 @@ fn blocks_are_what_a_device_takes() {
             assert_eq!((threads, cluster, shared_bytes), (tile.threads(), tile.cluster, 0), "{problem:?} {launch:?}");
             assert!(grid > 0 && grid <= i32::MAX as u32 && grid.is_multiple_of(cluster), "{problem:?} {launch:?}");
             assert!(threads <= 1024 && threads * tile.blocks_per_sm <= caps.threads_per_sm, "{problem:?} {launch:?}");
-            // A group of several warps has a barrier of its own, of the 15 that there are besides __syncthreads.
+            // A group of several warps needs its own barrier; there are 15 besides __syncthreads.
             let has_barriers = program.is_half() && tile.threads_per_row > 32;
             assert!(!has_barriers || tile.groups <= 8, "{problem:?} {launch:?}");
             assert!(tile.cluster <= caps.max_cluster && (tile.cluster == 1 || tile.groups == 1), "{launch:?}");
-            // What is held is all that a thread has.
+            // A row is held only if the threads hold all of it.
             let is_whole = columns(&tile) * tile.reads.batch as usize >= problem.cols;
             assert!(!tile.reads.is_held || is_whole, "{problem:?} {launch:?}");
         }
     });
 }
 
-/// A row has the bits that it has alone, wherever it lies, and gradients have those of aligned tensors.
+/// The bits of a row depend neither on other rows nor on alignment, and gradients are the same for
+/// unaligned tensors.
 #[test]
 fn threads_of_a_row_depend_on_neither_the_rows_nor_the_alignment() {
     let mapping = |plans: &[Plan; 2]| {
         let tiles = plans.iter().flat_map(Plan::keys).filter(|key| key.program.is_half()).map(|key| key.tile);
-        // How memory is accessed, and for how many threads there are registers.
+        // Ignores the access width, and the number of threads that registers suffice for.
         let alike = |tile: Tile| {
             let reads = Reads { batch: 1, ..tile.reads };
             Tile { access_bytes: 16, blocks_per_sm: 1, reads, ..tile }
@@ -115,14 +117,15 @@ fn threads_of_a_row_depend_on_neither_the_rows_nor_the_alignment() {
     });
 }
 
-/// math.md, section 5.5: additions on a rank are few enough for those over twelve ranks to have room, or over any number of ranks with 32
-/// columns each. What has no columns adds nothing.
+/// math.md, section 5.5: a rank makes so few additions that the sum over twelve ranks, or over any
+/// number of ranks with 32 columns each, stays within the bound. Threads without columns add
+/// nothing.
 #[test]
 fn sums_of_a_rank_leave_room_for_those_over_ranks() {
     of_calls(|problem, _, [first, _]| {
         let key = first.keys().next().expect("a kernel");
         let cols = problem.cols;
-        // Threads that have a pack, and lanes of a warp among them.
+        // The threads with a pack, and the lanes of a warp among them.
         let packs = cols.div_ceil(key.tile.pack as usize) as u32;
         let threads = packs.next_power_of_two().min(key.tile.threads_per_row);
         let tile = Tile { threads_per_row: threads, pack: key.tile.pack.min(cols as u32), ..key.tile };
@@ -141,7 +144,8 @@ fn sums_over_the_rows_keep_to_the_policy() {
                 let plan = given(&call.problem(rows, cols), 16, &caps);
                 let chain = chains::of_gradients(&plan, rows);
                 assert!(chain <= policy_depth_rows(rows) as u64, "{rows}x{cols}: {chain}");
-                // Partial rows lie in the workspace, with room for their alignment, and are no more than the rows.
+                // Partial sums fit the workspace, with room for their alignment, and have no more
+                // rows than the call.
                 let parts = workspace::parts(&plan, call, rows, cols);
                 assert!(parts.partials.end + 3 <= parts.len && plan.chunks <= rows as u64, "{rows}x{cols}: {parts:?}");
                 assert!(parts.locks.is_empty() && parts.row_sums.is_empty());
@@ -150,7 +154,8 @@ fn sums_over_the_rows_keep_to_the_policy() {
     }
 }
 
-/// Of no rows there is nothing to find or to normalize; gradients are zeros, which the second stage writes.
+/// Without rows, no kernel of rows is launched; the reduction of partial sums writes zeros to
+/// gradients.
 #[test]
 fn without_rows_only_gradients_are_written() {
     let caps = Caps::h200();

@@ -1,4 +1,4 @@
-//! What every plan keeps, whatever is asked for.
+//! Properties of every plan.
 
 use rmsnorm_spec::{Norm, ResidualPlacement};
 
@@ -8,18 +8,19 @@ use super::super::tuning::{Ladders, Tables};
 use super::super::{COLUMN_LANES, RESERVED_BYTES, Reads, Tuning};
 use super::*;
 
-/// Shared memory that a kernel may declare without asking.
+/// Bytes of shared memory that a kernel may declare without an attribute.
 const STATIC_BYTES: usize = 48 << 10;
 
-/// Shared memory that the driver keeps of every block.
+/// Bytes of shared memory that the driver reserves in every block.
 const DRIVER_BYTES: usize = 1 << 10;
 
-/// Row counts on both sides of where backward is split, for all but the longest rows.
+/// Row counts below and above the limit of split backward calls, except for the longest rows.
 const SIZES: [usize; 2] = [64, 1 << 20];
 
-/// Packs of whole rows that the kernels hold with hardly a spill: two arrays of them in registers, one, or the row in shared memory.
+/// The most packs that a thread can hold almost without spilling: two arrays in registers, one
+/// array, or the row in shared memory.
 const fn most_packs(program: Program) -> u32 {
-    // Backward's with one sum a column.
+    // Backward with one sum per column.
     if matches!(program, Program::ForwardCluster | Program::ForwardLong) {
         16
     } else if matches!(program, Program::Backward) {
@@ -29,7 +30,7 @@ const fn most_packs(program: Program) -> u32 {
     }
 }
 
-/// Whether every column belongs to one thread; the other programs walk through the columns.
+/// Whether every column belongs to one thread; the other programs loop over columns.
 fn is_on_chip(program: Program) -> bool {
     match program {
         Program::Forward
@@ -57,15 +58,15 @@ fn is_on_chip(program: Program) -> bool {
     }
 }
 
-/// Bytes of the arrays that a kernel declares `__shared__`.
+/// Bytes of a kernel's `__shared__` arrays.
 fn static_bytes(key: &KernelKey) -> usize {
     let Tile { threads_per_row, groups, cluster, unroll, .. } = key.tile;
     let senders = (threads_per_row.div_ceil(32) * cluster) as usize;
     let sums = match key.program {
         Program::Forward => unroll,
-        // By rows a largest magnitude may go with every sum.
+        // With scales per row, a largest magnitude is sent with every sum.
         Program::QuantizedForward => 2 * unroll,
-        // The barrier, and what each warp knows of the row: layer norm's three moments, or one.
+        // The barrier, and each warp's moments of the row: three for layer norm, otherwise one.
         Program::ForwardCluster => {
             let moments = if key.call.norm == Norm::Layer { 3 } else { 1 };
             let sent = moments * senders * size_of::<f32>();
@@ -82,7 +83,7 @@ fn static_bytes(key: &KernelKey) -> usize {
         #[cfg(feature = "peers")]
         Program::GatherNumbers => 0,
         Program::TransposeCodes => return 128 * 128,
-        // Codes; magnitudes of eight warps, and up to four scales, of each of 64 columns.
+        // For each of 64 columns: the codes, magnitudes of eight warps, and up to four scales.
         Program::Columnwise => return 64 * (128 + (8 + 4) * size_of::<f32>()),
         // A sum for each warp and thread of a row.
         Program::ReducePartials => {
@@ -90,7 +91,7 @@ fn static_bytes(key: &KernelKey) -> usize {
         }
     };
     if senders == 1 {
-        // One warp has nobody to exchange with; no code touches the array, and the compiler drops it.
+        // A single warp exchanges nothing, so the compiler drops the array.
         return 0;
     }
     2 * (groups * sums) as usize * senders * size_of::<f32>()
@@ -107,7 +108,7 @@ pub(super) fn every_column_has_one_thread_of<P: Planner<Caps = Caps>>() {
             let (owned, tile) = (columns(&key.tile), key.tile);
             if is_on_chip(key.program) {
                 assert!(owned >= cols, "{cols} {tile:?}");
-                // `may_pass_end` of memory.cuh: all packs of a thread but its last are whole.
+                // `may_pass_end` of memory.cuh: only the last pack of a thread may be partial.
                 assert!(owned / tile.packs as usize * (tile.packs as usize - 1) < cols, "{cols} {tile:?}");
                 assert!(tile.packs <= most_packs(key.program), "{cols} {tile:?}");
             }
@@ -148,7 +149,7 @@ fn keys_have_the_tensors_of_the_call() {
     });
 }
 
-/// How a row ends, and when what is needed late is read: the text is another one.
+/// A tile says how a row ends, and when late data is read; each choice compiles other code.
 #[test]
 fn tiles_say_how_rows_end_and_when_parameters_are_read() {
     const ROWS: usize = 4096;
@@ -159,7 +160,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             let is_any = matches!(key.program, Program::ReducePartials | Program::TransposeCodes | Program::Clear);
             assert_eq!(key.tile.has_tail, is_cut || is_any, "{cols} {key:?}");
             let none = Tile::NONE.reads;
-            // Where registers are short, there is one block already.
+            // If registers are short, there is one block already.
             let has_room = key.tile.holds_parts(key.program, call.norm);
             let of_parts = if has_room { 2 } else { 1 };
             let is_on_chip_of_parts = call.parts > 1 && key.program != Program::ForwardStreaming;
@@ -177,14 +178,15 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                     let adds_residual = call.tensors.adds_residual();
                     let has_room = key.tile.holds_rows(call.norm, adds_residual);
                     let is_at_once = ROWS <= (caps.sms * blocks_per_sm * groups * unroll) as usize;
-                    // Small calls have tiles of their own; that they have them is in the tables.
+                    // Small calls have their own tiles; the tables are tested elsewhere.
                     assert!(
                         if adds_residual { is_held == has_room } else { !is_held || has_room && is_at_once },
                         "{cols} {key:?}"
                     );
                     Reads { is_held, is_late: packs < 3 && !is_held, ..none }
                 }
-                // A residual that comes last takes the registers of weights, and of five packs those of the residual.
+                // A residual that is added last takes the registers of weights; with five packs it
+                // is read late.
                 Program::ForwardCluster if call.residual_placement == ResidualPlacement::After => {
                     let batch = match pack == 4 || weight != DType::F32 {
                         true => 4,
@@ -193,7 +195,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                     };
                     Reads { is_late: packs > 4, batch, ..none }
                 }
-                // Weights that fill at most four registers.
+                // Weights are read early if they fill at most four registers.
                 Program::ForwardCluster => {
                     let batch = if call.parts > 1 { of_parts } else { 4 };
                     Reads { is_early: pack == 4 || weight != DType::F32, batch, ..none }
@@ -224,7 +226,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::ForwardExchange => none,
             };
             assert_eq!(key.tile.reads, reads, "{cols} {key:?}");
-            // Blocks that the registers must have room for, where no table says it.
+            // Blocks that registers must suffice for, in programs without a table.
             let blocks_per_sm = match key.program {
                 Program::BackwardRowSums => Some(2),
                 Program::BackwardColumns => Some(3),
@@ -241,7 +243,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::ForwardExchange => None,
             };
             assert!(blocks_per_sm.is_none_or(|blocks| blocks == key.tile.blocks_per_sm), "{cols} {key:?}");
-            // So has the code of gradients without a weight. In the second stage it is the type of the gradients.
+            // Gradients without a weight also keep the weight's dtype. In the reduction of partial
+            // sums it is the dtype of gradients.
             let parameters = [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias];
             let has_parameters = parameters.into_iter().any(|tensor| call.tensors.has(tensor));
             let is_typed = has_parameters || key.call.tensors.sums_over_rows() > 0;
@@ -264,8 +267,9 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
     });
 }
 
-/// What a block keeps of its rows: x and residual of a long row; dy, x and dresidual_out of every row of every step. In their place
-/// the groups of `backward` put what they exchange at the end, the sums of the upper half of a block, which is never more.
+/// The rows that a block keeps in shared memory: x and the residual of a long row; dy, x and
+/// dresidual_out of all rows of all steps. At the end, the groups of `backward` exchange the sums
+/// of the upper half of a block in the same place, which never needs more.
 #[test]
 fn shared_memory_has_room_for_the_rows_and_the_exchange() {
     for_all::<Plans>(|caps, call, cols| {
@@ -274,7 +278,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
             let tile = launch.key.tile;
             let owned = columns(&tile) / tile.cluster as usize;
             let needed = match launch.key.program {
-                // The sum of several parts alone.
+                // For several parts, only their sum.
                 Program::ForwardLong if call.parts > 1 => owned * residual,
                 Program::ForwardLong => {
                     owned * (activation + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
@@ -282,14 +286,15 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 Program::Backward | Program::BackwardSplit => {
                     let rows = (tile.groups * tile.unroll * tile.stages) as usize;
                     let streams = activation + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut)));
-                    // `sum_groups` of backward_rows.cuh: those within a warp meet in registers.
+                    // `sum_groups` of backward_rows.cuh: groups of one warp add in registers.
                     let width = tile.threads_per_row.max(32);
                     let upper_half = launch.threads / width / 2 * width;
                     let sums = (tile.pack * tile.packs * upper_half) as usize * call.gradients();
                     let sums = if launch.key.program == Program::Backward {
                         sums
                     } else {
-                        // `run_columns` of backward_split.cu: those of every warp, and of the block.
+                        // `run_columns` of backward_split.cu: the sums of every warp, and of the
+                        // block.
                         let columns = (COLUMN_LANES * tile.pack) as usize * call.gradients();
                         sums.max((launch.threads as usize / 32 + 1) * columns)
                     };
@@ -332,18 +337,19 @@ pub(super) fn blocks_are_what_a_device_takes_of<P: Planner<Caps = Caps>>() {
             let Launch { key: KernelKey { program, tile, .. }, threads, .. } = launch;
             assert_eq!(threads, tile.threads());
             assert!(threads.is_multiple_of(32) && (32..=1024).contains(&threads), "{cols} {launch:?}");
-            // The threads of a row are lanes of a warp, or warps.
+            // The threads of a row are whole warps, or lanes of one warp.
             let is_warps = tile.threads_per_row.is_multiple_of(32);
             assert!(is_warps || tile.threads_per_row.is_power_of_two(), "{cols} {launch:?}");
-            // Sums over lanes, over groups and over partial rows are trees.
+            // Sums over lanes, groups and partial sums are trees.
             assert!(tile.groups.is_power_of_two(), "{cols} {launch:?}");
-            // A group of several warps has a barrier of its own, of the 15 that there are besides __syncthreads.
+            // A group of several warps needs its own barrier; there are 15 besides __syncthreads.
             let has_barriers = program != Program::ReducePartials && tile.threads_per_row > 32;
             assert!(!has_barriers || tile.groups <= 8, "{cols} {launch:?}");
             assert!(tile.cluster.is_power_of_two() && tile.cluster <= caps.max_cluster, "{cols} {launch:?}");
-            // Of a cluster all groups meet at one barrier, and only backward's go on together.
+            // All groups of a cluster meet at one barrier, and only those of backward advance
+            // together.
             assert!(tile.cluster == 1 || tile.groups == 1 || program == Program::Backward, "{cols} {launch:?}");
-            // The row ahead needs a slot of its own.
+            // The row ahead needs its own slot.
             assert!(!tile.is_overlapped || tile.stages >= 2, "{cols} {launch:?}");
             let has_ring = matches!(program, Program::Backward | Program::BackwardSplit);
             assert_eq!(tile.stages > 0, has_ring, "{cols} {launch:?}");
@@ -362,7 +368,7 @@ pub(super) fn shared_memory_suffices_of<P: Planner<Caps = Caps>>() {
             let (fixed, dynamic) = (static_bytes(&launch.key), launch.shared_bytes as usize);
             assert!(fixed <= STATIC_BYTES, "{cols} {launch:?}");
             assert!(fixed + dynamic <= caps.shared_per_block_optin as usize, "{cols} {fixed} {launch:?}");
-            // The ring of backward is cut so that as many blocks run as its plan counts on.
+            // The ring of backward is cut so that all blocks of the plan fit a multiprocessor.
             if launch.key.program == Program::Backward {
                 let blocks = launch.key.tile.blocks_per_sm;
                 let bytes = blocks as usize * (fixed + dynamic + DRIVER_BYTES);
@@ -373,8 +379,8 @@ pub(super) fn shared_memory_suffices_of<P: Planner<Caps = Caps>>() {
     });
 }
 
-/// Less shared memory takes stages first, then blocks of a multiprocessor; one stage is the last that is left, and then the row
-/// streams.
+/// With less shared memory, backward first drops stages, then blocks per multiprocessor. One stage
+/// is the minimum; below it the row streams.
 #[test]
 fn the_ring_of_backward_is_cut_to_what_there_is() {
     let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
@@ -395,11 +401,11 @@ fn the_ring_of_backward_is_cut_to_what_there_is() {
     assert_eq!(cut(with(1, 4)), Some((1, 1)));
     assert!(!with(1, 1).expect("a kernel").key.tile.is_overlapped);
     assert_eq!(cut(with(0, 4)), None);
-    // Two blocks share what one may have alone.
+    // Two blocks share the memory that one block can use alone.
     let bytes = 2 * (2 * stage + RESERVED_BYTES as u32);
     let shared = backward(&Caps { shared_per_block_optin: bytes, shared_per_sm: bytes, ..Caps::h200() });
     assert_eq!(cut(shared), Some((2, 2)));
-    // And its threads.
+    // Also limited by the threads of a multiprocessor.
     let few = |threads_per_sm| cut(backward(&Caps { threads_per_sm, ..Caps::h200() }));
     assert_eq!([2 * whole.threads, 2 * whole.threads - 1].map(few), [Some((3, 2)), Some((3, 1))]);
 }
@@ -412,7 +418,7 @@ fn grids_are_whole_clusters() {
                 assert!((1..=i32::MAX as u32).contains(&launch.grid), "{rows}x{cols} {launch:?}");
                 assert!(launch.grid.is_multiple_of(launch.cluster), "{rows}x{cols} {launch:?}");
                 assert!(launch.cluster.is_multiple_of(launch.key.tile.cluster), "{rows}x{cols} {launch:?}");
-                // The one program whose clusters do not go on to further rows.
+                // The one program whose clusters handle a single row.
                 if launch.key.program == Program::ForwardCluster {
                     assert_eq!((launch.grid / launch.key.tile.cluster) as usize, rows, "{rows}x{cols} {launch:?}");
                 }
@@ -455,10 +461,10 @@ fn every_chunk_has_a_row_and_is_counted_in_32_bits() {
         for rows in ROWS.into_iter().filter(|rows| *rows > 0 && call.direction == Direction::Backward) {
             let plan = call.plan(rows, cols, caps);
             assert!((1..=rows as u64).contains(&plan.chunks), "{rows}x{cols}: {} chunks, {call:?}", plan.chunks);
-            // backward.cu multiplies these.
+            // backward.cu multiplies these in 32 bits.
             for Launch { key, .. } in launches(&plan).filter(|launch| launch.key.program == Program::Backward) {
                 assert!(u64::from(key.tile.groups) * plan.chunks <= u32::MAX.into(), "{rows}x{cols} {plan:?}");
-                // Few rows: no more blocks than steps that have one.
+                // With few rows, there are no more blocks than steps.
                 let rows_of_a_step = (key.tile.groups * key.tile.unroll) as usize;
                 let steps = rows.div_ceil(rows_of_a_step) as u64;
                 assert!(rows > 4096 || plan.chunks <= steps, "{rows}x{cols} {plan:?}");
@@ -476,7 +482,7 @@ fn the_suite_is_told_where_plans_change() {
             |call: &Call| Plans::mapping(&call.plan(1, cols, &caps)) != Plans::mapping(&call.plan(1, cols + 1, &caps));
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
-    // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs: what was chosen by hand once.
+    // One thread, one warp, several warps, one block, a cluster, and three, five or seven packs.
     let chosen = [8, 128, 192, 256, 384, 512, 640, 1024, 1280, 2048, 2560, 4096, 5120, 8192, 10240, 16384, 32768];
     for cols in chosen {
         assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
@@ -490,7 +496,7 @@ fn ladders(tuning: &Tuning) -> impl Iterator<Item = &Ladders> {
         .flat_map(|Tables { forward, backward, to_codes: _, finds_scale: _ }| forward.iter().chain(backward))
 }
 
-/// Backward with two sums over a row, or with two over the rows, takes twice the registers.
+/// Backward with two sums over a row, or two over the rows, takes twice the registers.
 #[test]
 fn calls_find_their_tables() {
     let Tables { forward, backward: [one, two], to_codes: _, finds_scale: _ } = &Tuning::H200.widths[0];
@@ -503,7 +509,7 @@ fn calls_find_their_tables() {
         (Norm::Layer, WEIGHT_RESIDUAL, &forward[3]),
     ] {
         assert!(std::ptr::eq(ladders(Direction::Forward, norm, tensors), table), "{norm:?} {tensors:?}");
-        // Several parts are read as a row and its residual are.
+        // Several parts are read like a row and its residual.
         let sum = if norm == Norm::Layer { &forward[3] } else { &forward[1] };
         let of_parts = ladders_of(Call::new(Direction::Forward, norm, BF16, tensors).of_parts(2));
         assert!(std::ptr::eq(of_parts, sum), "{norm:?} {tensors:?}");
@@ -527,7 +533,7 @@ fn limits_of_tables_rise() {
     }
 }
 
-/// A table that was measured takes the built-in one's place, for the calls it is of.
+/// A loaded table replaces the built-in one, for the calls that it covers.
 #[test]
 fn plans_follow_the_table_of_their_device() {
     let mut tuning = Tuning::H200.clone();

@@ -1,4 +1,4 @@
-//! Plans of calls to codes: in words for what was measured, and what holds for each.
+//! Plans of calls to codes: descriptions of the measured shapes, and properties of every plan.
 
 use rmsnorm_spec::Norm;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
@@ -13,7 +13,7 @@ fn problem(norm: Norm, scale: ScaleKind, (rows, cols): (usize, usize), tensors: 
     Problem::quantized_forward(norm, rows, cols, DType::Bf16, QuantSpec::new(CodeType::E4m3, scale), tensors)
 }
 
-/// The plan of a call with a weight and these tensors, in words.
+/// The description of the plan of a call with a weight and these tensors.
 fn words(scale: ScaleKind, size: (usize, usize), tensors: &[Tensor]) -> String {
     let tensors = WEIGHT.union(TensorSet::of(tensors));
     plan(&problem(Norm::Rms, scale, size, tensors), 16, &Caps::h200()).to_string()
@@ -33,7 +33,7 @@ fn rms_norm_to_codes_on_an_h200() {
             &[Tensor::CodesT],
             "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 ragged grid=4096",
         ),
-        // First the largest magnitude, by as many blocks as the device has room for.
+        // First the largest magnitude, with as many blocks as are resident.
         (
             ScaleKind::Current,
             &[],
@@ -69,7 +69,7 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             });
             let (Some((find, grid, threads)), Some((write, ..))) = (find, write) else { panic!("{plan:?}") };
             assert!(grid * threads <= caps.sms * caps.threads_per_sm, "{cols}: {plan:?}");
-            // Both compute the same rstd.
+            // Both kernels compute the same rstd.
             let lanes = |key: KernelKey| (key.program, key.tile.threads_per_row, key.tile.packs, key.tile.cluster);
             assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
             assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
@@ -77,7 +77,7 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
     }
 }
 
-/// What is folded into is not cleared, and what has no gaps not zeroed.
+/// A folded amax is not cleared, and scales without gaps are not zeroed.
 #[test]
 fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     let steps = |quant: QuantSpec, tensors: TensorSet, rows| {
@@ -98,13 +98,13 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     assert_eq!(laid_out(ScaleLayout::RowMajor), ["quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::PackedUe8m0 { ld: 7 }), ["clear scales 28", "quantized_forward"]);
     assert_eq!(laid_out(ScaleLayout::Swizzled128x4), ["clear scales 512", "quantized_forward"]);
-    // Those along columns have gaps of their own.
+    // Columnwise scales have their own gaps.
     let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
     let swizzled = quant(MX).columnwise_layout(ScaleLayout::Swizzled128x4);
     let expected = ["clear scales_columnwise 512", "quantized_forward", "columnwise"];
     assert_eq!(steps(swizzled, TensorSet::of(&along), 5), expected);
     assert_eq!(steps(quant(MX), TensorSet::of(&along), 5), ["quantized_forward", "columnwise"]);
-    // In the layout without gaps these scales would have four times the bytes.
+    // As f32, without gaps, these scales would take four times the bytes.
     let power = quant(ScaleKind::Block { cols: 64, is_power_of_two: true });
     let bytes = power.layout(ScaleLayout::PackedUe8m0 { ld: 8 });
     assert_eq!(steps(bytes, TensorSet::of(&[]), 5), ["clear scales 32", "quantized_forward"]);
@@ -112,7 +112,7 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     assert_eq!(steps(column_major, TensorSet::of(&[]), 5), ["clear scales 32", "quantized_forward"]);
     let full = quant(BLOCK).layout(ScaleLayout::ColumnMajor { ld: 5 });
     assert_eq!(steps(full, TensorSet::of(&[]), 5), ["quantized_forward"]);
-    // A tensor without rows has a scale of its own.
+    // A tensor without rows also gets a scale.
     assert_eq!(steps(quant(ScaleKind::Current), TensorSet::of(&[]), 0), ["clear workspace 8", "quantized_forward"]);
 }
 
@@ -129,11 +129,12 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
                     assert!(threads.is_multiple_of(32) && threads <= 1024 && grid > 0 && shared_bytes == 0, "{here:?}");
                     assert!(tile.cluster <= caps.max_cluster && grid.is_multiple_of(tile.cluster), "{here:?}");
                     assert_eq!(tile.unroll, 1, "{here:?}");
-                    // Registers are there for so many blocks, of at least 32 each.
+                    // Registers suffice for the blocks, with at least 32 per thread.
                     assert!(threads * tile.blocks_per_sm * 32 <= 1 << 16, "{here:?}");
                     if program == Program::QuantizedForward {
                         assert!(columns(&tile) >= cols && tile.packs <= 8, "{cols} {here:?}");
-                        // Lanes of a set are neighbours in a warp, or have all packs of a chunk.
+                        // The threads of a set are neighbours in a warp, or have all packs of a
+                        // chunk.
                         let threads = tile.threads_per_row;
                         assert!(threads.is_power_of_two() || threads.is_multiple_of(32), "{here:?}");
                     }

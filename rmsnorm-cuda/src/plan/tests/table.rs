@@ -1,4 +1,4 @@
-//! What is launched for the shapes that were measured, in the words of `rmsnorm_gpu::describe`.
+//! The launches of the measured shapes, described with `rmsnorm_gpu::describe`.
 
 use rmsnorm_spec::Norm;
 
@@ -11,7 +11,7 @@ const LAYER_ADD: Call = Call { tensors: WEIGHT_BIAS_RESIDUAL, ..LAYER_FORWARD };
 const RMS_BACKWARD: Call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
 const LAYER_BACKWARD: Call = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
-/// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
+/// Compares the plan of every shape with its line; prints all lines that differ, ready to paste.
 #[track_caller]
 fn check(caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
     let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
@@ -45,7 +45,8 @@ fn rms_forward_on_an_h200() {
     );
 }
 
-/// As with a residual, whether there is one or not; in one step a block has one row of each group.
+/// Plans like those with a residual, also without one; in one step a block has one row of each
+/// group.
 #[test]
 #[rustfmt::skip]
 fn sums_of_parts() {
@@ -69,13 +70,13 @@ fn sums_of_parts() {
     );
     let line = "forward threads=256 packs=4x4 held parts grid=16384";
     check(&Caps::h200(), Call { dtypes: F32, ..RMS_ADD }.of_parts(8), &[(16384, 4096, line)]);
-    // The sum has the residual's type, also where there is none.
+    // The sum has the residual's dtype, also without a residual.
     check(&Caps::h200(), Call { dtypes: BF16_STREAM_F32, ..sum }.of_parts(8), &[(16384, 4096, line)]);
     check(
         &Caps::h200(),
         LAYER_ADD.of_parts(8),
         &[
-            // The rows of this length with a residual alone are two at a time.
+            // With only a residual, two rows of this length are in flight.
             (2097152, 16, "forward threads=2 packs=1x8 rows=32 held parts grid=65536"),
             (32768, 4096, "forward threads=128 packs=4x8 held parts grid=32768"),
             (8192, 16384, "forward threads=512 packs=4x8 held parts grid=8192"),
@@ -281,7 +282,7 @@ fn a_wider_stream_halves_the_packs() {
         stream(RMS_BACKWARD),
         &[(32768, 4096, "backward threads=512 packs=2x4 ring=3 shared=72KiB grid=132; reduce_partials rows=64 grid=128")],
     );
-    // Without a residual there is no stream to be wider.
+    // Without a residual, the residual dtype does not matter.
     check(&Caps::h200(), stream(RMS_FORWARD), &[(32768, 4096, "forward threads=256 packs=2x8 grid=32768")]);
 }
 

@@ -1,4 +1,4 @@
-//! Tables that are loaded: which are legal, and that plans by any legal one are held to what every plan is.
+//! Loaded tables: the rules of legal tables, and the properties of plans with any legal table.
 
 use std::sync::OnceLock;
 
@@ -22,7 +22,7 @@ fn what_is_built_in_is_legal_and_reads_back() {
     assert_eq!(read(&toml::from_str(&table.to_string()).expect("a table")), Ok(true));
 }
 
-/// The built-in table with this entry for lengths up to a limit that it has.
+/// The built-in table with this entry for the rung up to `up_to`.
 fn with(ladder: &str, up_to: u32, entry: Entry) -> Result<Tuning, String> {
     let mut table = Tuning::H200.to_table();
     let mut rungs = table.ladders.get_mut(ladder).expect("a ladder").iter_mut();
@@ -30,7 +30,7 @@ fn with(ladder: &str, up_to: u32, entry: Entry) -> Result<Tuning, String> {
     Tuning::from_table(&table)
 }
 
-/// An entry's numbers by their names.
+/// The numbers of an entry, with their names.
 type Numbers = &'static [(&'static str, u32)];
 
 fn entry(numbers: Numbers) -> Entry {
@@ -64,16 +64,16 @@ fn what_no_kernel_takes_is_refused_with_the_reason() {
         (BLOCK, 512, &[("threads", 256), ("cluster", 2), ("blocks", 1)], "a ladder of clusters has clusters"),
         (BLOCK, 512, &[("threads", 32), ("blocks", 1)], "16 packs of a thread are more than 8"),
         (BLOCK, 512, &[], "it has no tile"),
-        (BLOCK, 512, &[("threads", 256), ("overlapped", 2), ("blocks", 1)], "overlapped is 2"),
+        (BLOCK, 512, &[("threads", 256), ("overlapped", 2), ("blocks", 1)], "overlapped must be 0 or 1, got 2"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 3), ("blocks", 1)], "a power of two up to 8"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 16), ("blocks", 1)], "a power of two up to 8"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 2), ("groups", 2), ("blocks", 1)], "has one row"),
         (CLUSTER, 4096, &[("threads", 256), ("cluster", 2), ("unroll", 2), ("blocks", 1)], "unroll is 1 here"),
-        (CLUSTER, 2048, &[("threads", 256), ("cluster", 2), ("blocks", 1)], "another ladder has this length"),
+        (CLUSTER, 2048, &[("threads", 256), ("cluster", 2), ("blocks", 1)], "this length belongs to another ladder"),
         (LONG, 32768, &[("threads", 128), ("cluster", 8), ("blocks", 8)], "32 packs"),
         (LONG, 32768, &[("threads", 512), ("cluster", 8), ("groups", 2), ("blocks", 1)], "has one row"),
         (CODES, 512, &[("threads", 128), ("unroll", 2), ("blocks", 1)], "unroll is 1 here"),
-        (CODES, 128, &[("threads", 64), ("blocks", 16)], "other threads than in 16.to_codes.tensor"),
+        (CODES, 128, &[("threads", 64), ("blocks", 16)], "as many threads as in 16.to_codes.tensor"),
         (BACKWARD, 512, &[("threads", 256), ("blocks", 1)], "stages are from 2 to 4"),
         (BACKWARD, 512, &[("threads", 256), ("stages", 1), ("blocks", 1)], "stages are from 2 to 4"),
         (BACKWARD, 512, &[("threads", 64), ("stages", 2), ("blocks", 1)], "128 threads at least"),
@@ -117,7 +117,7 @@ fn what_is_no_table_of_this_backend_is_refused() {
     assert_eq!(falls, format!("{long}: its limits do not rise"));
 }
 
-/// A table whose rungs are drawn, and kept where they are legal.
+/// A table with random rungs, of which only the legal ones are kept.
 fn drawn(seed: u64) -> &'static Tuning {
     let mut draw = Draw::new(seed);
     let mut table = Tuning::H200.to_table();
@@ -148,7 +148,8 @@ fn drawn(seed: u64) -> &'static Tuning {
         let text = name.text();
         let changed = tuning.to_table().ladders.remove(&text).expect("a ladder");
         let before = table.ladders.insert(text.clone(), changed).expect("a ladder");
-        // Where the scale is looked for stays, and so some that write the codes must.
+        // The search of the scale keeps its threads, so some kernels that write codes must keep
+        // theirs.
         if Tuning::from_table(&table).is_err() {
             table.ladders.insert(text, before);
         }
@@ -157,7 +158,7 @@ fn drawn(seed: u64) -> &'static Tuning {
     KEPT.keep(Tuning::from_table(&table).expect("each rung is legal"))
 }
 
-/// As [`Plans`], by tables that are drawn.
+/// Like [`Plans`], with random tables.
 struct Drawn;
 
 impl Drawn {
@@ -167,7 +168,7 @@ impl Drawn {
     }
 }
 
-/// Each device by another table.
+/// Each device with another table.
 pub(crate) fn drawn_devices() -> Vec<Caps> {
     DEVICES.into_iter().zip(Drawn::tables()).map(|(caps, tuning)| Caps { tuning, ..caps }).collect()
 }
@@ -191,7 +192,8 @@ impl Planner for Drawn {
         Plans::calls()
     }
 
-    /// Every 13th of the short ones, and every third of the others: limits are where the built-in table has them.
+    /// Every 13th of the short lengths, and two of three others; limits are those of the built-in
+    /// table.
     fn cols() -> Vec<usize> {
         Plans::cols()
             .into_iter()

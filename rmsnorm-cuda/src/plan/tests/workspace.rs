@@ -1,4 +1,4 @@
-//! Where partial sums, locks and row sums lie.
+//! The layout of partial sums, locks and row sums.
 
 use rmsnorm_gpu::testing::plans::partials_len;
 
@@ -12,9 +12,9 @@ const REDUCTIONS: [GradReduction; 5] = [
     GradReduction::Atomics,
 ];
 
-/// Where the parts lie, as the kernels index them.
+/// The parts of the workspace, as the kernels index them.
 pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts {
-    // A lock for each block that shares a partial row.
+    // A lock for each block that shares a row of partial sums.
     let blocks = launches(plan).find_map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
         Program::Backward => Some(tile.cluster as usize),
         Program::BackwardColumns | Program::BackwardGiven => Some(cols.div_ceil(columns(&tile))),
@@ -41,7 +41,7 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
     }
 }
 
-/// Every backward call with every way of summing, for some lengths of each regime.
+/// Every backward call with every `GradReduction`, for some lengths of each program.
 pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     let mut sizes = Vec::new();
     for call in Plans::calls().into_iter().filter(|call| call.direction == Direction::Backward) {
@@ -84,10 +84,10 @@ fn callers_are_told_what_a_plan_needs() {
     }
 }
 
-/// Whoever has no device yet is told enough for each.
+/// The bound suffices on every device.
 #[test]
 fn the_bound_is_enough_on_every_device() {
-    // A device of twice the size, and one that has clusters and less shared memory (sm_120).
+    // Devices with 256 multiprocessors, one of them with clusters and less shared memory (sm_120).
     let small =
         Caps { shared_per_block_optin: 99 << 10, shared_per_sm: 100 << 10, threads_per_sm: 1536, ..Caps::h200() };
     let largest = [DEVICES[0], DEVICES[1], DEVICES[2], small].map(|caps| Caps { sms: 256, ..caps });
@@ -100,7 +100,8 @@ fn the_bound_is_enough_on_every_device() {
     }
 }
 
-/// And not much more than an H200 needs: each of its 132 multiprocessors has a block, and the bound counts two for each of 256.
+/// The bound is not much more than an H200 needs: its 132 multiprocessors have one block each, the
+/// bound counts two on each of 256.
 #[test]
 fn the_bound_is_of_the_size_of_what_is_needed() {
     let problem = Problem::backward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight, Tensor::Dweight]);
@@ -109,7 +110,7 @@ fn the_bound_is_of_the_size_of_what_is_needed() {
     assert_eq!(workspace_len_bound(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Weight])), 0);
 }
 
-/// On both sides: a plan that changes elsewhere is not found here.
+/// Checks both sides of the limit: if plans change elsewhere, this fails.
 #[test]
 fn the_suite_is_told_where_partial_rows_begin() {
     let at = |dtype, caps: &Caps| super::super::unsplit_from(dtype, caps);

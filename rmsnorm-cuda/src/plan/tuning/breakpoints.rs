@@ -9,8 +9,9 @@ use super::{Ladders, Tables, Tuning};
 use crate::plan::Tile;
 
 impl Tuning {
-    /// The last lengths, in columns, before the threads of three kinds of call or more of one width get another number of packs, or get
-    /// company. Rows of more than 32768 columns are the stress profile's.
+    /// Lengths, in columns, after which the threads of at least three kinds of calls of one width
+    /// change their number of packs, or stop having a row alone. Rows of more than 32768 columns
+    /// belong to the stress profile.
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
         let widths = self.widths.iter().zip(PACKS);
         let all: BTreeSet<usize> = widths.flat_map(|(tables, pack)| tables.breakpoints(pack as usize)).collect();
@@ -19,7 +20,7 @@ impl Tuning {
 }
 
 impl Tables {
-    /// The same of one width, whose packs have so many columns.
+    /// The same for one width; a pack has `pack` columns.
     fn breakpoints(&self, pack: usize) -> impl Iterator<Item = usize> {
         let Tables { forward, backward, to_codes: _, finds_scale: _ } = self;
         let kinds = move || forward.iter().chain(backward);

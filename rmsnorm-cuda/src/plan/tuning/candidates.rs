@@ -1,24 +1,24 @@
-//! Tiles that are worth a measurement, by a model of what decides (see the head of `tuning.rs`): bytes that a multiprocessor has on
-//! their way, lanes that have nothing to do, and registers.
+//! Tiles that are worth a measurement, chosen with a model (see the head of `tuning.rs`): bytes in
+//! flight per multiprocessor, idle lanes, and registers.
 
 use super::data::{Name, Place, Which};
 use crate::caps::Caps;
 use crate::plan::{REGISTERS_PER_SM, RESERVED_BYTES, Tile};
 
-/// Bytes that a multiprocessor is best to have on their way: the middle of 64 to 128 KiB.
+/// The best number of bytes in flight per multiprocessor: the middle of 64 to 128 KiB.
 const BYTES_UNDER_WAY: f64 = 90.0 * 1024.0;
 
 /// Bytes of a pack.
 const PACK_BYTES: u32 = 16;
 
-/// Threads on a row that leave few lanes idle somewhere.
+/// Threads per row that leave few lanes idle for some length.
 const THREADS: [u32; 21] =
     [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024];
 
-/// Blocks of a multiprocessor.
+/// Blocks per multiprocessor.
 const BLOCKS: [u32; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32];
 
-/// Tiles for rows of up to `packs` packs, the best first. Not all are legal.
+/// Tiles for rows of up to `packs` packs, the best first. Some may not be legal.
 pub(crate) fn tiles(name: Name, packs: u32, caps: &Caps) -> Vec<Tile> {
     let mut scored: Vec<(f64, Tile)> = Vec::new();
     for (cluster, threads_per_row) in rows(name.which, caps) {
@@ -41,7 +41,7 @@ pub(crate) fn tiles(name: Name, packs: u32, caps: &Caps) -> Vec<Tile> {
     scored.into_iter().map(|(_, tile)| tile).collect()
 }
 
-/// Blocks on a row, and threads of each.
+/// Blocks per row, and threads of each.
 fn rows(which: Which, caps: &Caps) -> Vec<(u32, u32)> {
     let clusters: &[u32] = match which {
         Which::Forward(_, Place::Cluster) | Which::Backward(_, Place::Cluster) => &[2, 4, 8],
@@ -52,11 +52,12 @@ fn rows(which: Which, caps: &Caps) -> Vec<(u32, u32)> {
     clusters.flat_map(|cluster| THREADS.map(|threads| (*cluster, threads))).collect()
 }
 
-/// Rows side by side, and at once.
+/// Groups, and rows in flight per group.
 fn sides(which: Which, threads_per_row: u32) -> Vec<(u32, u32)> {
     let groups = (0..=10).map(|bits| 1u32 << bits).filter(|groups| {
         let threads = groups * threads_per_row;
-        // More than 512 threads of several rows wait for each other in vain.
+        // With several rows, blocks of more than 512 threads gain nothing and wait longer at
+        // barriers.
         threads.is_multiple_of(32)
             && threads <= if *groups > 1 { 512 } else { 1024 }
             && (*groups <= 8 || threads_per_row <= 32)
@@ -70,7 +71,7 @@ fn sides(which: Which, threads_per_row: u32) -> Vec<(u32, u32)> {
     groups.flat_map(|groups| unroll.iter().map(move |unroll| (groups, *unroll))).collect()
 }
 
-/// Steps that shared memory has.
+/// The tile with each number of steps in shared memory.
 fn stages(which: Which, tile: Tile) -> Vec<Tile> {
     match which {
         Which::Backward(_, place) => {
@@ -83,7 +84,7 @@ fn stages(which: Which, tile: Tile) -> Vec<Tile> {
     }
 }
 
-/// How far a tile is from what the model thinks best; `None` if the device has no room for it.
+/// The distance of a tile from the model's optimum; `None` if it does not fit the device.
 fn score(which: Which, tile: &Tile, packs: u32, caps: &Caps) -> Option<f64> {
     let each = packs.div_ceil(tile.cluster * tile.threads_per_row);
     let (threads, blocks) = (tile.threads(), tile.blocks_per_sm);
@@ -91,9 +92,9 @@ fn score(which: Which, tile: &Tile, packs: u32, caps: &Caps) -> Option<f64> {
         Which::Forward(1 | 3, _) | Which::Backward(..) => 2,
         Which::Forward(..) | Which::ToCodes(_) | Which::FindsScale => 1,
     };
-    // What a pack of a thread takes, and what a thread takes besides.
+    // Registers for each pack of a thread, and for the rest of a thread.
     let (of_pack, besides) = match which {
-        // Layer norm has two sums, and biases on their way while they are exchanged.
+        // Layer norm has two sums, and its bias is in flight while they are exchanged.
         Which::Forward(2 | 3, Place::Cluster) => (8, 56),
         Which::Forward(_, Place::Cluster) => (8, 24),
         Which::Forward(_, Place::Long) => (2, 32),
@@ -117,7 +118,7 @@ fn score(which: Which, tile: &Tile, packs: u32, caps: &Caps) -> Option<f64> {
     }
     let under_way = f64::from(step * blocks * tile.stages.max(1));
     let idle = 1.0 - f64::from(packs) / f64::from(each * tile.cluster * tile.threads_per_row);
-    // Many rows of a block wait for the slowest, and a cluster for its blocks.
+    // Many rows of a block wait for the slowest, and a cluster waits for its blocks.
     let waits = 0.03 * f64::from(tile.groups.ilog2().saturating_sub(2)) + 0.05 * f64::from(tile.cluster.ilog2());
     Some((under_way / BYTES_UNDER_WAY).log2().abs() + 3.0 * idle + waits)
 }

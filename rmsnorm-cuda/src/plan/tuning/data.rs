@@ -1,4 +1,4 @@
-//! A table as data, and back.
+//! Converts tables to data and back.
 
 use std::sync::OnceLock;
 
@@ -8,14 +8,14 @@ use rmsnorm_tuning::{Entry, Table};
 use super::{Ladders, Tuning};
 use crate::plan::Tile;
 
-/// Counted up where tables mean something else though kernels and built-in rungs are what they were.
+/// Increase it when the meaning of tables changes, but neither kernels nor built-in rungs do.
 const REVISION: &str = "1";
 
-/// The number of [`Tuning::split_bytes`], and the most that it may be: what no L2 has.
+/// The key of [`Tuning::split_bytes`], and its largest value: more than any L2.
 pub(crate) const SPLIT_BYTES: &str = "split_bytes";
 pub(super) const MOST_SPLIT_BYTES: u64 = 1 << 30;
 
-/// Where a row lies, in the order of [`Ladders`].
+/// Where a row is kept, in the order of [`Ladders`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Cluster,
@@ -35,7 +35,7 @@ impl Place {
     }
 }
 
-/// A ladder among those of [`super::Tables`], by its index there.
+/// A ladder of [`super::Tables`], with its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     Forward(usize, Place),
@@ -44,7 +44,7 @@ pub(crate) enum Which {
     FindsScale,
 }
 
-/// A ladder: of which width, and which of it.
+/// A ladder of a width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) width: usize,
@@ -52,14 +52,14 @@ pub(crate) struct Name {
 }
 
 const WIDTHS: [&str; 2] = ["16", "32"];
-/// Columns of a pack of each.
+/// Columns of a pack, for each width.
 pub(super) const PACKS: [u32; 2] = [8, 4];
 const FORWARD: [&str; 4] = ["rms", "rms_residual", "layer", "layer_residual"];
 const BACKWARD: [&str; 2] = ["one_sum", "two_sums"];
 const TO_CODES: [&str; 4] = ["tensor", "row", "block", "layer"];
 
 impl Name {
-    /// Every ladder that plans look at.
+    /// Every ladder that plans use.
     pub(crate) fn all() -> Vec<Name> {
         let mut all = Vec::new();
         for width in 0..WIDTHS.len() {
@@ -73,7 +73,7 @@ impl Name {
         all
     }
 
-    /// `16.forward.rms.block`: bits of the widest matrix, then what it is for.
+    /// For example `16.forward.rms.block`: bits of the widest matrix, and the kind of call.
     pub(crate) fn text(self) -> String {
         let width = WIDTHS[self.width];
         match self.which {
@@ -109,7 +109,7 @@ impl Ladders {
 }
 
 impl Tuning {
-    /// The ladder of that name.
+    /// The ladder with this name.
     pub(crate) const fn ladder(&self, Name { width, which }: Name) -> &Ladder<Tile> {
         let tables = &self.widths[width];
         match which {
@@ -130,7 +130,7 @@ impl Tuning {
         }
     }
 
-    /// All of it as data.
+    /// The whole table as data.
     pub(crate) fn to_table(&self) -> Table {
         let rungs = |name| to_rungs(self.ladder(name), Tile::to_entry);
         Table {
@@ -139,10 +139,10 @@ impl Tuning {
         }
     }
 
-    /// The table of this data, if plans may be made of it on any device.
+    /// The table of this data, if it is legal on every device.
     ///
     /// # Errors
-    /// What of it is not legal, in words.
+    /// The first rule that it breaks, in words.
     pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
         let mut tuning = Tuning::H200.clone();
         table.has_no_more_than(&tuning.to_table())?;
@@ -154,7 +154,7 @@ impl Tuning {
         Ok(tuning)
     }
 
-    /// Tells kernels and built-in tables apart that a table may be measured with.
+    /// Identifies the kernels and built-in tables that a table was measured with.
     pub(crate) fn revision() -> &'static str {
         static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
         REVISION_OF_THIS.get_or_init(|| revision_of(rmsnorm_kernels::REVISION, &Tuning::H200.to_table(), REVISION))
@@ -162,7 +162,7 @@ impl Tuning {
 }
 
 impl Tile {
-    /// What a table says of it.
+    /// The tile as an entry of a table.
     pub(crate) fn to_entry(self) -> Entry {
         Entry::none()
             .with_unless(1, "cluster", self.cluster)
@@ -174,16 +174,16 @@ impl Tile {
             .with("blocks", self.blocks_per_sm)
     }
 
-    /// The tile that a table says.
+    /// The tile of an entry.
     ///
     /// # Errors
-    /// What is missing or too much, in words.
+    /// The missing or unknown field, in words.
     pub(crate) fn from_entry(entry: &Entry) -> Result<Tile, String> {
         entry.has_only(&["cluster", "threads", "groups", "unroll", "stages", "overlapped", "blocks"])?;
         let is_overlapped = match entry.number_or(0, "overlapped")? {
             0 => false,
             1 => true,
-            other => return Err(format!("overlapped is {other}, which is neither 0 nor 1")),
+            other => return Err(format!("overlapped must be 0 or 1, got {other}")),
         };
         Ok(Tile {
             cluster: entry.number_or(1, "cluster")?,

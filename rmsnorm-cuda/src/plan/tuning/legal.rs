@@ -1,6 +1,7 @@
-//! What a table may say: what the kernels take, on any device, within the error bounds and workspaces that callers are told.
+//! Checks that a table is legal: kernels exist for its tiles on every device, and they stay within
+//! the error bounds and workspaces that callers rely on.
 //!
-//! A rung that is legal may be slow. Whether it suits a device was measured.
+//! A legal rung may be slow; speed is a matter of measurement.
 
 use std::collections::BTreeSet;
 
@@ -13,23 +14,25 @@ use super::data::{Name, Place, Which};
 use crate::plan::backward::{self, MOST_SPLIT_ROWS};
 use crate::plan::{COLUMN_LANES, Program, Tile, chain};
 
-/// Blocks of a cluster, of a multiprocessor, and threads of either, at the most.
+/// The largest cluster, blocks per multiprocessor, and threads per block and per multiprocessor.
 const MOST_CLUSTER: u32 = 8;
 const MOST_BLOCKS: u32 = 32;
 const MOST_THREADS: u32 = 1024;
 const MOST_THREADS_PER_SM: u32 = 2048;
 
-/// Groups of several warps that have a barrier of their own each, besides that of the block.
+/// The most groups of several warps in a block; each has its own barrier, besides the block's.
 const MOST_BARRIERS: u32 = 8;
 
-/// Sums that the threads of backward exchange at a time, which lie in what is reserved of shared memory.
+/// The most sums that the threads of backward exchange at a time, in the reserved part of shared
+/// memory.
 const MOST_SENT: u32 = 128;
 
-/// Threads of backward's blocks at the least: fewer would make the chains of `backward_split` too long.
+/// The fewest threads of a block of backward: fewer would make the chains of `backward_split` too
+/// long.
 const LEAST_BACKWARD_THREADS: u32 = 128;
 
 impl Which {
-    /// The program that has such a tile.
+    /// The program that uses the tiles of this ladder.
     const fn program(self) -> Program {
         match self {
             Which::Forward(_, Place::Cluster) => Program::ForwardCluster,
@@ -40,7 +43,7 @@ impl Which {
         }
     }
 
-    /// Packs of a thread at the most.
+    /// The most packs of a thread.
     pub(super) const fn most_packs(self) -> u32 {
         match self {
             Which::Forward(_, Place::Cluster | Place::Long) => 16,
@@ -54,10 +57,10 @@ impl Which {
 }
 
 impl Tuning {
-    /// Whether every rung is legal.
+    /// Checks that every rung is legal.
     ///
     /// # Errors
-    /// The first that is not, in words.
+    /// The first illegal rung, in words.
     pub(super) fn check(&self) -> Result<(), String> {
         for name in Name::all() {
             let (ladder, built_in) = (self.ladder(name), Tuning::H200.ladder(name));
@@ -69,7 +72,8 @@ impl Tuning {
         Ok(())
     }
 
-    /// A row has the lanes that it has where its codes are written, and so the same rstd.
+    /// The search of a tensor's scale must use as many threads per row as the kernel that writes
+    /// the codes, so that both compute the same rstd.
     fn check_finds_scale(&self, width: usize) -> Result<(), String> {
         let [finds, writes] = [Which::FindsScale, Which::ToCodes(0)].map(|which| Name { width, which });
         let (found, written) = (self.ladder(finds), self.ladder(writes));
@@ -78,7 +82,7 @@ impl Tuning {
                 let other = find(written, length as usize).map(|tile| tile.threads_per_row);
                 if other != Some(tile.threads_per_row) {
                     return Err(format!(
-                        "{}: {length} packs have other threads than in {}",
+                        "{}: rows of {length} packs must have as many threads as in {}",
                         finds.text(),
                         writes.text()
                     ));
@@ -89,7 +93,7 @@ impl Tuning {
     }
 }
 
-/// The first length of every rung, and the first above the last.
+/// The first length of every rung, and the first length above the last.
 fn starts(ladder: &[Rung<Tile>]) -> impl Iterator<Item = u32> {
     std::iter::once(1).chain(ladder.iter().map(|rung| rung.up_to.saturating_add(1)))
 }
@@ -109,12 +113,12 @@ pub(in crate::plan) fn check_ladder(name: Name, ladder: &[Rung<Tile>], built_in:
             if packs > name.which.most_packs() {
                 return Err(because(format!("{packs} packs of a thread are more than {}", name.which.most_packs())));
             }
-            // A thread's packs are as many from here on.
+            // From each of these lengths on, a thread has one pack more.
             lengths.extend((0..packs).map(|packs| packs * threads + 1).filter(|length| *length > above));
         }
         above = rung.up_to;
     }
-    // What is held to limits changes nowhere else, or is the worst at an end.
+    // The limits change only at these lengths; between two of them the worst case is at an end.
     let ends: Vec<u32> = lengths.iter().map(|length| length - 1).filter(|length| *length > 0).collect();
     lengths.extend(ends);
     for length in lengths {
@@ -123,20 +127,20 @@ pub(in crate::plan) fn check_ladder(name: Name, ladder: &[Rung<Tile>], built_in:
             (None, None) => Ok(()),
             (Some(tile), Some(before)) => check_length(name, length, &tile, &before),
             (None, Some(_)) => Err("it has no tile".into()),
-            (Some(_), None) => Err("it has a tile, and another ladder has this length".into()),
+            (Some(_), None) => Err("it has a tile, but this length belongs to another ladder: remove the tile".into()),
         };
         checked.map_err(|reason| format!("{length} packs: {reason}"))?;
     }
     Ok(())
 }
 
-/// What the texts of the kernels take.
+/// Checks that kernels exist for the tile.
 fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
     let Tile { threads_per_row, groups, cluster, unroll, stages, is_overlapped, blocks_per_sm, .. } = *tile;
     let rule = |is_kept: bool, rule: &str| if is_kept { Ok(()) } else { Err(rule.to_owned()) };
     let is_backward = matches!(which, Which::Backward(..));
     let is_long = matches!(which, Which::Forward(_, Place::Long));
-    // Where a long row lies is either.
+    // A long row may be in a block or in a cluster.
     let is_cluster = match which {
         Which::Forward(_, Place::Long) => None,
         Which::Forward(_, place) | Which::Backward(_, place) => Some(matches!(place, Place::Cluster)),
@@ -173,21 +177,22 @@ fn check_tile(which: Which, tile: &Tile) -> Result<(), String> {
         "up to 128 sums are kept at a time",
     )?;
     rule(threads_per_row >= cluster, "a thread of a row for each block of its cluster")?;
-    // Few rows are split among threads that have columns: those of a thread, of a warp, of a block.
+    // With few rows, backward splits the rows of a column among the threads of a warp, and the
+    // warps of a block.
     let warps = u64::from(threads / 32);
     let split = shared(MOST_SPLIT_ROWS.div_ceil(warps), (32 / COLUMN_LANES).into()) + serial(warps);
-    rule(split <= policy_depth_rows(MOST_SPLIT_ROWS as usize) as u64, "so few threads sum too many rows each")
+    rule(split <= policy_depth_rows(MOST_SPLIT_ROWS as usize) as u64, "a thread sums too many rows: use more threads")
 }
 
-/// What callers are told of a length: chains of additions, and the workspace.
+/// Checks the promises to callers for one length: chains of additions, and the workspace.
 fn check_length(name: Name, length: u32, tile: &Tile, built_in: &Tile) -> Result<(), String> {
     let packs = |tile: &Tile| length.div_ceil(tile.cluster * tile.threads_per_row);
-    // The shortest of all rows of so many packs.
+    // The shortest row with this many packs.
     let cols = ((length - 1) * name.pack() + 1) as usize;
     let sized = Tile { pack: name.pack(), packs: packs(tile), ..*tile };
     let (chain, most) = (chain::of_row(name.which.program(), &sized, cols), policy_depth_cols(cols) as u64);
     if chain.is_some_and(|chain| chain > most) {
-        return Err(format!("{} additions one after the other are more than {most}", chain.unwrap_or_default()));
+        return Err(format!("{} serial additions are more than {most}", chain.unwrap_or_default()));
     }
     if let Which::Backward(_, place) = name.which {
         let blocks = backward::most_blocks(tile);
@@ -195,7 +200,7 @@ fn check_length(name: Name, length: u32, tile: &Tile, built_in: &Tile) -> Result
         if blocks > most {
             return Err(format!("{blocks} blocks with rows of their own are more than {most}"));
         }
-        // Of a step of all rows that a block has.
+        // The packs of one step, over all rows of a block.
         let owned = |tile: &Tile| packs(tile) * tile.threads() * tile.unroll;
         let most = owned(built_in).max(backward::most_owned_packs(matches!(place, Place::Cluster)));
         if owned(tile) > most {
