@@ -207,7 +207,9 @@ fn all_groups_of_a_call_have_as_many_rows() {
                         Ok(Validated { problem, .. }) => assert!(is_good && problem.rows_per_group == Some(3)),
                         Err(Error::InvalidArgument { arg, rule }) => {
                             assert!(!is_good && [a, b].contains(&arg), "{a}, {b}: {arg}");
-                            assert!(rule.starts_with("the groups of a call's matrices have as many rows, got "));
+                            assert!(
+                                rule.starts_with("all matrices of a call must have the same number of rows in a group")
+                            );
                         }
                         Err(error) => panic!("{a}, {b}: {error}"),
                     }

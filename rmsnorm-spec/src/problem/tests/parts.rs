@@ -59,11 +59,11 @@ fn without_rows_there_is_nothing_of_any_part() {
 #[test]
 fn calls_that_have_no_parts_say_so() {
     let rule = |call: Call| call.check(MIX).map(|_| ()).unwrap_err().to_string();
-    assert_eq!(rule(with(Form::Forward, 0, COLS)), "x: a sum has at least 1 part, got 0");
-    assert_eq!(rule(with(Form::InPlace, 2, ROWS * COLS)), "x: a sum of parts is not made in place");
-    let apart = "x: parts lie apart, got a stride of 0";
+    assert_eq!(rule(with(Form::Forward, 0, COLS)), "x: the number of parts must be at least 1, got 0");
+    assert_eq!(rule(with(Form::InPlace, 2, ROWS * COLS)), "x: a sum of parts cannot overwrite x: use Forward::new");
+    let apart = "x: the stride of parts must be at least 1, got 0";
     assert_eq!([2, usize::MAX].map(|count| rule(with(Form::Forward, count, 0))), [apart; 2]);
-    let after = "unsupported: no call adds parts and, after the norm, a residual";
+    let after = "unsupported: no call combines parts with a residual after the norm";
     for form in [Form::After, Form::AfterInPlace] {
         assert_eq!(rule(with(form, 2, ROWS * COLS)), after);
     }

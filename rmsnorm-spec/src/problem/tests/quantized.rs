@@ -134,7 +134,7 @@ fn scales_are_as_many_as_their_layout_has() {
     }
     let short =
         check(args::<F8E4M3>(block.layout(ScaleLayout::ColumnMajor { ld: 4 }), SHAPE).scales(view(3, 12)), SHAPE);
-    let rule = "scales: scales have room for every row in ColumnMajor { ld: 4 }, and can be counted, got 5 rows of 300 columns";
+    let rule = "scales: the layout ColumnMajor { ld: 4 } must have ld >= rows and a length that fits usize, got 5 rows of 300 columns";
     assert_eq!(short.expect_err("no room for 5 rows").to_string(), rule);
     assert_eq!(QuantSpec::new(CodeType::E4m3, ScaleKind::Given).scales_len(5, 300), Some(0));
 }
