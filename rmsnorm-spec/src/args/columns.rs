@@ -79,7 +79,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B
         })
     }
 
-    /// Hands over every tensor but what is found, which it returns.
+    /// Passes every tensor to the visitor, except the statistics, which it returns.
     pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
         visitor.read::<T>(Tensor::X, self.x)?;
         if let Some(residual) = self.residual {
@@ -160,7 +160,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
         })
     }
 
-    /// Hands over every tensor but what is found, which it returns.
+    /// Passes every tensor to the visitor, except the statistics, which it returns.
     pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
         visitor.read::<R>(Tensor::X, self.x)?;
         if let Some(weight) = self.weight {

@@ -104,7 +104,7 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
 }
 
 impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
-    /// Hands every tensor to the visitor, and returns the view of what is found.
+    /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -114,7 +114,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
 }
 
 impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
-    /// Hands every tensor to the visitor, and returns the view of what is found.
+    /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
     /// The first of the visitor's.

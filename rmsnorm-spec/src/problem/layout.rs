@@ -10,7 +10,7 @@ use crate::{
     Tensor, TensorSet, TensorShape,
 };
 
-/// One tensor of a call, reduced to what the checks need.
+/// One tensor of a call, as the checks need it.
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
     arg: &'static str,
