@@ -54,7 +54,7 @@ pub(crate) trait Views<'a, B: NormBackend + ?Sized> {
     /// Shows each tensor's view.
     fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error>;
 
-    /// Hands each tensor over.
+    /// Passes each tensor to the visitor.
     fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error>;
 }
 
