@@ -127,7 +127,7 @@ impl<S: Kernels> ForwardCall<'_, S> {
         S::forward(&self, &spec.sized(&Place::of(self.x.1)?.rows), wanted)
     }
 
-    /// Those of the tensors.
+    /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
         dtypes([self.x.0, self.weight.0, self.residual.unwrap_or(self.x).0])
     }
@@ -160,7 +160,7 @@ impl<S: Kernels> BackwardCall<'_, S> {
         S::backward(&self, &self.spec.sized(&Place::of(self.x.1)?.rows))
     }
 
-    /// Those of the tensors.
+    /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
         dtypes([self.dy.0, self.weight.0, self.x.0])
     }
