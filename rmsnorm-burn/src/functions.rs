@@ -8,7 +8,8 @@ use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normali
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of
+/// `x`.
 ///
 /// # Gradients
 /// Of `x` and `weight`. See [the crate](crate) for dtypes and devices.
@@ -39,10 +40,12 @@ pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64)
     normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
-/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
+/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
+/// once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the
+/// dtype of `x`.
 ///
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes and devices.
@@ -167,7 +170,8 @@ pub fn layer_norm_add<const D: usize>(
 /// On the CPU the bits equal those of two calls.
 ///
 /// # Shapes
-/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`:
+/// (cols), of one dtype.
 ///
 /// # Gradients
 /// `x`, `residual` and both weights have gradients, from either result or both. See

@@ -72,7 +72,8 @@ pub enum CastOrder {
 /// models.
 ///
 /// # Example
-/// Gemma's two norms around a residual: `h = residual + norm(x) * weight`, `y = norm(h) * next_weight`.
+/// Gemma's two norms around a residual: `h = residual + norm(x) * weight`,
+/// `y = norm(h) * next_weight`.
 /// ```
 /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
 /// fn around<B>(

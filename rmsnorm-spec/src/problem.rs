@@ -24,7 +24,8 @@ use layout::Layout;
 /// The place of a view in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Identifies the allocation; views of different allocations never overlap. 0 where addresses are global.
+    /// Identifies the allocation; views of different allocations never overlap. 0 where addresses
+    /// are global.
     pub allocation: u64,
     /// Byte address, or offset within the allocation, of the first element.
     pub start: u64,
@@ -62,7 +63,8 @@ impl Span {
 ///   `residual` unless `residual_out` overwrites it; `y` may be missing, and then `next_weight`,
 ///   `next_bias`, `next_mean` and `next_rstd` are missing too; no other call has these four. RMS
 ///   norm has no `next_mean`;
-/// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x` reaches to the end of the last part;
+/// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
+///   reaches to the end of the last part;
 /// - `eps` is finite and not negative, `weight_offset` finite;
 /// - `quant` is present in a quantized call, and its fields are consistent ([`QuantSpec::check`]);
 ///   `scale`, `scales`, `amax` and `codes_t` are present or absent as its kind of scale requires,
@@ -269,7 +271,8 @@ impl<A> Checked<A> {
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Forward<'a, B, T, W, R>> {
     /// Validates a forward call.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
     /// The first rule of [`Problem`] that fails, as the variant of [`Error`] that names the
@@ -301,7 +304,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Backward<'a, B, T, W, R>> {
     /// Validates a backward call. The backend determines the length of the workspace.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
     /// As [`Checked::forward`].
@@ -362,7 +366,8 @@ where
 {
     /// Validates a quantized forward call.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
     /// As [`Checked::forward`].

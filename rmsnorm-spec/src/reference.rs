@@ -266,7 +266,8 @@ fn average(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives an infinity.
+/// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives
+/// an infinity.
 pub fn round_to(value: f64, dtype: DType) -> f64 {
     let (precision, min_exponent, max_exponent) = match dtype {
         DType::F32 => (24, -126, 127),
@@ -283,7 +284,8 @@ fn round_to_precision(value: f64, precision: i32, min_exponent: i32) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
-    // The exponent of the leading bit, from the f64's own exponent field; f64 subnormals are far below every dtype.
+    // The exponent of the leading bit, from the f64's own exponent field; f64 subnormals are far
+    // below every dtype.
     let exponent = (((value.to_bits() >> 52) & 0x7ff) as i32 - 1023).max(min_exponent);
     let unit = exp2(exponent - (precision - 1));
     (value / unit).round_ties_even() * unit

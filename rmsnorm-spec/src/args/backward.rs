@@ -13,9 +13,9 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`, `dweight_sum`,
-/// `dbias_sum`: (cols). `mean`, `rstd`: (rows).
-/// `workspace`: at least [`NormBackend::workspace_len`] elements.
+/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`,
+/// `dweight_sum`, `dbias_sum`: (cols). `mean`, `rstd`: (rows). `workspace`: at least
+/// [`NormBackend::workspace_len`] elements.
 ///
 /// # Dtypes
 /// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) makes the parameters

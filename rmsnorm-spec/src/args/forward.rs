@@ -20,8 +20,8 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// ```
 ///
 /// # Which tensors go together
-/// `x` is the matrix to normalize, `h` the rounded sum, `norm` and `next_norm` include weight and
-/// bias. Each line is a valid call:
+/// `norm` and `next_norm` include weight and bias; `h` is the rounded sum. Each line is a valid
+/// call, the last four with [`residual_after`](crate::NormSpec::residual_after):
 ///
 /// | call | computes | needs | may have |
 /// |---|---|---|---|
@@ -30,23 +30,18 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// | [`new`](Self::new), [`parts`](Self::parts) | `h = x[0] + x[1] + .. (+ residual)`, `y = norm(h)` | `x`, `y` | `residual`, and with it `residual_out` |
 /// | [`in_place`](Self::in_place) | `x = norm(x)` | `x` | |
 /// | [`in_place`](Self::in_place), [`residual_in_place`](Self::residual_in_place) | `residual = x + residual`, `x = norm(residual)` | `x`, `residual` | |
-///
-/// With `residual_after`, which has neither `in_place` nor `parts`:
-///
-/// | call | computes | needs | may have |
-/// |---|---|---|---|
 /// | [`onto_residual`](Self::onto_residual), [`residual`](Self::residual) | `h = residual + norm(x)` | `x`, `residual`, `residual_out` (receives `h`) | |
-/// | [`onto_residual`](Self::onto_residual), [`residual_in_place`](Self::residual_in_place) | `residual += norm(x)` | `x`, `residual` | |
-/// | [`new`](Self::new), [`residual`](Self::residual) | `h = residual + norm(x)`, `y = next_norm(h)` | `x`, `y`, `residual`, `residual_out` | `next_*` |
-/// | [`new`](Self::new), [`residual_in_place`](Self::residual_in_place) | `residual += norm(x)`, `y = next_norm(residual)` | `x`, `y`, `residual` | `next_*` |
+/// | [`onto_residual`](Self::onto_residual), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)` | `x`, `residual` | |
+/// | [`new`](Self::new), [`residual`](Self::residual) | `h = residual + norm(x)`, `y = next_norm(h)` | `x`, `y`, `residual`, `residual_out` | the `next_*` tensors |
+/// | [`new`](Self::new), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)`, `y = next_norm(residual)` | `x`, `y`, `residual` | the `next_*` tensors |
 ///
-/// Every call may have `weight`, `bias` and `rstd`, and for layer norm `mean`. `next_*` are
-/// `next_weight`, `next_bias`, `next_rstd`, and for layer norm `next_mean`. Other combinations
+/// Every call may have `weight`, `bias` and `rstd`, and for layer norm `mean`. The `next_*` tensors
+/// are `next_weight`, `next_bias`, `next_rstd`, and for layer norm `next_mean`. Other combinations
 /// return `Missing`, `Unexpected`, `InvalidArgument` or `Unsupported`, see [`Error`].
 ///
 /// # Shapes
-/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`, `next_bias`: (cols). `mean`, `rstd`,
-/// `next_mean`, `next_rstd`: (rows).
+/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`,
+/// `next_bias`: (cols). `mean`, `rstd`, `next_mean`, `next_rstd`: (rows).
 ///
 /// # Dtypes
 /// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) and
@@ -73,7 +68,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub x: Source<B::In<'a, T>, B::Out<'a, T>>,
     /// Multiplied with the normalized row, after `weight_offset` is added to it; ones if absent.
     pub weight: Option<B::In<'a, W>>,
-    /// Added to that; zeros if absent.
+    /// Added after the multiplication; zeros if absent.
     pub bias: Option<B::In<'a, W>>,
     /// Added to `x` before the norm: the call normalizes the sum, rounded to `R`. In place, the
     /// call overwrites it with the rounded sum. With
@@ -93,7 +88,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     /// The weight of the next norm, to which `weight_offset` is added; ones if absent. The four
     /// `next_*` tensors need `y` and a residual that is added after the norm.
     pub next_weight: Option<B::In<'a, W>>,
-    /// Added to that; zeros if absent.
+    /// The bias of the next norm; zeros if absent.
     pub next_bias: Option<B::In<'a, W>>,
     /// Receives the mean of every row of the sum. Layer norm only.
     pub next_mean: Option<B::Out<'a, f32>>,

@@ -5,7 +5,8 @@ use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::quant::QuantSpec;
 use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 
-/// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
+/// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to
+/// (Q5).
 ///
 /// ```text
 /// y as in Forward        scale from max |y| of those who share it        code = nearest code of y / scale
@@ -31,8 +32,8 @@ use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 /// | `Block`, `Mx` | - | one a block | - | - | optional |
 ///
 /// # Training
-/// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or `residual_out`), `mean` and `rstd` of
-/// this call, and needs nothing else.
+/// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or
+/// `residual_out`), `mean` and `rstd` of this call, and needs nothing else.
 ///
 /// # Example
 /// ```
@@ -83,9 +84,9 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     /// Receives the scales.
     pub scales: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
     /// Receives the quantized transpose of `y`, with its own scales along the columns: for the
-    /// matrix product over rows in the weight gradient of the next linear layer. [`QuantSpec::columnwise`] is
-    /// its spec. Its codes differ from `codes`, but both quantize the same values. It needs `rstd`,
-    /// and layer norm's `mean`. Its rows are not in groups.
+    /// matrix product over rows in the weight gradient of the next linear layer.
+    /// [`QuantSpec::columnwise`] is its spec. Its codes differ from `codes`, but both quantize the
+    /// same values. It needs `rstd`, and layer norm's `mean`. Its rows are not in groups.
     pub codes_columnwise: Option<Rows<B::Out<'a, C>>>,
     /// Receives the scales of `codes_columnwise`.
     pub scales_columnwise: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,

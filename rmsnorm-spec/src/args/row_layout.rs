@@ -34,7 +34,8 @@ impl RowGroups {
 /// libraries' dimensions and strides, and a checked call has it.
 ///
 /// # Example
-/// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized over `head_dim`:
+/// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized
+/// over `head_dim`:
 /// ```
 /// # use rmsnorm_spec::{RowGroups, RowLayout};
 /// let (tokens, heads, head_dim) = (7, 4, 64);

@@ -1,6 +1,7 @@
 //! The list of an argument struct's tensors, and the code generated from it.
 
-/// The tensors of an argument struct, in the order of validation: `presence kind Tensor = field: In|Out Element;`.
+/// The tensors of an argument struct, in the order of validation:
+/// `presence kind Tensor = field: In|Out Element;`.
 ///
 /// Presence: a `given` tensor is required. An `optional` one has a builder method. One marked
 /// `by_hand` is optional too, with a hand-written builder. Kind: a `matrix` is

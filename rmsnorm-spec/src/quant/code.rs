@@ -5,9 +5,11 @@ use std::fmt;
 /// The format of a code: 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CodeType {
-    /// OCP's E4M3, without infinities (`float8_e4m3fn`): 1 + 4 + 3 bits, bias 7, largest value 448, NaN `0x7F` and `0xFF`.
+    /// OCP's E4M3, without infinities (`float8_e4m3fn`): 1 + 4 + 3 bits, bias 7, largest value 448,
+    /// NaN `0x7F` and `0xFF`.
     E4m3,
-    /// OCP's E5M2 (`float8_e5m2`): 1 + 5 + 2 bits, bias 15, largest value 57344, with infinities and NaN as IEEE has them.
+    /// OCP's E5M2 (`float8_e5m2`): 1 + 5 + 2 bits, bias 15, largest value 57344, with infinities
+    /// and NaN as IEEE has them.
     E5m2,
     /// An integer from -128 to 127. There is no NaN.
     Int8,
