@@ -88,8 +88,8 @@ pub struct Problem {
     /// has `residual_out` and no `residual`.
     pub tensors: TensorSet,
     /// The rows of a group, if a matrix has groups ([`Rows::grouped`](crate::Rows::grouped)): at
-    /// least 2, and fewer than `rows`. All grouped matrices of a call have the same. `None` if
-    /// every matrix has one stride.
+    /// least 2, and fewer than `rows`. All grouped matrices of a call have the same number. `None`
+    /// if every matrix has one stride.
     pub rows_per_group: Option<usize>,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,

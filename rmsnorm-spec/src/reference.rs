@@ -50,7 +50,7 @@ pub struct ForwardOutputs {
     pub sum: Vec<f64>,
 }
 
-/// Equations (1) to (6) and (13). The cast order is left out: it concerns rounding, which the judge
+/// Equations (1) to (6) and (13). The cast order is left out: it concerns rounding, which the suite
 /// handles.
 pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     let cols = spec.cols;

@@ -150,7 +150,7 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
                     judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
                 }
             });
-            // The strided residual as it lies has the same bits.
+            // The strided residual, read without a copy, gives the same bits.
             let (again, _) = sum_and_norm(&residual);
             assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
         }
@@ -202,7 +202,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             let grads = loss(&residual_out, &dsum).backward().unwrap();
             judge_first(spec, bias, &residual_out, &dy, &grads, &case);
             assert_eq!(elements::<R>(grads.get(&r).unwrap()), elements::<R>(&dsum), "{case}");
-            // The strided residual as it lies has the same bits.
+            // The strided residual, read without a copy, gives the same bits.
             assert_eq!(elements::<R>(&sum(&residual)), elements::<R>(&residual_out), "{case}");
         }
         for (name, spec) in [("rms_norm_add_rms_norm", spec(Norm::Rms)), ("gemma_rms_norm_add_rms_norm", gemma)] {

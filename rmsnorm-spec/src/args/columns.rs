@@ -40,7 +40,7 @@ pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element 
     pub residual: Option<Rows<B::In<'a, R>>>,
     /// Receives this rank's contribution to the statistics of whole rows.
     pub statistics: B::Out<'a, f32>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
     /// validation compares them with it.
     pub dtypes: DTypes,
 }
@@ -114,7 +114,7 @@ pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Elemen
     pub rstd: B::In<'a, f32>,
     /// Receives this rank's contribution to the averages over whole rows.
     pub statistics: B::Out<'a, f32>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
     /// validation compares them with it.
     pub dtypes: DTypes,
 }

@@ -44,8 +44,8 @@ impl<V> Rows<V> {
     /// Rows with two strides: `row_stride` elements from row to row within a group, `groups.stride`
     /// from group to group. The last group may have fewer rows.
     ///
-    /// Groups do not interleave in memory. All grouped matrices of a call must have the same number
-    /// of rows in each group; matrices with one stride fit every grouping.
+    /// Each group begins after the end of the previous one. All grouped matrices of a call must have
+    /// the same number of rows in a group; matrices with one stride fit every grouping.
     ///
     /// # Example
     /// All heads of the keys in a fused QKV buffer, one row a head:

@@ -102,7 +102,7 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
             AnyCall::ColumnStatistics(_)
             | AnyCall::ForwardGiven(_)
             | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => "normalizes no rows whose columns are divided among ranks",
+            | AnyCall::BackwardGiven(_) => "has no calls on columns that are divided among ranks",
         };
         Error::Unsupported { rule: format!("the {backend} backend {what}") }
     }

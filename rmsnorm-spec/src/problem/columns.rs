@@ -149,7 +149,7 @@ impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {
 fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
     let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
     if columns.contains(&0) || !columns.contains(&here) {
-        return refuse(format!("each must be at least 1, and this rank's must be cols = {here}, got {columns:?}"));
+        return refuse(format!("each must be at least 1, and one must be this rank's cols, {here}, got {columns:?}"));
     }
     match columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns)) {
         Some(_) => Ok(()),
