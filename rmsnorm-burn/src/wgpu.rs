@@ -27,8 +27,8 @@
 //! # Fusion
 //! Under burn's fusion, which this feature enables for all of CubeCL's devices, the norms are
 //! operations of its stream: they run when their values are read, and burn fuses the operations
-//! before and after them without them. Failures, such as a device without memory, are reported when
-//! values are read.
+//! before and after them, but not the norms. Failures, such as a device without memory, are
+//! reported when values are read.
 //!
 //! # Ordering
 //! A call submits the commands that burn has recorded for its tensors, and then its own, to the
@@ -144,7 +144,7 @@ fn shared_backend(device: &CubeDevice, client: &Client) -> Result<WgpuBackend, E
     let refuse = |why: &str| Error::Unsupported { rule: format!("a norm on {device:?}: {why}") };
     if client.is_capturing() {
         return Err(refuse(
-            "a captured graph would not contain it: run forward and backward both outside of the capture",
+            "a captured graph would not contain it: run this norm, forward and backward, outside of the capture",
         ));
     }
     find(device, |shared| shared.norms.clone())

@@ -182,9 +182,9 @@ pub fn gemma_rms_norm_add_rms_norm(
 /// detached alias of it, for its backward pass is not detected: its gradients are wrong then.
 ///
 /// # Errors
-/// As [`rms_norm`]. On an error nothing was written. The call is an error if
+/// As [`rms_norm`]. An error means that nothing was written. It is an error if
 /// - `x`, `weight` or `bias` is a variable or depends on one: the call has no gradient, and would
-///   overwrite values that a gradient needs. Call `weight.detach()` to want no gradient;
+///   overwrite values that a gradient needs. Pass `weight.detach()` if no gradient is wanted;
 /// - a contiguous `weight` or `bias` shares its storage with `x`, or elements of `x` share memory;
 /// - the rows of `x` need more than two strides or, with candle's own operations, are not
 ///   contiguous.

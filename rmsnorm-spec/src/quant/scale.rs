@@ -133,7 +133,7 @@ impl Hash for QuantSpec {
     }
 }
 
-/// The bits below the exponent field of an f32.
+/// The number of bits below the exponent field of an f32.
 const EXPONENT_BITS: u32 = 23;
 
 impl QuantSpec {
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(bytes(FLOOR), [119, 119, 127, 127, 127, 127, 127, 128, 128, 118, 0]);
     }
 
-    /// The rule in f64: the power depends on the significand, at every exponent.
+    /// Compares with the least power of two that is at least amax / Q, computed in f64.
     #[test]
     fn the_least_power_that_holds_all_is_found() {
         for codes in [CodeType::E4m3, CodeType::E5m2] {

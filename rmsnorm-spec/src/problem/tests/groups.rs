@@ -89,7 +89,8 @@ fn groups_at_other_distances_are_apart_only_as_a_whole() {
         call.set("y", |place| *place = self::place(4096 + 4 * first, 10, groups));
         assert_eq!(overlap(call.check(MIXES[0])).is_none(), is_good, "{first}");
     }
-    // Each group of x has 50 elements; the rows of y lie in the gaps after its first seven groups.
+    // Each group of x has 50 elements; the rows of y lie in the gaps of the first seven periods of
+    // 100.
     for (first, is_good) in [(49, false), (50, true), (90, true), (91, false)] {
         let mut call = call(Form::Forward);
         call.set("x", |place| *place = self::place(4096, 20, groups));
