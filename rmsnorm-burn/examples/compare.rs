@@ -1,17 +1,22 @@
-//! Our norms and burn's on its CPU backend, in one process, samples in turn: forward, and forward with backward.
+//! Compares our norms with burn's on its CPU backend, in one process, with samples in turn:
+//! forward, and forward with backward.
 //!
-//!     cargo run --release -p rmsnorm-burn --example compare
-//!     cargo run -p rmsnorm-burn --example compare -- --check   # each call once, for its result
-//!     cargo run --release -p rmsnorm-burn --features wgpu,burn/vulkan,burn/autotune --example compare -- --wgpu
+//! cargo run --release -p rmsnorm-burn --example compare cargo run -p rmsnorm-burn --example
+//! compare -- --check # each call once, for its result cargo run --release -p rmsnorm-burn
+//! --features wgpu,burn/vulkan,burn/autotune --example compare -- --wgpu
 //!
-//! The last is on burn's default wgpu device, shared with our kernels. A sample is 16 calls, whose results are kept, since burn's fusion
-//! drops what nobody has, and the wait for them. It may make one kernel of operations of several calls. With `burn/vulkan` burn compiles its own kernels as it does best there, and has bf16;
-//! with `burn/autotune`, one of its defaults, it chooses among them.
+//! The last command runs on burn's default wgpu device, shared with our kernels. A sample is 16
+//! calls and the wait for them. Their results are kept, because burn's fusion drops results without
+//! an owner; it may fuse operations of several calls into one kernel. With `burn/vulkan` burn uses
+//! its best compiler for its own kernels, and has bf16; with `burn/autotune`, a default, it chooses
+//! among them.
 //!
-//! Times are medians of whole calls on burn's tensors, allocation of results included. What a call takes without burn, and what
-//! burn's own engine takes, is told apart below each. GB/s count what a call has to move: x and y forward, and besides dy, x and
-//! dx backward. glibc gives large blocks back to the system and asks for them again, which costs more than a norm; with
-//! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it does not.
+//! Times are medians of whole calls on burn's tensors, including the allocation of results. The
+//! time without burn, and the time of burn's engine, are printed below. GB/s count the bytes that a
+//! call must move: x and y forward; dy, x and dx in addition for backward. glibc returns large
+//! blocks to the system and requests them again, which takes longer than a norm; with
+//! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it
+//! keeps them.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -26,13 +31,13 @@ use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
 use rmsnorm_core::{Element, NormSpec, Tensor as Name, bf16, f16};
 
 const EPS: f32 = 1e-6;
-/// What the cases of a table may take together, once each has had each turn twice.
+/// The time for all cases of a table, after each case has had each turn twice.
 const PER_TABLE: Duration = Duration::from_millis(1100);
 
-/// A call that is measured.
+/// A measured call.
 struct Case<'a> {
     name: &'static str,
-    /// The call, whose result goes there.
+    /// The call; it passes its result to the argument.
     call: Box<dyn Fn(&mut Results) + 'a>,
 }
 
@@ -40,7 +45,8 @@ fn case<'a, T: 'static>(name: &'static str, call: impl Fn() -> T + 'a) -> Case<'
     Case { name, call: Box::new(move |results| results.take(call())) }
 }
 
-/// What becomes of results: on the CPU, nothing; on a device that runs them later, they are kept until it has.
+/// Results of calls: dropped on the CPU; kept on a device that runs calls later, until it has run
+/// them.
 enum Results {
     Dropped,
     Kept(Vec<Box<dyn Any>>),
@@ -68,7 +74,7 @@ struct Table {
 }
 
 impl Table {
-    /// Of calls that move so many tensors of x's size. The first is what the others are compared with.
+    /// Prints calls that move `tensors` tensors of x's size, relative to the first case.
     fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) -> Result<(), Box<dyn Error>> {
         if self.is_check {
             let mut results = Results::of(&self.device);
@@ -86,7 +92,8 @@ impl Table {
         let start = Instant::now();
         let mut round = 0;
         while round <= 2 * cases.len() || (start.elapsed() < PER_TABLE && round < 100) {
-            // Another first each time, and back and forth: each finds the memory that the one before has freed.
+            // A different first case each time, and back and forth: each case finds the memory that
+            // the previous one freed.
             for turn in 0..cases.len() {
                 let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
                 let index = (turn + round / 2) % cases.len();
@@ -97,7 +104,7 @@ impl Table {
                     (case.call)(&mut results);
                 }
                 self.device.sync()?;
-                // The first round is for memory and caches.
+                // The first round warms memory and caches.
                 if round > 0 {
                     samples.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls));
                 }
@@ -152,19 +159,19 @@ fn wgpu() -> Result<Device, Box<dyn Error>> {
     Err("--wgpu needs the feature wgpu".into())
 }
 
-/// What norms are taken of, and burn's modules with the same parameters.
+/// The tensors of the norms, and burn's modules with the same parameters.
 struct Tensors {
     x: Tensor<2>,
     r: Tensor<2>,
     w: Tensor<1>,
     b: Tensor<1>,
     rms: burn::nn::RmsNorm,
-    /// By `b`.
+    /// With the weight `b`.
     next: burn::nn::RmsNorm,
     layer: burn::nn::LayerNorm,
 }
 
-/// On a device with autodiff, a leaf whose gradient is asked for.
+/// A random tensor; on a device with autodiff, a tracked leaf.
 fn random<const D: usize>(dims: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     let tensor = Tensor::<D>::random(dims, Distribution::Normal(0.0, 1.0), device).cast(dtype);
     if device.is_autodiff() { tensor.require_grad() } else { tensor }
@@ -254,7 +261,7 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
             case("burn::nn::RmsNorm, +, burn::nn::RmsNorm", || plain.their_rms_norm_add_rms_norm()),
         ],
     )?;
-    // With y, which nothing would have to write otherwise.
+    // Keeps y, which fusion would not write otherwise.
     let kept = |y: Tensor<2>| (y.clone(), y.backward());
     let tracked = Tensors::new(table, &table.device.clone().autodiff());
     table.print(
@@ -293,7 +300,7 @@ fn compare<T: Element + burn::tensor::Element>(table: &Table) -> Result<(), Box<
     if table.is_cpu() { apart::<T>(table, &plain, &tracked) } else { Ok(()) }
 }
 
-/// What forward and backward of an RMS norm take without burn, and burn's engine without them.
+/// Times forward and backward of an RMS norm without burn, and burn's engine without the norm.
 fn apart<T: Element + burn::tensor::Element>(
     table: &Table,
     plain: &Tensors,
@@ -326,14 +333,15 @@ fn apart<T: Element + burn::tensor::Element>(
         5,
         &[
             case("the kernels, into new memory", || (forward(), backward())),
-            // An operation without work of its own, that has its gradient: the graph, ones for the result, a gradient.
+            // An operation with a gradient and no work: the graph, ones for the result, a gradient.
             case("burn's engine: reshape of x, backward", || tracked.x.clone().reshape([rows * cols]).backward()),
         ],
     )?;
     Ok(())
 }
 
-/// Ours and burn's give the same, up to a few roundings of x_hat, or what is measured is not the same.
+/// Checks that our norms and burn's give equal results up to a few roundings of x_hat, so that the
+/// comparison is fair.
 fn agree(tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     let unit = FloatDType::from(tensors.x.dtype()).finfo().epsilon;
     for (ours, theirs) in [
@@ -344,7 +352,7 @@ fn agree(tensors: &Tensors) -> Result<(), Box<dyn Error>> {
     ] {
         let (ours, theirs) = (ours.into_data(), theirs.into_data());
         let largest = theirs.iter::<f64>().fold(0f64, |largest, theirs| largest.max(theirs.abs()));
-        // NaN is not close.
+        // False for NaN.
         let is_close = |(ours, theirs): (f64, f64)| (ours - theirs).abs() <= 4.0 * unit * largest;
         if !ours.iter::<f64>().zip(theirs.iter::<f64>()).all(is_close) {
             return Err(format!("results of {:?} differ, the largest is {largest}", tensors.x.dtype()).into());

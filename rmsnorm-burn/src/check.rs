@@ -1,4 +1,4 @@
-//! What holds for every call, whichever path it takes.
+//! Checks of every call, on both paths.
 
 use std::fmt::Display;
 
@@ -12,12 +12,12 @@ pub(crate) struct Args<const D: usize> {
     pub(crate) residual: Option<Tensor<D>>,
     pub(crate) weight: Tensor<1>,
     pub(crate) bias: Option<Tensor<1>>,
-    /// That of the norm of a sum with a norm.
+    /// The weight of the next norm.
     pub(crate) next_weight: Option<Tensor<1>>,
 }
 
 impl<const D: usize> Args<D> {
-    /// Each vector, with its name.
+    /// The vectors with their names.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = (&'static str, &Tensor<1>)> {
         let (bias, next_weight) = (self.bias.as_ref(), self.next_weight.as_ref());
         [("weight", Some(&self.weight)), ("bias", bias), ("next_weight", next_weight)]
@@ -25,7 +25,7 @@ impl<const D: usize> Args<D> {
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 
-    /// What is asked of each tensor, with its name.
+    /// A property of each tensor, with its name.
     fn of_each<T>(
         &self,
         of_matrix: fn(&Tensor<D>) -> T,
@@ -36,7 +36,7 @@ impl<const D: usize> Args<D> {
         matrices.chain(self.vectors().map(move |(name, tensor)| (name, of_vector(tensor))))
     }
 
-    /// That all tensors are on x's device, whether or not there is autodiff on it.
+    /// Checks that all tensors are on x's device, with or without autodiff.
     #[cfg(feature = "wgpu")]
     pub(crate) fn check_devices(&self, spec: &UnsizedNorm) -> Result<(), String> {
         let device = self.x.device();
@@ -74,13 +74,14 @@ impl<const D: usize> Args<D> {
             }
         }
         match self.of_each(Tensor::dtype, Tensor::dtype).find(|(_, dtype)| !dtype.is_float()) {
-            Some((arg, dtype)) => Err(format!("{name}: {arg} must be of floats, got {dtype:?}")),
+            Some((arg, dtype)) => Err(format!("{name}: {arg} must have a float dtype, got {dtype:?}")),
             None => Ok(()),
         }
     }
 }
 
-/// What a call gives, or a panic that says why it gives nothing: burn's operations have no other answer to a wrong argument.
+/// The result of a call, or a panic with its message: burn's operations report a wrong argument by
+/// panics.
 #[expect(clippy::panic, reason = "the signatures are those of burn, whose operations panic")]
 #[track_caller]
 pub(crate) fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
@@ -90,7 +91,7 @@ pub(crate) fn or_panic<T, E: Display>(result: Result<T, E>) -> T {
     }
 }
 
-/// What a call gave because it was asked for it. It is a bug to take anything else.
+/// An output that the call was asked for. A missing one is a bug.
 pub(crate) fn given<T>(arg: &'static str, made: Option<T>) -> T {
-    or_panic(made.ok_or(Error::Missing { arg, why: "the call was not asked for it" }))
+    or_panic(made.ok_or(Error::Missing { arg, why: "the call did not compute it, which is a bug" }))
 }

@@ -1,5 +1,6 @@
-//! The calls on tensors of burn's CPU backend. Results are new vectors, of which nobody zeroes the matrices first, or, as in
-//! burn's own operations, take the place of what they are computed from, if nobody else has that.
+//! The calls on tensors of burn's CPU backend. Results are new vectors, whose matrices are not
+//! zeroed before they are written; or, as in burn's own operations, they overwrite an argument
+//! without another owner.
 
 mod backward;
 mod forward;

@@ -8,7 +8,8 @@ use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normali
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of
+/// `x`.
 ///
 /// # Gradients
 /// Of `x` and `weight`. See [the crate](crate) for dtypes and devices.
@@ -30,7 +31,8 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Te
     normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
-/// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
+/// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
+/// [`rms_norm`].
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.
@@ -38,10 +40,12 @@ pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64)
     normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
-/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
+/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
+/// once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the
+/// dtype of `x`.
 ///
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes and devices.
@@ -52,15 +56,16 @@ pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Option<
     normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
-/// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
-/// memory: `(y, residual_out)`. The sum is the next layer's residual.
+/// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
+/// `x`, in one pass over memory. Returns `(y, h)`; `h` is the next layer's residual.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`, from either result or both. That of an f32 residual beside 16-bit activations is not
-/// rounded to 16 bits on its way. See [the crate](crate) for dtypes and devices.
+/// `x`, `residual` and `weight` have gradients, from either result or both. The gradient of an f32
+/// residual with 16-bit activations is never rounded to 16 bits. See [the crate](crate) for dtypes
+/// and devices.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.
@@ -84,8 +89,8 @@ pub fn add_rms_norm<const D: usize>(
     add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of
-/// `bias` too.
+/// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
+/// [`add_rms_norm`], with a gradient of `bias` too.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -102,17 +107,19 @@ pub fn add_layer_norm<const D: usize>(
     add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
-/// `residual` and the RMS norm of `x`, added and rounded once, to the dtype of `residual`: the end of a block of post-norm.
+/// `residual` plus the RMS norm of `x`, rounded once, to the dtype of `residual`, as at the end of
+/// a post-norm block.
 ///
 /// # Shapes
 /// `x`, `residual` and the result: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`. That of `residual` is the result's as it is, and the kernels' norm
-/// has it rounded to the dtype of `x`, as gradients of norms are. See [the crate](crate) for dtypes and devices.
+/// `x`, `residual` and `weight` have gradients. The gradient of `residual` is the result's,
+/// unchanged; the norm takes it rounded to the dtype of `x`, like other gradients of norms. See
+/// [the crate](crate) for dtypes and devices.
 ///
 /// # Memory
-/// On the CPU the sum takes the place of a `residual` that nobody else has.
+/// On the CPU the sum overwrites a `residual` without another owner.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.
@@ -131,8 +138,8 @@ pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: T
     normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// [`rms_norm_add`] by `1 + weight`, which is not rounded: Gemma's norm behind attention and behind the feed-forward part, from its
-/// second version on.
+/// [`rms_norm_add`] with `1 + weight`, which is not rounded: the norms after attention and after
+/// the feed-forward part of Gemma 2 and later.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.
@@ -140,7 +147,8 @@ pub fn gemma_rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, wei
     normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
 }
 
-/// `residual` and the layer norm of `x`, added and rounded once: as [`rms_norm_add`], with gradients of `bias` too.
+/// `residual` plus the layer norm of `x`, rounded once: as [`rms_norm_add`], with a gradient of
+/// `bias` too.
 ///
 /// # Shapes
 /// `x`, `residual` and the result: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -157,14 +165,17 @@ pub fn layer_norm_add<const D: usize>(
     normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
-/// Two norms around a residual, in one pass over memory: `(y, residual_out)`, where `residual_out` is [`rms_norm_add`] of `x`,
-/// `residual` and `weight`, and y its RMS norm by `next_weight` in the dtype of `x`. On the CPU the bits are those of the two calls.
+/// Two norms around a residual, in one pass over memory. Returns `(y, h)`: `h` is [`rms_norm_add`]
+/// of `x`, `residual` and `weight`, and `y` its RMS norm with `next_weight`, in the dtype of `x`.
+/// On the CPU the bits equal those of two calls.
 ///
 /// # Shapes
-/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols), of one dtype.
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`:
+/// (cols), of one dtype.
 ///
 /// # Gradients
-/// Of `x`, `residual` and both weights, from either result or both. See [the crate](crate) for dtypes and devices.
+/// `x`, `residual` and both weights have gradients, from either result or both. See
+/// [the crate](crate) for dtypes and devices.
 ///
 /// # Memory
 /// Both results are new tensors.
@@ -195,8 +206,8 @@ pub fn rms_norm_add_rms_norm<const D: usize>(
     normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
 }
 
-/// [`rms_norm_add_rms_norm`] by `1 + weight` and `1 + next_weight`, which are not rounded: what stands between the parts of
-/// Gemma's blocks, from its second version on.
+/// [`rms_norm_add_rms_norm`] with `1 + weight` and `1 + next_weight`, which are not rounded: the
+/// norms after one part of a Gemma block (version 2 or later) and before the next.
 ///
 /// # Panics
 /// As [the crate](crate#panics) says.

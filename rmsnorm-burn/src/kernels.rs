@@ -1,7 +1,7 @@
-//! What a backend of burn's brings: the two calls, on its own tensors.
+//! The two calls that a burn backend implements, on its own tensors.
 //!
-//! Under burn's fusion they are operations of its stream: what each gives is known from the arguments alone, and it runs when
-//! something asks for the values.
+//! Under burn's fusion they are operations of its stream: shapes and dtypes of results follow from
+//! the arguments, and a call runs when its values are read.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
@@ -13,7 +13,7 @@ use {burn::backend::fusion::custom::TensorSpec, burn::tensor::Shape, rmsnorm_cor
 use crate::check::or_panic;
 use crate::native::mix;
 
-/// A tensor that a call has or has not. burn's macros know no `Option` in a call that fusion sees.
+/// An optional tensor. burn's macros do not support `Option` in a call under fusion.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "wgpu"))]
 pub(crate) enum Maybe<B: Backend> {
@@ -34,14 +34,14 @@ impl<B: Backend> Maybe<B> {
     }
 }
 
-/// The tensors of a forward call, of whose outputs some are `wanted`.
+/// The tensors of a forward call, and its `wanted` outputs.
 pub(crate) struct ForwardCall<B: Backend> {
     pub(crate) spec: UnsizedNorm,
     pub(crate) x: FloatTensor<B>,
     pub(crate) residual: Option<FloatTensor<B>>,
     pub(crate) weight: FloatTensor<B>,
     pub(crate) bias: Option<FloatTensor<B>>,
-    /// Of the next norm of a sum with a norm, if there is one: in the dtype of the weight.
+    /// The weight of the next norm, if there is one, in the dtype of the weight.
     pub(crate) next_weight: Option<FloatTensor<B>>,
     pub(crate) wanted: TensorSet,
 }
@@ -50,47 +50,48 @@ pub(crate) struct ForwardCall<B: Backend> {
 pub(crate) struct BackwardCall<B: Backend> {
     pub(crate) spec: UnsizedNorm,
     pub(crate) dy: FloatTensor<B>,
-    /// What was normalized.
+    /// The tensor that forward normalized.
     pub(crate) x: FloatTensor<B>,
     pub(crate) weight: FloatTensor<B>,
-    /// Of layer norm.
+    /// Only of layer norm.
     pub(crate) mean: Option<FloatTensor<B>>,
     pub(crate) rstd: FloatTensor<B>,
     pub(crate) wanted: TensorSet,
 }
 
 impl<B: Backend> ForwardCall<B> {
-    /// Those of the tensors, for which there are kernels.
+    /// The dtypes of its tensors, if they have kernels.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
         dtypes([self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()])
     }
 }
 
 impl<B: Backend> BackwardCall<B> {
-    /// Those of the tensors, for which there are kernels.
+    /// The dtypes of its tensors, if they have kernels.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
         dtypes([self.dy.dtype(), self.weight.dtype(), self.x.dtype()])
     }
 }
 
-/// Those of activations, weight and residual stream.
+/// The dtypes of activations, weight and residual stream.
 fn dtypes(theirs: [DType; 3]) -> Result<DTypes, Error> {
     let rule = || format!("no kernels for activations, weight and residual of {theirs:?}");
     mix(theirs).ok_or_else(|| Error::Unsupported { rule: rule() })
 }
 
-/// A backend whose tensors kernels of ours take.
+/// A backend whose tensors our kernels take.
 pub(crate) trait Run: Backend {
     /// # Errors
-    /// Where the kernels take no such tensors, which callers have made sure of; those of the call.
+    /// If the kernels do not take these tensors, which callers have checked; and the errors of the
+    /// call.
     fn run_forward(call: ForwardCall<Self>) -> Result<Forwarded<Self>, Error>;
 
     /// # Errors
-    /// As that of forward.
+    /// As [`run_forward`](Self::run_forward).
     fn run_backward(call: BackwardCall<Self>) -> Result<Gradients<Self>, Error>;
 }
 
-/// What a forward call gives: those tensors that it was asked for. Matrices have the shape of x, statistics (rows).
+/// The wanted results of a forward call. Matrices have the shape of x, statistics (rows).
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "wgpu"))]
 pub(crate) struct Forwarded<B: Backend> {
@@ -118,24 +119,25 @@ impl<B: Backend> Forwarded<B> {
     }
 }
 
-/// What a backward call gives.
+/// The results of a backward call.
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "wgpu"))]
 pub(crate) struct Gradients<B: Backend> {
-    /// In the dtype of what was normalized.
+    /// In the dtype of the normalized tensor.
     pub(crate) dx: FloatTensor<B>,
-    /// This and `dbias`: in the dtype of the weight, if asked for.
+    /// `dweight` and `dbias` have the dtype of the weight, if wanted.
     #[extension_type]
     pub(crate) dweight: Maybe<B>,
     #[extension_type]
     pub(crate) dbias: Maybe<B>,
 }
 
-/// The calls of rmsnorm's trait. Callers have checked the arguments, and that there are kernels: a call panics otherwise.
+/// The calls of rmsnorm's trait. Callers have checked the arguments and that kernels exist;
+/// otherwise a call panics.
 #[backend_extension(Flex, Cube: cfg(feature = "wgpu"), Fusion: cfg(feature = "wgpu"))]
 pub(crate) trait Kernels: Backend {
-    /// Those of the outputs that are `wanted`. Of a norm without a residual or with one before it, y is always given; with one
-    /// after it, the sum.
+    /// Computes the `wanted` outputs. Without a residual, or with one before the norm, y is always
+    /// wanted; with one after the norm, the sum.
     #[fusion(id = "rmsnorm_forward", meta = forwarded)]
     fn forward(
         x: FloatTensor<Self>,
@@ -147,7 +149,8 @@ pub(crate) trait Kernels: Backend {
         wanted: TensorSet,
     ) -> Forwarded<Self>;
 
-    /// dx, and those of dweight and dbias that are `wanted`. `x` is what was normalized; layer norm needs `mean`.
+    /// Computes dx, and dweight and dbias if `wanted`. `x` is the normalized tensor; layer norm
+    /// needs `mean`.
     #[fusion(id = "rmsnorm_backward", meta = gradients)]
     fn backward(
         dy: FloatTensor<Self>,
@@ -187,7 +190,7 @@ impl<B: Run> Kernels for B {
     }
 }
 
-/// What [`Kernels::forward`] gives, before it runs.
+/// Shapes and dtypes of the results of [`Kernels::forward`].
 #[cfg(feature = "wgpu")]
 fn forwarded(
     x: &TensorSpec,
@@ -217,7 +220,7 @@ fn forwarded(
     }
 }
 
-/// What [`Kernels::backward`] gives, before it runs.
+/// Shapes and dtypes of the results of [`Kernels::backward`].
 #[cfg(feature = "wgpu")]
 fn gradients(
     _: &TensorSpec,

@@ -1,4 +1,4 @@
-//! Dtypes: which of burn's there are kernels for.
+//! The burn dtypes that have kernels.
 
 use rmsnorm_core::{DType, DTypes};
 
@@ -11,12 +11,12 @@ pub(crate) const fn theirs(dtype: DType) -> burn::tensor::DType {
     }
 }
 
-/// Ours of that dtype, if there are kernels for it.
+/// Our name of the dtype, if it has kernels.
 pub(crate) fn element(dtype: burn::tensor::DType) -> Option<DType> {
     DType::ALL.into_iter().find(|ours| theirs(*ours) == dtype)
 }
 
-/// The dtypes of a call, if there are kernels for them: activations, weight and residual stream.
+/// The dtypes of a call, if they have kernels: activations, weight and residual stream.
 pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3]) -> Option<DTypes> {
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };

@@ -1,9 +1,11 @@
-//! Modules that are configured, called and saved as burn's are: `use burn::nn::{RmsNorm, RmsNormConfig}` becomes
-//! `use rmsnorm_burn::nn::{RmsNorm, RmsNormConfig}`, and records of the one load into the other.
+//! Modules that are configured, called and saved like burn's:
+//! `use burn::nn::{RmsNorm, RmsNormConfig}` becomes
+//! `use rmsnorm_burn::nn::{RmsNorm, RmsNormConfig}`, and each loads the other's records.
 //!
-//! What differs: they round once, at the end, and take a weight in f32 beside 16-bit activations. Besides
-//! `forward` a norm has `add_forward`, which adds a residual first; `forward_add`, which adds one to its result; and, of RMS norms,
-//! `forward_add_forward`, which is that and the next norm.
+//! Differences: they round once, at the end, and take an f32 weight with 16-bit activations.
+//! Besides `forward` a norm has `add_forward`, which adds a residual before the norm, and
+//! `forward_add`, which adds one after it. RMS norms also have `forward_add_forward`: `forward_add`
+//! and the next norm.
 //!
 //! # Example
 //! ```
@@ -20,8 +22,8 @@
 //! assert_eq!(y.dims(), stream.dims());
 //! ```
 
-/// Displays a norm's attributes in one line, as burn's norms have them. `$more` are attributes that not all norms have, each with the method
-/// that gives it.
+/// Displays a norm's attributes in one line, as burn does. `$more` are attributes of only some
+/// norms, each with its method.
 macro_rules! in_one_line {
     ($norm:ident $(, $more:literal: $value:path)*) => {
         impl burn::module::ModuleDisplay for $norm {
@@ -49,7 +51,7 @@ pub use rms_norm::{GemmaRmsNorm, GemmaRmsNormConfig, RmsNorm, RmsNormConfig};
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};
 
-/// Whether two norms can be one call, which has one `epsilon`.
+/// Checks that one call can compute both norms: it has one `epsilon`.
 fn has_one_epsilon(epsilon: f64, next: f64) -> Result<(), String> {
     if epsilon == next {
         return Ok(());
@@ -57,7 +59,7 @@ fn has_one_epsilon(epsilon: f64, next: f64) -> Result<(), String> {
     Err(format!("rms_norm: both norms must have one epsilon, got {epsilon} and {next}"))
 }
 
-/// A parameter of that size, all of one value.
+/// A parameter of that size and one value.
 fn parameter(size: usize, value: burn::nn::Initializer, device: &Device) -> Param<Tensor<1>> {
     value.init([size], device)
 }

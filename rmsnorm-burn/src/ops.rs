@@ -1,12 +1,12 @@
-//! The operations as burn's dispatch and its autodiff know them, on any backend that brings [`Kernels`].
+//! The operations, as burn's dispatch and autodiff see them, on every backend with [`Kernels`].
 //!
-//! A step of burn's graph has a state, which is where the statistics go. What it needs of its arguments it keeps by their nodes'
-//! numbers, so that a checkpointing strategy may drop and recompute them.
+//! A step of burn's graph has a state, which holds the statistics. It keeps its arguments as node
+//! ids, so that a checkpointing strategy may drop and recompute them.
 //!
-//! | operation | is a node that gives | its state has |
+//! | operation | node | state |
 //! |---|---|---|
 //! | [`normalize`] | y from x, weight and bias | the statistics |
-//! | [`sum`] | the sum of x and residual, or of residual and the norm of x, and from it y by `normalize`'s node: one kernel for both | the dtype of x, and the statistics of its norm |
+//! | [`sum`] | x + residual, or residual + norm(x); y of the sum has the node of `normalize`: one kernel for both | the dtype of x, and the statistics of its norm |
 
 mod call;
 mod normalize;
@@ -24,11 +24,12 @@ use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
 #[cfg(feature = "wgpu")]
 use burn::backend::Cube;
 
-/// The operation, on backends with kernels and on autodiff over them. Callers have checked arguments, and that there are kernels.
+/// The operation, on backends with kernels and on autodiff over them. Callers have checked the
+/// arguments and that kernels exist.
 #[backend_extension(Flex, Cube: cfg(feature = "wgpu"), Autodiff)]
 pub(crate) trait NormOps: Backend {
-    /// y and the sum: that of x and residual if there is one or, as `spec` says, that of residual and the norm of x. Such a sum has a y if it
-    /// has a next weight.
+    /// y, and with a residual the sum: x + residual or, depending on `spec`, residual + norm(x).
+    /// The latter has a y only with a next weight.
     fn norm(
         x: FloatTensor<Self>,
         #[extension_type] residual: Maybe<Self>,
@@ -39,7 +40,8 @@ pub(crate) trait NormOps: Backend {
     ) -> Forwarded<Self>;
 }
 
-/// Without autodiff: the call, and nothing saved. An `impl` for all backends with kernels would be one for burn's dispatch, too.
+/// Without autodiff: the call, without saved tensors. One `impl` for all backends with kernels
+/// would include burn's dispatch.
 macro_rules! without_autodiff {
     ($backend:ty) => {
         impl NormOps for $backend {
@@ -86,7 +88,7 @@ impl<B: Kernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     }
 }
 
-/// A gradient on its way to a tensor of that dtype.
+/// A gradient in the dtype of its tensor.
 fn in_dtype<B: Backend>(gradient: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if gradient.dtype() == dtype { gradient } else { B::float_cast(gradient, dtype.into()) }
 }

@@ -1,4 +1,4 @@
-//! Which path a call takes: kernels of ours, or burn's operations.
+//! The choice of our kernels or burn's operations for a call.
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
@@ -10,7 +10,7 @@ use crate::native::mix;
 use crate::ops::NormOps;
 use crate::slow;
 
-/// `x` normalized.
+/// The norm of `x`.
 pub(crate) fn normalize<const D: usize>(
     spec: UnsizedNorm,
     x: Tensor<D>,
@@ -20,7 +20,7 @@ pub(crate) fn normalize<const D: usize>(
     given("y", Args { x, residual: None, weight, bias, next_weight: None }.run(spec).0)
 }
 
-/// `residual + x` normalized, and that sum.
+/// The norm of `residual + x`, and that sum.
 pub(crate) fn add_normalize<const D: usize>(
     spec: UnsizedNorm,
     x: Tensor<D>,
@@ -32,7 +32,7 @@ pub(crate) fn add_normalize<const D: usize>(
     (given("y", y), given("residual_out", sum))
 }
 
-/// `residual` and `x` normalized, added.
+/// `residual` plus the norm of `x`.
 pub(crate) fn normalize_add<const D: usize>(
     spec: UnsizedNorm,
     x: Tensor<D>,
@@ -44,7 +44,7 @@ pub(crate) fn normalize_add<const D: usize>(
     given("residual_out", args.run(spec.residual_after()).1)
 }
 
-/// The norm of that sum by `next_weight`, and the sum.
+/// The norm of that sum with `next_weight`, and the sum.
 pub(crate) fn normalize_add_normalize<const D: usize>(
     spec: UnsizedNorm,
     x: Tensor<D>,
@@ -58,7 +58,7 @@ pub(crate) fn normalize_add_normalize<const D: usize>(
 }
 
 impl<const D: usize> Args<D> {
-    /// y and the sum, those that the call has.
+    /// y and the sum, if the call has them.
     fn run(self, spec: UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
         or_panic(self.check(&spec));
         if !self.has_kernels(&spec) {
@@ -72,7 +72,7 @@ impl<const D: usize> Args<D> {
         (y, sum)
     }
 
-    /// The same by burn's operations.
+    /// The same with burn's operations.
     fn run_slowly(self, spec: &UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
         let Args { x, residual, weight, bias, next_weight } = self;
         let dtype = x.dtype();
@@ -90,19 +90,20 @@ impl<const D: usize> Args<D> {
         (y, Some(sum))
     }
 
-    /// Whether kernels of ours take such tensors: on this device, of these dtypes.
+    /// Whether our kernels take these tensors: their device and dtypes.
     fn has_kernels(&self, spec: &UnsizedNorm) -> bool {
         let Args { x, residual, weight, .. } = self;
         self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
             && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
-            // Whether or not there is autodiff on it.
+            // With or without autodiff.
             && (x.device() == Device::flex() || self.is_shared(spec))
     }
 
-    /// Whether the tensors are on a device that was shared. Under fusion burn would find out only later that one is not.
+    /// Whether the tensors are on a shared device. Under fusion, burn would report a wrong device
+    /// only later.
     #[cfg(feature = "wgpu")]
     fn is_shared(&self, spec: &UnsizedNorm) -> bool {
-        // A buffer of no elements is none.
+        // wgpu has no empty buffers.
         let is_shared = self.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&self.x.device());
         if is_shared {
             or_panic(self.check_devices(spec));

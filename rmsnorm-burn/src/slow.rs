@@ -1,9 +1,11 @@
-//! The norms as chains of burn's own operations, with burn's gradients: for devices and dtypes without kernels of ours.
+//! The norms as chains of burn's own operations, with burn's gradients: for devices and dtypes that
+//! our kernels do not take.
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
-/// `h` normalized, in that dtype. Computed in f32, or in f64 where a tensor or the result is, and rounded once.
+/// The norm of `h` in `dtype`. Computed in f32, or in f64 if a tensor or the result is f64, and
+/// rounded once.
 pub(crate) fn normalize<const D: usize>(
     spec: &UnsizedNorm,
     h: Tensor<D>,
@@ -38,7 +40,7 @@ pub(crate) fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D
     (residual.cast(wide) + x.cast(wide)).cast(dtype)
 }
 
-/// `residual` and `x` normalized, added and rounded to the dtype of `residual`: once.
+/// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`.
 pub(crate) fn normalize_add<const D: usize>(
     spec: &UnsizedNorm,
     x: Tensor<D>,
@@ -52,7 +54,7 @@ pub(crate) fn normalize_add<const D: usize>(
     (residual.cast(wide) + normalize(spec, x, weight, bias, wide)).cast(dtype)
 }
 
-/// What is computed in, where these are read and written.
+/// The dtype of the computation, for tensors of these dtypes.
 fn wide(dtypes: &[DType]) -> DType {
     if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 }
 }

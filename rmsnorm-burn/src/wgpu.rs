@@ -1,7 +1,7 @@
-//! Kernels on burn's wgpu devices: in the buffers where its tensors lie, on its device and its queue.
+//! Kernels on burn's wgpu devices: in the buffers of its tensors, on its device and queue.
 //!
-//! burn keeps the device of its wgpu runtime to itself, so a program that wants the kernels asks for it when it opens the runtime,
-//! and [`share`]s it:
+//! burn does not expose the device of a running wgpu runtime. A program that wants the kernels
+//! requests the device when it opens the runtime, and [`share`]s it:
 //!
 //! ```no_run
 //! use burn::tensor::{Device, Tensor};
@@ -15,31 +15,37 @@
 //! # }
 //! ```
 //!
-//! On an H100 burn's own norms take 1.0 to 3.1 times as long: `benches/results/burn-wgpu-2026-11-25` in the repository.
+//! On an H100 burn's own norms take 1.0 to 3.1 times as long as ours:
+//! `benches/results/burn-wgpu-2026-11-25` in the repository.
 //!
 //! # Dtypes
-//! f32, f16 and bf16 in all mixes, as on the CPU; the kernels do not ask what the device's arithmetic knows. burn does, where a copy
-//! or a cast of its own stands before a norm: of rows that are less regular than [the crate](crate#shapes) says, of gradients of a
-//! sum of two dtypes, and where a norm is its own operations.
+//! f32, f16 and bf16 in all mixes, as on the CPU, even if the device has no arithmetic in these
+//! dtypes. burn needs that arithmetic where it copies or casts before a norm: for rows that need
+//! more than two strides ([the crate](crate#shapes)), for gradients of a sum of two dtypes, and if
+//! a norm runs as burn's operations.
 //!
 //! # Fusion
-//! Under burn's fusion, which this feature turns on for all of CubeCL's devices, the norms are operations of its stream: they run
-//! when something asks for the values, and what stands before and behind them is fused without them. What fails then, such as a
-//! device without memory, is reported where values are read.
+//! Under burn's fusion, which this feature enables for all of CubeCL's devices, the norms are
+//! operations of its stream: they run when their values are read, and burn fuses the operations
+//! before and after them, but not the norms. Failures, such as a device without memory, are
+//! reported when values are read.
 //!
 //! # Ordering
-//! A call submits what burn has recorded for its tensors, and itself, to the device's queue. The device is not waited for. Each call
-//! is a submission of its own, where burn's own operations share one by the dozen.
+//! A call submits the commands that burn has recorded for its tensors, and then its own, to the
+//! device's queue, without waiting. Each call is one submission, while burn's own operations share
+//! one by the dozen.
 //!
 //! # Memory
-//! Results are new tensors of burn's pools. Tensors lie where they are: only rows that are less regular are copied first. But burn
-//! itself makes a `narrow` a copy here, unless it begins and ends at a multiple of the device's offset alignment, 256 bytes at most.
-//! Backward keeps a workspace for the gradients of parameters beside them, as large as the largest that was needed.
+//! Results are new tensors from burn's pools. Tensors are read in place; only rows that need more
+//! than two strides are copied first. But burn itself copies a `narrow`, unless it begins and ends
+//! at a multiple of the device's offset alignment, which is at most 256 bytes. The kernels keep a
+//! workspace for the gradients of parameters, as large as the largest so far.
 //!
 //! # Graph capture and dry runs
-//! A norm that is called while burn captures a graph on its stream is burn's own operations, which the graph records. Its backward
-//! pass has to be on the same side of the capture: in a graph, that of a norm called before it fails where gradients are read. In a
-//! dry run of CubeCL's the kernels do run.
+//! While burn captures a graph on its stream, a norm runs as burn's own operations, which the graph
+//! records. Forward and backward must be on the same side of the capture: the backward pass of an
+//! earlier norm inside a graph fails when its gradients are read. In a dry run of CubeCL the
+//! kernels do run.
 
 mod backward;
 mod buffers;
@@ -60,7 +66,7 @@ pub use rmsnorm_core::wgpu::WgpuBackend;
 use crate::kernels::{BackwardCall, ForwardCall, Forwarded, Gradients, Run};
 use buffers::on_device_thread;
 
-/// A device that was shared.
+/// A shared device.
 struct Shared {
     device: CubeDevice,
     client: Client,
@@ -69,17 +75,20 @@ struct Shared {
 
 static SHARED: RwLock<Vec<Shared>> = RwLock::new(Vec::new());
 
-/// Norms of tensors on `device` are kernels from now on, for the rest of the process. `setup` is what burn's
-/// `init_with_setup` gave with the device, or what was given to its `setup`. A second call with the same device changes nothing.
+/// Runs norms of tensors on `device` as kernels from now on, for the rest of the process. `setup`
+/// comes with the device from burn's `init_with_setup`, or is the argument of its `setup`. A second
+/// call with the same device changes nothing.
 ///
 /// # Errors
-/// `Unsupported` if `device` is no wgpu device of burn's, or a norm of a row on it gives something else by the setup: the two are
-/// not of one runtime; `Device` if it fails. `Unavailable` if the setup's device leaves no room for kernels, or `RMSNORM_TUNING`
-/// names a table that does not fit. Nothing is shared then.
+/// `Unsupported` if `device` is not a wgpu device of burn, or a trial norm shows that device and
+/// setup belong to different runtimes; `Device` if the trial fails. `Unavailable` if the setup's
+/// device leaves no room for kernels, or `RMSNORM_TUNING` names a table that does not fit. On an
+/// error nothing is shared.
 ///
 /// # Panics
-/// wgpu cannot tell buffers of one `wgpu::Instance` from another's. Where the two are of different ones it may panic, or the trial's
-/// row of 4 values is written into a buffer of the setup's before it is refused.
+/// wgpu cannot distinguish buffers of two `wgpu::Instance`s. If device and setup belong to
+/// different instances, it may panic, or the trial writes a row of 4 values into a buffer of the
+/// setup before it is refused.
 pub fn share(device: &Device, setup: &WgpuSetup) -> Result<(), Error> {
     let Some(cube) = of(device) else {
         return Err(Error::Unsupported { rule: format!("kernels are for burn's wgpu devices, got {device:?}") });
@@ -97,20 +106,21 @@ pub fn share(device: &Device, setup: &WgpuSetup) -> Result<(), Error> {
     Ok(())
 }
 
-/// The backend whose kernels norms on this device are, if it was [`share`]d: to encode calls of one's own on burn's device. Kernels
-/// are compiled when they are first used; to have them before, call the function once: `prepare` compiles those for tensors in buffers
-/// of their own, and burn has several in one.
+/// The backend of this device's norms, if it was [`share`]d: to encode your own calls on burn's
+/// device. Kernels are compiled at first use. To compile them earlier, call the function once:
+/// `prepare` compiles kernels for tensors in separate buffers, and burn puts several tensors in
+/// one.
 pub fn backend(device: &Device) -> Option<WgpuBackend> {
     find(of(device)?, |shared| shared.norms.clone())
 }
 
-/// Whether a call on tensors of this device has kernels now.
+/// Whether calls on this device run as kernels now.
 pub(crate) fn has_kernels(device: &Device) -> bool {
     let is_capturing = of(device).and_then(|device| find(device, |shared| shared.client.is_capturing()));
     is_capturing == Some(false)
 }
 
-/// CubeCL's name of a wgpu device of burn's, with autodiff or without.
+/// CubeCL's name of a burn wgpu device, with or without autodiff.
 fn of(device: &Device) -> Option<&CubeDevice> {
     let mut device = device.as_dispatch();
     if let DispatchDevice::Autodiff(inner) = device {
@@ -119,22 +129,26 @@ fn of(device: &Device) -> Option<&CubeDevice> {
     if let DispatchDevice::Cube(device @ CubeDevice::Wgpu(_)) = device { Some(device) } else { None }
 }
 
-/// What is asked of a device, if it was shared.
+/// Applies `ask` to a device, if it was shared.
 fn find<T>(device: &CubeDevice, ask: impl FnOnce(&Shared) -> T) -> Option<T> {
     let shared = SHARED.read().unwrap_or_else(PoisonError::into_inner);
     shared.iter().find(|one| one.device == *device).map(ask)
 }
 
-/// The kernels for a call that runs now.
+/// The backend of a call that runs now.
 ///
 /// # Errors
-/// `Unsupported` where the device was not shared, or a graph is captured: callers have made sure of both when they made the call.
+/// `Unsupported` if the device was not shared, or a graph is being captured; callers checked both
+/// when they made the call.
 fn shared_backend(device: &CubeDevice, client: &Client) -> Result<WgpuBackend, Error> {
     let refuse = |why: &str| Error::Unsupported { rule: format!("a norm on {device:?}: {why}") };
     if client.is_capturing() {
-        return Err(refuse("a graph that is captured would not have it"));
+        return Err(refuse(
+            "a captured graph would not contain it: run this norm, forward and backward, outside of the capture",
+        ));
     }
-    find(device, |shared| shared.norms.clone()).ok_or_else(|| refuse("the device was not shared"))
+    find(device, |shared| shared.norms.clone())
+        .ok_or_else(|| refuse("call rmsnorm_burn::wgpu::share(&device, &setup) before the first norm"))
 }
 
 impl Run for CubeBackend {

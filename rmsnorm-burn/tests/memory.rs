@@ -1,4 +1,5 @@
-//! What the graph holds after a forward pass: the result and the statistics, and no copy of anything.
+//! The memory that the graph holds after a forward pass: the result and the statistics, and no
+//! copies.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,9 +42,10 @@ static ALLOCATOR: Counting = Counting;
 const ROWS: usize = 4096;
 const COLS: usize = 128;
 
-/// Bytes that are live after `forward` and were not before, while its result is; and the most that were at any time.
+/// The bytes that `forward` leaves allocated while its result lives, and the most allocated at any
+/// time.
 fn held<T>(forward: impl Fn() -> T) -> (usize, usize) {
-    // Threads and tables that the first call makes.
+    // The first call creates threads and tables.
     drop(forward());
     let before = LIVE.load(Ordering::Relaxed);
     MOST.store(before, Ordering::Relaxed);
@@ -53,7 +55,7 @@ fn held<T>(forward: impl Fn() -> T) -> (usize, usize) {
     (after - before, most - before)
 }
 
-/// Results and statistics in bytes, and nodes of the graph; and no more than that on the way.
+/// Results and statistics in bytes, plus nodes of the graph; and no more at any time.
 fn is_held((got, most): (usize, usize), results: usize, statistics: usize) {
     let least = results + statistics * ROWS * 4;
     let due = least..least + 16384;
@@ -80,30 +82,30 @@ fn of_dtype<E: Element + burn::tensor::Element>() {
     is_held(held(|| layer_norm_add(x.clone(), r.clone(), w.clone(), Some(b.clone()), 1e-5)), size, 2);
     let around = || rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), b.clone(), 1e-5);
     is_held(held(around), 2 * size, 2);
-    // The sum is what the graph keeps of it.
+    // The graph keeps only the sum.
     let (got, _) = held(|| around().0);
     assert!((2 * size..2 * size + 2 * ROWS * 4 + 16384).contains(&got), "{got} bytes");
-    // Where only the residual is tracked, neither x nor its statistics.
+    // If only the residual is tracked, it keeps neither x nor its statistics.
     let still = || matrix([ROWS, COLS], 6).detach().set_require_grad(false);
     let still_w = w.clone().detach().set_require_grad(false);
     let (got, _) = held(|| rms_norm_add(still(), r.clone(), still_w.clone(), 1e-5));
     assert!((size..size + 16384).contains(&got), "{got} bytes");
-    // Views of a wider tensor, whose rows are not copied: those of one head, and of all heads of a part.
+    // Views of a wider tensor, whose rows are not copied: of one head, and of all heads of a part.
     let wide = matrix([ROWS, 3 * COLS], 5);
     is_held(held(|| rms_norm(wide.clone().narrow(1, COLS, COLS), w.clone(), 1e-5)), size, 1);
     let heads = || wide.clone().reshape([ROWS / 2, 6, COLS]).narrow(1, 2, 2);
     is_held(held(|| rms_norm(heads(), w.clone(), 1e-5)), size, 1);
-    // Without autodiff, the result alone.
+    // Without autodiff, only the result.
     let plain = Device::flex();
     let (x, w) = (leaf::<E, 2>(&plain, [ROWS, COLS], 1), leaf::<f32, 1>(&plain, [COLS], 3));
     is_held(held(|| rms_norm(x.clone(), w.clone(), 1e-5)), size, 0);
-    // Over what nobody else has, nothing at all.
+    // A call that overwrites an argument allocates nothing.
     let own = || leaf::<E, 2>(&plain, [ROWS, COLS], 1);
     is_held(held(|| add_rms_norm(own(), own(), w.clone(), 1e-5)), 2 * size, 0);
     is_held(held(|| rms_norm_add(x.clone(), own(), w.clone(), 1e-5)), size, 0);
 }
 
-/// Where there is autodiff, but nothing is tracked: the results alone.
+/// With autodiff but without tracked tensors: only the results.
 fn of_untracked<E: Element + burn::tensor::Element>() {
     let device = Device::flex().autodiff();
     let matrix = |seed| leaf::<E, 2>(&device, [ROWS, COLS], seed).detach().set_require_grad(false);
@@ -119,7 +121,7 @@ fn of_untracked<E: Element + burn::tensor::Element>() {
     is_held(held(|| rms_norm_add_rms_norm(x.clone(), r.clone(), w.clone(), b.clone(), 1e-5)), 2 * size, 0);
 }
 
-/// y is kept for the operation that needs it or, with gradient checkpointing, computed again.
+/// y is kept for the operation that needs it or, with gradient checkpointing, recomputed.
 fn checkpointing() {
     let kept = |device: &Device| {
         let (x, w) = (leaf::<f32, 2>(device, [ROWS, COLS], 1), leaf::<f32, 1>(device, [COLS], 3));
@@ -148,7 +150,7 @@ fn checkpointing() {
     assert!((statistics..statistics + 16384).contains(&few), "{few} bytes");
 }
 
-/// One test: another beside it would be counted.
+/// One test, because a concurrent one would be counted.
 #[test]
 fn graph_holds_results_and_statistics_alone() {
     of_dtype::<f32>();

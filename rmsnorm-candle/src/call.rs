@@ -1,4 +1,5 @@
-//! Calls on the storages of a device, once for every device. Dtypes are values here; only the CPU's vectors need types.
+//! Calls on the storages of a device, for every device. Dtypes are run-time values here; only the
+//! CPU's vectors need types.
 
 use std::any::Any;
 use std::ops::Range;
@@ -13,49 +14,49 @@ use rmsnorm_core::{
 use crate::native::{element, mix};
 use crate::rows::Place;
 
-/// Storages of a device that there are kernels on. The calls are made by the `run` of [`ForwardCall`] and [`BackwardCall`], and by
-/// [`overwrite`].
+/// Storages of a device with kernels. [`ForwardCall`] and [`BackwardCall`] make calls with `run`,
+/// [`overwrite`] calls in place.
 pub(crate) trait Kernels: BackendStorage + Send + Sync + 'static {
     /// The kernels.
     type Norms: NormBackend;
 
     /// # Errors
-    /// Where the device has none.
+    /// If the device has no kernels.
     fn norms(&self) -> Result<Self::Norms>;
 
     /// These elements.
     ///
     /// # Errors
-    /// Where there are fewer, or kernels take none of that dtype.
+    /// If the storage is shorter, or kernels do not take its dtype.
     fn view(&self, range: Range<usize>) -> Result<AnyIn<'_, Self::Norms>>;
 
-    /// The same, to be written.
+    /// These elements, for writing.
     ///
     /// # Errors
     /// As [`view`](Self::view).
     fn view_mut(&mut self, range: Range<usize>) -> Result<AnyOut<'_, Self::Norms>>;
 
-    /// Makes the outputs that are `wanted`.
+    /// Computes the outputs in `wanted`.
     ///
     /// # Errors
-    /// Where the kernels take no such tensors, which callers have made sure of, or the device fails.
+    /// If the kernels do not take these tensors, which callers have checked, or the device fails.
     fn forward(call: &ForwardCall<'_, Self>, spec: &NormSpec, wanted: TensorSet) -> Result<Forwarded<Self>>;
 
     /// # Errors
     /// As [`forward`](Self::forward).
     fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>>;
 
-    /// A storage for the result of an operation that has none.
+    /// An empty storage, for the result of an operation that has none.
     ///
     /// # Errors
-    /// Where the device fails.
+    /// If the device fails.
     fn nothing(&self) -> Result<Self>;
 
-    /// As one of all devices.
+    /// As candle's enum over all devices.
     fn into_storage(self) -> Storage;
 }
 
-/// A storage, and which of its elements a tensor has.
+/// A storage, and the layout of a tensor in it.
 pub(crate) type Operand<'a, S> = (&'a S, &'a Layout);
 
 /// The rows of a tensor.
@@ -64,23 +65,23 @@ pub(crate) fn rows<'a, S: Kernels>((storage, layout): Operand<'a, S>) -> Result<
     Ok(place.rows.rows(storage.view(place.range)?))
 }
 
-/// A weight or a bias, which callers have made contiguous.
+/// A weight or a bias, which is contiguous.
 pub(crate) fn vector<'a, S: Kernels>(operand: Operand<'a, S>) -> Result<AnyIn<'a, S::Norms>> {
     Ok(rows(operand)?.view)
 }
 
-/// Statistics of some device, for the backward pass: a [`Statistics`] of its storages.
+/// Statistics for the backward pass: a [`Statistics`] of some device's storages.
 pub(crate) type Saved = Box<dyn Any + Send + Sync>;
 
 /// A forward pass's statistics: f32, (rows).
 pub(crate) struct Statistics<S> {
-    /// Of layer norm.
+    /// Only of layer norm.
     pub(crate) mean: Option<S>,
     pub(crate) rstd: S,
 }
 
 impl<S: Kernels> Statistics<S> {
-    /// Of a call, if they are saved.
+    /// The statistics of a call, if it saves them.
     pub(crate) fn of(mean: Option<S>, rstd: Option<S>) -> Option<Saved> {
         rstd.map(|rstd| Box::new(Statistics { mean, rstd }) as Saved)
     }
@@ -88,25 +89,25 @@ impl<S: Kernels> Statistics<S> {
 
 /// The tensors of a forward call.
 pub(crate) struct ForwardCall<'a, S> {
-    /// With the residual, if there is one, before the norm or after it.
+    /// The norm, with a residual before or after it.
     pub(crate) spec: &'a UnsizedNorm,
     pub(crate) x: Operand<'a, S>,
     pub(crate) residual: Option<Operand<'a, S>>,
     pub(crate) weight: Operand<'a, S>,
     pub(crate) bias: Option<Operand<'a, S>>,
-    /// Of the next norm of a sum after the norm, if it is wanted.
+    /// The weight of the next norm, if there is one after the sum.
     pub(crate) next_weight: Option<Operand<'a, S>>,
     /// Whether there will be a backward pass.
     pub(crate) save: bool,
 }
 
-/// What a forward call gives.
+/// The results of a forward call.
 pub(crate) struct Forwarded<S> {
-    /// The norm: with a residual after it, the next one.
+    /// The norm; with a residual after the norm, the next norm.
     pub(crate) y: Option<S>,
     /// The rounded sum, if there is a residual.
     pub(crate) residual_out: Option<S>,
-    /// This and the other statistics: if they are saved.
+    /// The statistics, if they are saved.
     pub(crate) mean: Option<S>,
     pub(crate) rstd: Option<S>,
     pub(crate) next_mean: Option<S>,
@@ -126,7 +127,7 @@ impl<S: Kernels> ForwardCall<'_, S> {
         S::forward(&self, &spec.sized(&Place::of(self.x.1)?.rows), wanted)
     }
 
-    /// Those of the tensors.
+    /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
         dtypes([self.x.0, self.weight.0, self.residual.unwrap_or(self.x).0])
     }
@@ -136,15 +137,15 @@ impl<S: Kernels> ForwardCall<'_, S> {
 pub(crate) struct BackwardCall<'a, S> {
     pub(crate) spec: &'a UnsizedNorm,
     pub(crate) dy: Operand<'a, S>,
-    /// What was normalized.
+    /// The tensor that forward normalized.
     pub(crate) x: Operand<'a, S>,
     pub(crate) weight: Operand<'a, S>,
     pub(crate) statistics: &'a Statistics<S>,
-    /// Which gradients of parameters are wanted: `Dweight`, `Dbias`.
+    /// The wanted gradients of parameters: `Dweight`, `Dbias`.
     pub(crate) wanted: TensorSet,
 }
 
-/// What a backward call gives.
+/// The results of a backward call.
 pub(crate) struct Gradients<S> {
     /// In the dtype of x.
     pub(crate) dx: S,
@@ -159,13 +160,13 @@ impl<S: Kernels> BackwardCall<'_, S> {
         S::backward(&self, &self.spec.sized(&Place::of(self.x.1)?.rows))
     }
 
-    /// Those of the tensors.
+    /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
         dtypes([self.dy.0, self.weight.0, self.x.0])
     }
 }
 
-/// A forward call whose result takes the place of x.
+/// A forward call that overwrites x.
 ///
 /// # Errors
 /// As [`Kernels::forward`].
@@ -185,10 +186,10 @@ pub(crate) fn overwrite<S: Kernels>(
     norms.launch(AnyCall::Forward(call)).map_err(Error::wrap)
 }
 
-/// The dtype of a storage that kernels take.
+/// The dtype of a storage, if kernels take it.
 ///
 /// # Errors
-/// Where they do not.
+/// If no kernel takes the dtype.
 pub(crate) fn kernels_dtype(storage: &impl BackendStorage) -> Result<DType> {
     match element(storage.dtype()) {
         Some(dtype) => Ok(dtype),
@@ -196,7 +197,7 @@ pub(crate) fn kernels_dtype(storage: &impl BackendStorage) -> Result<DType> {
     }
 }
 
-/// Those of activations, weight and residual stream.
+/// The dtypes of activations, weight and residual stream.
 fn dtypes<S: Kernels>(storages: [&S; 3]) -> Result<DTypes> {
     let [activation, weight, residual] = storages.map(BackendStorage::dtype);
     match mix(activation, weight, residual) {

@@ -1,4 +1,4 @@
-//! What holds for every call, whichever path it takes.
+//! Checks of every call, on both paths.
 
 use candle_core::{Result, Tensor, bail};
 
@@ -14,12 +14,12 @@ pub(crate) struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Those of a norm by a weight alone.
+    /// The tensors of a norm with only a weight.
     pub(crate) const fn of(x: &'a Tensor, weight: &'a Tensor) -> Self {
         Args { x, residual: None, weight, bias: None, next_weight: None }
     }
 
-    /// Each with its name.
+    /// All tensors with their names.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
         [("x", Some(self.x)), ("residual", self.residual)]
             .into_iter()
@@ -56,10 +56,11 @@ impl<'a> Args<'a> {
         }
         for (arg, tensor) in self.all() {
             if !tensor.dtype().is_float() {
-                bail!("{name}: {arg} must be of floats, got {:?}", tensor.dtype());
+                bail!("{name}: {arg} must have a float dtype, got {:?}", tensor.dtype());
             }
             if !tensor.device().same_device(x.device()) {
-                bail!("{name}: {arg} is on {:?}, x on {:?}", tensor.device().location(), x.device().location());
+                let (expected, got) = (x.device().location(), tensor.device().location());
+                bail!("{name}: {arg} must be on the same Device as x, {expected:?}, got {got:?}");
             }
         }
         Ok(())

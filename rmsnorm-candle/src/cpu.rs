@@ -1,4 +1,5 @@
-//! The calls on CPU storages. Results are new vectors that nobody zeroes first: vectors have types.
+//! The calls on CPU storages. Results are new vectors, not zeroed before they are written, and so
+//! typed.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ impl Kernels for CpuStorage {
             let elements = T::cpu_storage_as_slice(self)?;
             match elements.get(range.clone()) {
                 Some(view) => Ok(T::any_in::<CpuBackend>(view)),
-                None => bail!("rows at {range:?} of a storage of {} elements", elements.len()),
+                None => bail!("the rows of a tensor are elements {range:?}, its storage has {}", elements.len()),
             }
         })
     }
@@ -39,7 +40,7 @@ impl Kernels for CpuStorage {
         };
         match view {
             Some(view) => Ok(view),
-            None => bail!("a storage of {dtype:?} has no rows at {range:?} that kernels take"),
+            None => bail!("kernels cannot write elements {range:?} of a {dtype:?} storage"),
         }
     }
 
@@ -70,7 +71,7 @@ impl Kernels for CpuStorage {
 
     fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>> {
         let dtypes = call.dtypes()?;
-        // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+        // The gradient of an f32 stream must not be rounded to the activations' dtype.
         let is_wider = dtypes.activation != dtypes.residual;
         let wanted = call.wanted.set(Tensor::Dresidual, is_wider);
         let rstd = call.statistics.rstd.as_slice()?;
@@ -99,14 +100,14 @@ impl Kernels for CpuStorage {
     }
 }
 
-/// The rows of a tensor, with their type.
+/// The typed rows of a tensor.
 fn rows<T: Element>(operand: Operand<'_, CpuStorage>) -> Result<Rows<&[T]>> {
     let rows = call::rows(operand)?;
     let layout = rows.with(());
     Ok(layout.with(rows.view.typed().map_err(Error::wrap)?))
 }
 
-/// A weight or a bias, with its type.
+/// A typed weight or bias.
 fn vector<W: Element>(operand: Operand<'_, CpuStorage>) -> Result<&[W]> {
     call::vector(operand)?.typed().map_err(Error::wrap)
 }

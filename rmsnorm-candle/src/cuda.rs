@@ -1,4 +1,5 @@
-//! The calls on CUDA storages, enqueued on their device's stream. Results are new memory that nobody zeroes first.
+//! The calls on CUDA storages, enqueued on their device's stream. Results are new memory, not
+//! zeroed before it is written.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -15,11 +16,12 @@ use crate::call::{BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, kern
 impl Kernels for CudaStorage {
     type Norms = CudaBackend;
 
-    /// On the device's stream. One is made for each context in use, and stays: kernels are loaded once.
+    /// A backend on the device's stream. The first one of each context is kept, so that kernels are
+    /// loaded once.
     fn norms(&self) -> Result<CudaBackend> {
         static BACKENDS: Mutex<Vec<CudaBackend>> = Mutex::new(Vec::new());
         let stream = self.device.cuda_stream();
-        // A thread that panicked has left whole entries: each is made before it is pushed.
+        // A panic leaves only whole entries: each is complete before the push.
         let mut backends = BACKENDS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backend) = backends.iter().find(|backend| backend.stream().context() == stream.context()) {
             return backend.on(stream).map_err(Error::wrap);
@@ -34,7 +36,7 @@ impl Kernels for CudaStorage {
             let slice = self.as_cuda_slice::<T>()?;
             match slice.try_slice(range.clone()) {
                 Some(view) => Ok(T::any_in::<CudaBackend>(view)),
-                None => bail!("rows at {range:?} of a storage of {} elements", slice.len()),
+                None => bail!("the rows of a tensor are elements {range:?}, its storage has {}", slice.len()),
             }
         })
     }
@@ -45,7 +47,7 @@ impl Kernels for CudaStorage {
             let len = slice.len();
             match slice.try_slice_mut(range.clone()) {
                 Some(view) => Ok(T::any_out::<CudaBackend>(view)),
-                None => bail!("rows at {range:?} of a storage of {len} elements"),
+                None => bail!("the rows of a tensor are elements {range:?}, its storage has {len}"),
             }
         })
     }
@@ -83,7 +85,7 @@ impl Kernels for CudaStorage {
     fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>> {
         let (dtypes, len) = (call.dtypes()?, spec.rows * spec.cols);
         let device = &call.x.0.device;
-        // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+        // The gradient of an f32 stream must not be rounded to the activations' dtype.
         let is_wider = dtypes.activation != dtypes.residual;
         let mut dx = room(device, dtypes.activation, len)?;
         let mut dresidual = is_wider.then(|| room(device, dtypes.residual, len)).transpose()?;
@@ -113,18 +115,19 @@ impl Kernels for CudaStorage {
     }
 }
 
-/// An output that there may be, to be written.
+/// An optional output, for writing.
 fn lend(output: &mut Option<CudaStorage>, len: usize) -> Result<Option<AnyOut<'_, CudaBackend>>> {
     output.as_mut().map(|output| output.view_mut(0..len)).transpose()
 }
 
-/// Memory for that many elements of a result; for one where there are none, as CUDA allocates nothing less.
-#[expect(unsafe_code, reason = "nobody zeroes it first")]
+/// Memory for `len` elements of a result; at least one, because CUDA does not allocate less.
+#[expect(unsafe_code, reason = "the memory is not zeroed first")]
 fn room(device: &CudaDevice, dtype: DType, len: usize) -> Result<CudaStorage> {
     with_type!(dtype; T => {
         // SAFETY:
-        // - contents: a result is given to a call that writes every element, on the stream that it is allocated on, before it gets
-        //   out of this file; where the call fails it does not. What is there beyond `len` is no element of any tensor.
+        // - contents: a result goes to a call that writes every element, on the stream that
+        //   allocates it, before it leaves this file; if the call fails, it does not leave this
+        //   file. Memory beyond `len` is no element of any tensor.
         let slice = unsafe { device.alloc::<T>(len.max(1)) }?;
         Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
     })

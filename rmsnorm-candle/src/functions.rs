@@ -1,4 +1,4 @@
-//! The functions: which path a call takes.
+//! The functions, and the choice of our kernels or candle's operations.
 
 use candle_core::{Result, Tensor, bail};
 use rmsnorm_core::{Norm, UnsizedNorm};
@@ -13,7 +13,8 @@ use crate::slow;
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`: (cols). The result has the shape and the dtype of
+/// `x`.
 ///
 /// # Gradients
 /// Of `x` and `weight`. See [the crate](crate) for dtypes, devices and errors.
@@ -34,15 +35,18 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
-/// RMS norm by `1 + weight`, which is added in f32 and not rounded: Gemma's. Otherwise as [`rms_norm`].
+/// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
+/// [`rms_norm`].
 pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normalize(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
-/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded once.
+/// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
+/// once.
 ///
 /// # Shapes
-/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the dtype of `x`.
+/// `x`: (.., cols), of any rank from 1. `weight`, `bias`: (cols). The result has the shape and the
+/// dtype of `x`.
 ///
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
@@ -50,15 +54,16 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
     normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
 
-/// `residual + x`, rounded to the dtype of `residual`, and the RMS norm of that sum in the dtype of `x`, in one pass over
-/// memory: `(y, residual_out)`. The sum is the next layer's residual.
+/// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
+/// `x`, in one pass over memory. Returns `(y, h)`; `h` is the next layer's residual.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`, from either result or both. That of an f32 residual beside 16-bit activations is not
-/// rounded to 16 bits on its way. See [the crate](crate) for dtypes, devices and errors.
+/// `x`, `residual` and `weight` have gradients, from either result or both. The gradient of an f32
+/// residual with 16-bit activations is never rounded to 16 bits. See [the crate](crate) for dtypes,
+/// devices and errors.
 ///
 /// # Example
 /// ```
@@ -75,7 +80,8 @@ pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) ->
     add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// `residual + x`, rounded to the dtype of `residual`, and the layer norm of that sum: as [`add_rms_norm`], with gradients of `bias` too.
+/// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
+/// [`add_rms_norm`], with a gradient of `bias` too.
 ///
 /// # Shapes
 /// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -89,25 +95,28 @@ pub fn add_layer_norm(
     add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
-/// The RMS norm of `x` added to `residual`: `residual + x / sqrt(avg(x^2) + eps) * weight`, in the dtype of `residual`, rounded once.
+/// `residual` plus the RMS norm of `x`: `residual + x / sqrt(avg(x^2) + eps) * weight`, in the
+/// dtype of `residual`, rounded once.
 ///
 /// # Shapes
 /// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`: (cols).
 ///
 /// # Gradients
-/// Of `x`, `residual` and `weight`. That of `residual` is the sum's as it is; the norm's backward takes it in the dtype of `x`, as it
-/// would the gradient of a y. See [the crate](crate) for dtypes, devices and errors.
+/// `x`, `residual` and `weight` have gradients. The gradient of `residual` is the sum's, unchanged;
+/// the norm's backward takes it in the dtype of `x`, like the gradient of a y. See
+/// [the crate](crate) for dtypes, devices and errors.
 pub fn rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
-/// As [`rms_norm_add`], by `1 + weight`: of Gemma's layers.
+/// As [`rms_norm_add`], with `1 + weight`, as in Gemma's layers.
 pub fn gemma_rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
 }
 
-/// The layer norm of `x` added to `residual`: as [`rms_norm_add`], with gradients of `bias` too. Where the bias has one, the graph
-/// has a copy of weight and bias, and computes the weight's, frozen or not.
+/// `residual` plus the layer norm of `x`: as [`rms_norm_add`], with a gradient of `bias` too. If
+/// `bias` is tracked, the graph holds a copy of weight and bias, and the weight's gradient is
+/// computed even for a frozen weight.
 ///
 /// # Shapes
 /// `x`, `residual`, and the result: (.., cols), of any rank from 1. `weight`, `bias`: (cols).
@@ -121,15 +130,15 @@ pub fn layer_norm_add(
     normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
-/// [`rms_norm_add`], and the RMS norm of that sum in the dtype of `x`, in one pass over memory: `(y, residual_out)`. Both norms have
-/// the same `eps`.
+/// `h` of [`rms_norm_add`], and the RMS norm of `h` in the dtype of `x`, in one pass over memory.
+/// Returns `(y, h)`. Both norms have the same `eps`.
 ///
 /// # Shapes
-/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`: (cols). Where they differ in dtype,
-/// candle's own operations compute both norms.
+/// `x`, `residual`, and both results: (.., cols), of any rank from 1. `weight`, `next_weight`:
+/// (cols). If the weights differ in dtype, candle's own operations compute both norms.
 ///
 /// # Gradients
-/// Of `x`, `residual`, `weight` and `next_weight`, from either result or both.
+/// `x`, `residual`, `weight` and `next_weight` have gradients, from either result or both.
 ///
 /// # Example
 /// ```
@@ -153,7 +162,8 @@ pub fn rms_norm_add_rms_norm(
     normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
 }
 
-/// As [`rms_norm_add_rms_norm`], both by `1 + weight`: what stands between the parts of Gemma's layers.
+/// As [`rms_norm_add_rms_norm`], both with `1 + weight`: the norms after one part of a Gemma layer
+/// and before the next.
 pub fn gemma_rms_norm_add_rms_norm(
     x: &Tensor,
     residual: &Tensor,
@@ -164,26 +174,26 @@ pub fn gemma_rms_norm_add_rms_norm(
     normalize_add_normalize(UnsizedNorm::gemma(eps), x, residual, weight, next_weight)
 }
 
-/// [`rms_norm`] whose result takes the place of `x`, for inference.
+/// [`rms_norm`] that overwrites `x`, for inference.
 ///
 /// # Aliases
-/// Whatever shares memory with `x` sees the new values, as with candle's own operations in place; elements between the rows of
-/// a narrowed `x` stay as they are. A graph that has saved a frozen `x` for its backward pass, or a detached alias of it, is not
-/// recognized: its gradients are wrong then.
+/// Tensors that share memory with `x` see the new values, as with candle's own in-place operations.
+/// Elements between the rows of a narrowed `x` are unchanged. A graph that saved a frozen `x`, or a
+/// detached alias of it, for its backward pass is not detected: its gradients are wrong then.
 ///
 /// # Errors
-/// As [`rms_norm`]. An error has written nothing, and is the answer where
-/// - `x`, `weight` or `bias` is a variable or depends on one: this has no gradient, and would overwrite what another needs.
-///   `weight.detach()` says that no gradient is wanted;
-/// - a contiguous `weight` or `bias` lies in the same storage as `x`, or elements of `x` share memory with each other;
-/// - the rows of `x` cannot be written where they lie: they have more than two strides or, on candle's own path, are not
+/// As [`rms_norm`]. An error means that nothing was written. It is an error if
+/// - `x`, `weight` or `bias` is a variable or depends on one: the call has no gradient, and would
+///   overwrite values that a gradient needs. Pass `weight.detach()` if no gradient is wanted;
+/// - a contiguous `weight` or `bias` shares its storage with `x`, or elements of `x` share memory;
+/// - the rows of `x` need more than two strides or, with candle's own operations, are not
 ///   contiguous.
 ///
 /// # Example
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// # fn main() -> candle_core::Result<()> {
-/// // The queries of a fused buffer, where they lie.
+/// // The queries of a fused buffer, in place.
 /// let qkv = Tensor::ones((5, 3 * 8), DType::F32, &Device::Cpu)?;
 /// let queries = qkv.narrow(1, 0, 8)?;
 /// rmsnorm_candle::rms_norm_in_place(&queries, &Tensor::full(2f32, 8, &Device::Cpu)?, 0.0)?;
@@ -195,12 +205,12 @@ pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
     overwrite(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
 }
 
-/// [`gemma_rms_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
+/// [`gemma_rms_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
     overwrite(UnsizedNorm::gemma(eps), x, weight, None)
 }
 
-/// [`layer_norm`] whose result takes the place of `x`, as [`rms_norm_in_place`] does.
+/// [`layer_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
     overwrite(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
 }
@@ -213,7 +223,7 @@ pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Op
     slow::normalize(&spec, x, weight, bias, x.dtype())
 }
 
-/// `x` and `residual` added, and the sum normalized.
+/// `x + residual`, and its norm.
 pub(crate) fn add_normalize(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -229,7 +239,7 @@ pub(crate) fn add_normalize(
     Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
 }
 
-/// `x` normalized, and added to `residual`.
+/// `residual` plus the norm of `x`.
 pub(crate) fn normalize_add(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -244,7 +254,7 @@ pub(crate) fn normalize_add(
     slow::normalize_add(&spec, x, residual, weight, bias)
 }
 
-/// `x` normalized and added to `residual`, and the sum normalized.
+/// `residual` plus the norm of `x`, and the next norm of that sum.
 pub(crate) fn normalize_add_normalize(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -261,7 +271,7 @@ pub(crate) fn normalize_add_normalize(
     Ok((slow::normalize(&spec, &residual_out, next_weight, None, x.dtype())?, residual_out))
 }
 
-/// `x` normalized where it is.
+/// Normalizes `x` in place.
 pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let args = Args { bias, ..Args::of(x, weight) };
     let (has_kernels, name) = (has_kernels(&spec, &args)?, spec.name());
@@ -272,13 +282,14 @@ pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Op
     }
     if !has_kernels {
         if !x.is_contiguous() {
-            bail!("{name} in place on candle's own path needs a contiguous x, got {:?}", x.layout());
+            bail!("{name} in place with candle's own operations needs a contiguous x, got {:?}", x.layout());
         }
         let y = slow::normalize(&spec, x, weight, bias, x.dtype())?;
         return x.slice_set(&y, 0, 0);
     }
     if !is_regular(x.layout()) {
-        bail!("{name} in place: rows at more than two distances, or that overlap, got {:?}", x.layout());
+        let rule = "the rows of x must not overlap nor need more than two strides: use the form that returns y";
+        bail!("{name} in place: {rule}, got {:?}", x.layout());
     }
     in_place::apply(spec, x, &weight.contiguous()?, contiguous(bias)?.as_ref())
 }
@@ -287,7 +298,7 @@ fn contiguous(bias: Option<&Tensor>) -> Result<Option<Tensor>> {
     bias.map(Tensor::contiguous).transpose()
 }
 
-/// Whether kernels of ours take such tensors: on this device, of these dtypes.
+/// Whether our kernels take these tensors: their device and dtypes.
 ///
 /// # Errors
 /// As [`Args::check`].

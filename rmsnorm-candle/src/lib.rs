@@ -1,69 +1,74 @@
-//! rmsnorm's fused RMSNorm and LayerNorm on candle's tensors: one pass over memory forward and one backward, with gradients.
+//! Fused RMSNorm and LayerNorm for candle tensors: one pass over memory forward and one backward,
+//! with gradients.
 //!
-//! | function | gives |
+//! | function | result |
 //! |---|---|
 //! | [`rms_norm`] | RMS norm |
-//! | [`gemma_rms_norm`] | RMS norm by `1 + weight` |
+//! | [`gemma_rms_norm`] | RMS norm with `1 + weight` |
 //! | [`layer_norm`] | layer norm, with a bias or without |
-//! | [`add_rms_norm`], [`add_layer_norm`] | `residual + x`, and its norm |
-//! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `residual` + the norm of x |
-//! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | that, and its norm |
-//! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | y over x, for inference |
-//! | [`nn`] | modules that load from a `VarBuilder`, as candle-nn's |
+//! | [`add_rms_norm`], [`add_layer_norm`] | `h = residual + x`, and the norm of `h` |
+//! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `h = residual +` the norm of `x` |
+//! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | `h` as above, and the norm of `h` |
+//! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | overwrites `x` with the norm, for inference |
+//! | [`nn`] | modules that load from a `VarBuilder`, like those of candle-nn |
 //!
 //! # Shapes
-//! Tensors have any rank from 1, and the last dimension is normalized. Rows are read where they lie if they have at most two
-//! strides: a `narrow` of a fused QKV tensor, its heads. What is less regular (a transpose, a broadcast) is made contiguous
-//! first, by an operation that has its gradient too.
+//! Tensors have any rank from 1; the last dimension is normalized. Rows with at most two strides
+//! are read without a copy: a `narrow` of a fused QKV tensor, or its heads. Other tensors (a
+//! transpose, a broadcast) are made contiguous first, with an operation that has a gradient.
 //!
 //! # Dtypes and devices
-//! Kernels of ours run on the CPU and, with the feature `cuda`, on NVIDIA GPUs, where activations are f32, f16 or bf16, and the
-//! weight (with the bias) and the residual have the dtype of `x` or f32. They compute in f32 and round once. Anything else takes
-//! candle's own operations, in f32 or, where a tensor is f64, in f64, with the same gradients: other devices (Metal, and CUDA
-//! without the feature), f64, and mixes such as an f64 weight.
+//! Our kernels run on the CPU and, with the feature `cuda`, on NVIDIA GPUs. They take activations
+//! in f32, f16 or bf16; the weight (with the bias) and the residual have the dtype of `x` or f32.
+//! They compute in f32 and round once. All other calls run as candle's own operations, in f32, or
+//! in f64 if a tensor is f64, with the same gradients: other devices (Metal, and CUDA without the
+//! feature), f64, and mixes such as an f64 weight.
 //!
 //! # CUDA
-//! A call is enqueued on the stream of its tensors' device, and waits for nothing; the first of each kind compiles its kernel, up to
-//! a second. Kernels are loaded once for each context, and stay. Results are memory that nobody zeroes first, and the statistics
-//! that backward needs stay on the GPU. Devices of `Device::new_cuda` have a stream for each thread of the program, as candle
-//! makes them: `Device::synchronize` before a tensor goes to another thread.
+//! A call is enqueued on the stream of its tensors' device, without waiting. The first call of each
+//! kind compiles its kernel, which takes up to a second; kernels are loaded once for each context
+//! and stay loaded. Results are not zeroed before they are written, and the statistics for backward
+//! stay on the GPU. candle gives a device of `Device::new_cuda` one stream for each thread of the
+//! program: call `Device::synchronize` before another thread uses a tensor.
 //!
-//! To build, candle's own `cuda` needs nvcc and the libraries of a CUDA toolkit.
+//! To build candle's feature `cuda`, nvcc and the libraries of a CUDA toolkit are needed.
 //!
 //! # Gradients
-//! Of x, residual, weights and bias, wherever candle tracks them: none is kept of a frozen tensor, but for [`layer_norm_add`]'s weight
-//! beside a bias. Forward saves what candle's graph holds anyway, x and weight, and 4 bytes a row for each RMS norm, 8 for a layer
-//! norm. Gradients have no gradient of their own, as with all fused operations of
-//! candle.
+//! x, residual, weights and bias have gradients if candle tracks them. A frozen tensor has none,
+//! except the weight of [`layer_norm_add`] if the bias is tracked. Forward saves x and weight,
+//! which candle's graph holds anyway, and the statistics: 4 bytes a row for each RMS norm, 8 for a
+//! layer norm. Gradients have no gradients themselves, as with all fused operations of candle.
 //!
-//! candle's own fused `candle_nn::ops::rms_norm` and `layer_norm`, and the modules of candle-nn where they use them, have no
-//! gradient and say nothing about it.
+//! candle's own fused `candle_nn::ops::rms_norm` and `layer_norm`, and the candle-nn modules that
+//! use them, have no gradient and return no error about it.
 //!
 //! # Errors
-//! A length, a dtype or a device that does not fit, and an `eps` that is negative or not finite, are errors that name the
-//! tensor. Nothing is broadcast. `eps` has no default.
+//! A wrong length, dtype or device, and an `eps` that is negative or not finite, are errors that
+//! name the tensor. Nothing is broadcast. `eps` has no default.
 //!
-//! # In place of other norms
-//! | today | here |
+//! # Replacing other norms
+//! | other | here |
 //! |---|---|
-//! | candle-nn's modules `RmsNorm`, `LayerNorm`, and what loads them | the same names in [`nn`], or `From` for one that is loaded |
+//! | candle-nn's modules `RmsNorm`, `LayerNorm`, and the functions that load them | the same names in [`nn`], or `From` for a loaded module |
 //! | candle-nn's `ops::rms_norm(&x, &w, eps)`, `ops::layer_norm(&x, &w, &b, eps)` | [`rms_norm`]`(&x, &w, eps)`, [`layer_norm`]`(&x, &w, Some(&b), eps)` |
-//! | candle-layer-norm, of text-embeddings-inference: `rms_norm(x, w, None, eps)`, `layer_norm(x, w, b, eps)` | the same without the `None`, of any rank, on the CPU too |
+//! | `rms_norm(x, w, None, eps)`, `layer_norm(x, w, b, eps)` of candle-layer-norm (text-embeddings-inference) | the same without the `None`, for any rank, also on the CPU |
 //! | `fused_add_rms_norm(x, res, w, None, eps)`, `fused_add_layer_norm(x, res, w, b, eps)`: `(result, residual_add)` | [`add_rms_norm`]`(x, res, w, eps)`, [`add_layer_norm`]`(x, res, w, b, eps)`: the same pair |
 //! | `let x = (x + residual)?; let y = norm.forward(&x)?`, in candle-vllm and candle's own models | `let (y, x) = norm.add_forward(&x, &residual)?` |
 //! | Gemma's `weight + 1`, rounded to the weight's dtype: candle-vllm, mistral.rs | [`nn::gemma_rms_norm`], [`gemma_rms_norm`]: `1 + weight` in f32 |
-//! | a weight that is cast to bf16 | the f32 weight as it is |
-//! | norms of q and k by strides: mistral.rs | [`rms_norm`] of the heads as `narrow` gives them, before they are transposed; or in place |
-//! | residual + norm(x), of mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
-//! | and the next norm of that | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)`; of layer norms by two functions |
+//! | a weight cast to bf16 | the f32 weight, without a cast |
+//! | strided norms of q and k: mistral.rs | [`rms_norm`] of the heads from `narrow`, before the transpose; or in place |
+//! | `residual + norm(x)`: mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
+//! | `residual + norm(x)` and its next norm | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)`; for layer norms, two calls |
 //!
 //! # Threads
-//! Large calls are split over rayon's pool, which candle uses as well. Results do not depend on the number of threads. While that runs,
-//! candle's locks of the tensors' storages are held, as with operations of its own: tasks of the pool that overwrite parts of one
-//! storage, such as q and k of a fused buffer, may wait for each other forever. One after the other they do not.
+//! Large calls are split over rayon's pool, which candle uses too. Results do not depend on the
+//! number of threads. As with candle's own operations, a call holds candle's locks of the tensors'
+//! storages while it runs. Tasks of the pool that overwrite parts of one storage at the same time,
+//! such as q and k of a fused buffer, may wait for each other forever; overwrite them one after the
+//! other.
 //!
 //! # Debug builds
-//! Unoptimized, the CPU kernels are about 120 times slower. In the workspace that you build:
+//! Unoptimized, the CPU kernels are about 120 times slower. Add to your workspace:
 //!
 //! ```toml
 //! [profile.dev.package.rmsnorm-cpu]

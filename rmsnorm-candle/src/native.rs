@@ -1,9 +1,9 @@
-//! Dtypes: which of candle's there are kernels for.
+//! The candle dtypes that have kernels.
 
 use candle_core::DType;
 use rmsnorm_core::DTypes;
 
-/// Ours of that dtype, if there are kernels for it.
+/// Our name of the dtype, if it has kernels.
 pub(crate) fn element(dtype: DType) -> Option<rmsnorm_core::DType> {
     let known = [
         (DType::F32, rmsnorm_core::DType::F32),
@@ -13,7 +13,7 @@ pub(crate) fn element(dtype: DType) -> Option<rmsnorm_core::DType> {
     known.into_iter().find(|(theirs, _)| *theirs == dtype).map(|(_, ours)| ours)
 }
 
-/// The dtypes of a call, if there are kernels for them: activations, weight and residual stream.
+/// The dtypes of a call, if they have kernels: activations, weight and residual stream.
 pub(crate) fn mix(activation: DType, weight: DType, residual: DType) -> Option<DTypes> {
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };

@@ -1,7 +1,8 @@
-//! Modules that load, and are called, as candle-nn's are: `use candle_nn::{RmsNorm, rms_norm}` becomes
+//! Modules that load and run like candle-nn's: `use candle_nn::{RmsNorm, rms_norm}` becomes
 //! `use rmsnorm_candle::nn::{RmsNorm, rms_norm}`.
 //!
-//! What differs: they have gradients, take a weight in f32 beside 16-bit activations, and round once, at the end.
+//! Differences: they have gradients, take an f32 weight with 16-bit activations, and round once, at
+//! the end.
 //!
 //! # Example
 //! ```
@@ -34,14 +35,15 @@ pub use rms_norm::{RmsNorm, gemma_rms_norm, rms_norm};
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 
-/// A vector of `size`, under the first of these names that there is. New ones, of a `VarMap`, have the first name.
+/// A vector of `size` under the first of these names that exists. New vectors of a `VarMap` have
+/// the first name.
 fn vector(size: usize, names: [&str; 2], init: f64, vb: &VarBuilder<'_>) -> Result<Tensor> {
     let [name, old] = names;
     let is_old = !vb.contains_tensor(name) && vb.contains_tensor(old);
     vb.get_with_hints(size, if is_old { old } else { name }, Init::Const(init))
 }
 
-/// Checkpoints of old have `gamma`.
+/// Old checkpoints name the weight `gamma`.
 const WEIGHT: [&str; 2] = ["weight", "gamma"];
-/// And `beta`.
+/// Old checkpoints name the bias `beta`.
 const BIAS: [&str; 2] = ["bias", "beta"];

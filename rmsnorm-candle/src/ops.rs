@@ -1,18 +1,19 @@
-//! The operations as candle's autograd knows them.
+//! The operations, as candle's autograd sees them.
 //!
-//! A custom operation of candle has one result, and its `bwd` is given arguments, result and gradient: there is no place for
-//! what forward computed beside y. Such values go into a cell of the operation's own struct. An instance is applied once and
-//! lives exactly as long as its node of the graph, so the cell is what PyTorch calls a saved tensor.
+//! A custom operation of candle has one result, and its `bwd` receives arguments, result and
+//! gradient, but no other values that forward computed. Such values go into a cell of the
+//! operation's struct. An instance is applied once and lives as long as its node of the graph, so
+//! the cell is a saved tensor in PyTorch's sense.
 //!
-//! | operation | is a node that gives | its cell has |
+//! | operation | node | cell |
 //! |---|---|---|
-//! | [`normalize::Normalize`] | y from x, weight and bias, or from the sum and without any work | the statistics, y until it is taken |
-//! | [`sum`] | the sum of residual and x, or of residual and the norm of x, from one kernel with y, if that is wanted | the statistics of the norm of x |
-//! | [`differentiate`] | no node: `bwd` runs it for the gradients | the parameters' gradients |
-//! | [`in_place`] | no node: y over x | |
+//! | [`normalize::Normalize`] | y from x, weight and bias; or from a sum, without computing | the statistics, and y until it is taken |
+//! | [`sum`] | residual + x, or residual + norm(x); one kernel also computes y, if wanted | the statistics of the norm of x |
+//! | [`differentiate`] | none: `bwd` runs it for the gradients | the parameters' gradients |
+//! | [`in_place`] | none: overwrites x with y | |
 
-/// A custom operation on every device that there are kernels on: by this method, which takes the operands;
-/// in place, the one that is overwritten first.
+/// Implements a custom operation on every device with kernels, with a method that takes the
+/// operands; in place, the overwritten operand comes first.
 macro_rules! on_devices {
     ($method:ident: $($storage:ident $layout:ident),+) => {
         fn cpu_fwd(&self, $($storage: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {

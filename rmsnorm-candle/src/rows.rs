@@ -5,8 +5,8 @@ use std::ops::Range;
 use candle_core::{Layout, Result, Tensor, bail};
 use rmsnorm_core::RowLayout;
 
-/// The rows of a tensor, whose first element is this far into its storage. `None` if they lie at more than two distances, or
-/// overlap.
+/// The rows of a tensor, relative to its start offset. `None` if they need more than two strides,
+/// or overlap.
 fn fold(layout: &Layout) -> Option<RowLayout> {
     if layout.is_contiguous() {
         return RowLayout::dense(layout.dims());
@@ -15,26 +15,29 @@ fn fold(layout: &Layout) -> Option<RowLayout> {
     RowLayout::fold(layout.dims(), &strides?)
 }
 
-/// The tensor itself where the kernels can read its rows, else a contiguous copy, which gradients pass through.
+/// The tensor itself if the kernels can read its rows, otherwise a contiguous copy, with a
+/// gradient.
 pub(crate) fn regular(x: &Tensor) -> Result<Tensor> {
     if is_regular(x.layout()) { Ok(x.clone()) } else { x.contiguous() }
 }
 
-/// Whether the kernels can read these rows as they lie.
+/// Whether the kernels can read these rows without a copy.
 pub(crate) fn is_regular(layout: &Layout) -> bool {
     fold(layout).is_some()
 }
 
-/// Rows within a storage.
+/// Rows in a storage.
 pub(crate) struct Place {
     pub(crate) rows: RowLayout,
     pub(crate) range: Range<usize>,
 }
 
 impl Place {
-    /// Of a tensor that [`is_regular`].
+    /// The place of a tensor that [`is_regular`].
     pub(crate) fn of(layout: &Layout) -> Result<Place> {
-        let Some(rows) = fold(layout) else { bail!("rows of {layout:?} lie at more than two distances") };
+        let Some(rows) = fold(layout) else {
+            bail!("the rows of {layout:?} overlap or need more than two strides: call contiguous()")
+        };
         let start = layout.start_offset();
         Ok(Place { rows, range: start..start.saturating_add(rows.span()) })
     }

@@ -1,9 +1,11 @@
-//! The norms as chains of candle's own operations, with candle's gradients: for devices and dtypes without kernels of ours.
+//! The norms as chains of candle's own operations, with candle's gradients: for devices and dtypes
+//! that our kernels do not take.
 
 use candle_core::{D, DType, Result, Tensor};
 use rmsnorm_core::{Norm, UnsizedNorm};
 
-/// `h` normalized, in that dtype. Computed in f32, or in f64 where a tensor or the result is, and rounded once.
+/// The norm of `h` in `dtype`. Computed in f32, or in f64 if a tensor or the result is f64, and
+/// rounded once.
 pub(crate) fn normalize(
     spec: &UnsizedNorm,
     h: &Tensor,
@@ -14,7 +16,7 @@ pub(crate) fn normalize(
     unrounded(spec, h, weight, bias, dtype)?.to_dtype(dtype)
 }
 
-/// The same, not rounded to that dtype.
+/// The same, not rounded to `dtype`.
 fn unrounded(spec: &UnsizedNorm, h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let wide = wide([Some(dtype), Some(h.dtype()), Some(weight.dtype()), bias.map(|bias| bias.dtype())]);
     let cols = h.dim(D::Minus1)? as f64;
@@ -36,7 +38,7 @@ fn unrounded(spec: &UnsizedNorm, h: &Tensor, weight: &Tensor, bias: Option<&Tens
     }
 }
 
-/// `residual` and `x` normalized added, rounded once, to the dtype of `residual`.
+/// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`.
 pub(crate) fn normalize_add(
     spec: &UnsizedNorm,
     x: &Tensor,
@@ -53,7 +55,7 @@ pub(crate) fn add(x: &Tensor, residual: &Tensor) -> Result<Tensor> {
     (residual.to_dtype(wide)? + x.to_dtype(wide)?)?.to_dtype(residual.dtype())
 }
 
-/// What is computed in, where these are read and written.
+/// The dtype of the computation, for tensors of these dtypes.
 fn wide<const N: usize>(dtypes: [Option<DType>; N]) -> DType {
     if dtypes.contains(&Some(DType::F64)) { DType::F64 } else { DType::F32 }
 }

@@ -1,4 +1,5 @@
-//! What the graph holds after a forward pass: the result and the statistics, and no copy of anything.
+//! The memory that the graph holds after a forward pass: the result and the statistics, and no
+//! copies.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -40,9 +41,9 @@ static ALLOCATOR: Counting = Counting;
 const ROWS: usize = 4096;
 const COLS: usize = 128;
 
-/// Bytes that are live after `forward` and were not before, while its result is.
+/// The bytes that `forward` leaves allocated while its result lives.
 fn held<T>(forward: impl Fn() -> T) -> usize {
-    // Threads and tables that the first call makes.
+    // The first call creates threads and tables.
     drop(forward());
     let before = LIVE.load(Ordering::Relaxed);
     let result = forward();
@@ -51,7 +52,7 @@ fn held<T>(forward: impl Fn() -> T) -> usize {
     after - before
 }
 
-/// Results and statistics in bytes, and a node of the graph each.
+/// Results and statistics in bytes, plus a node of the graph for each.
 fn is_held(got: usize, results: usize, statistics: usize) {
     let least = results + statistics * ROWS * 4;
     assert!((least..least + 4096).contains(&got), "{got} bytes, where {least} are due");
@@ -73,15 +74,15 @@ fn of_dtype<E: Element + WithDType>() {
     is_held(held(|| rms_norm_add(&x, &r, &w, 1e-5).unwrap()), size, 1);
     is_held(held(|| layer_norm_add(&x, &r, &w, Some(&b), 1e-5).unwrap()), size, 2);
     is_held(held(|| rms_norm_add_rms_norm(&x, &r, &w, &b, 1e-5).unwrap()), 2 * size, 2);
-    // A view of a wider tensor, whose rows are not copied.
+    // A view of a wider tensor; its rows are not copied.
     let wide = var::<E>(&[ROWS, 3 * COLS], 5);
     is_held(held(|| rms_norm(&wide.narrow(1, COLS, COLS).unwrap(), &w, 1e-5).unwrap()), size, 1);
-    // Without a graph, the result alone.
+    // Without a graph, only the result.
     let frozen = |var: &Var| var.detach();
     is_held(held(|| rms_norm(&frozen(&x), &frozen(&w), 1e-5).unwrap()), size, 0);
 }
 
-/// The same of a GPU's memory, where candle's tensors come from the device's pool.
+/// The same for GPU memory, in which candle's tensors come from the device's pool.
 #[cfg(feature = "cuda")]
 mod gpu {
     use candle_core::{CudaDevice, Device, Tensor};
@@ -91,17 +92,18 @@ mod gpu {
 
     use super::*;
 
-    /// What the pool counts in.
+    /// The unit of the pool.
     const GRAIN: usize = 512;
 
-    /// Bytes that tensors have of the pool of the device.
+    /// The bytes of the device's pool that tensors use.
     fn used(device: &CudaDevice) -> usize {
         let mut used = 0u64;
         let context = device.cuda_stream().context().clone();
         context.synchronize().unwrap();
         // SAFETY:
         // - device: that of a context that is alive;
-        // - pointers: to locals of the types that the calls write, which for this attribute is a 64-bit number.
+        // - pointers: to locals of the types that the calls write, which for this attribute is a
+        //   64-bit number.
         unsafe {
             let mut pool = std::ptr::null_mut();
             sys::cuDeviceGetDefaultMemPool(&raw mut pool, context.cu_device()).result().unwrap();
@@ -121,7 +123,7 @@ mod gpu {
         let wide = make(&[ROWS, 3 * COLS]);
         let size = ROWS * COLS * 4;
         let is_held = |results: usize, statistics: usize, forward: &dyn Fn() -> Vec<Tensor>| {
-            // What the first call makes.
+            // The first call creates kernels and pools.
             drop(forward());
             let cuda = device.as_cuda_device().unwrap();
             let before = used(cuda);
@@ -141,7 +143,7 @@ mod gpu {
     }
 }
 
-/// One test: another beside it would be counted.
+/// One test, because a concurrent one would be counted.
 #[test]
 fn graph_holds_results_and_statistics_alone() {
     of_dtype::<f32>();

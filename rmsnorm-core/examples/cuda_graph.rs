@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Err(error) => return Err(error.into()),
     };
-    // A stream that can be captured; the default one cannot. In a context without other streams cudarc records no events.
+    // The default stream cannot be captured. In a context without other streams cudarc records no
+    // events.
     let backend = backend.on(backend.stream().context().per_thread_stream())?;
     let stream = backend.stream().clone();
     println!("{backend}");
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut dx = stream.alloc_zeros::<bf16>(ROWS * COLS)?;
     let mut rstd = stream.alloc_zeros::<f32>(ROWS)?;
     let mut dweight = stream.alloc_zeros::<bf16>(COLS)?;
-    // Passed in, so that a call allocates nothing.
+    // A workspace from the caller, so that a call allocates nothing.
     let tensors = [Tensor::Weight, Tensor::Dweight];
     let problem = Problem::backward(Norm::Rms, ROWS, COLS, DType::Bf16, &tensors);
     let mut workspace = stream.alloc_zeros::<f32>(backend.workspace_len(&problem).max(1))?;
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let args = Backward::new(x.as_view(), x.as_view(), rstd.as_view(), dx.as_view_mut()).weight(weight.as_view());
         backend.backward(&norm, args.dweight(dweight.as_view_mut()).workspace(workspace.as_view_mut()))
     };
-    // Once before the capture: kernels are compiled when they are first used.
+    // One call before the capture compiles the kernels.
     step()?;
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
     step()?;

@@ -1,4 +1,4 @@
-//! A backend of your own, proven by the conformance suite: plain loops over slices, in f64.
+//! A custom backend under the conformance suite: plain loops over slices, in f64.
 //!
 //!     cargo run -p rmsnorm-core --features conformance --example own_backend
 
@@ -11,7 +11,7 @@ use rmsnorm_core::{
     Rows, Source, Span, Stored, with_types,
 };
 
-/// Computes by the definition itself.
+/// Computes the definition in f64.
 struct Loops;
 
 impl NormBackend for Loops {
@@ -112,13 +112,14 @@ fn values<T: Element>(vector: &[T]) -> Vec<f64> {
     vector.iter().map(|value| f64::from(value.to_f32())).collect()
 }
 
-/// A matrix without the padding between its rows.
+/// A matrix without the gaps between its rows.
 fn matrix<T: Element>(rows: &Rows<&[T]>, spec: &NormSpec) -> Vec<f64> {
     let layout = rows.layout(spec.rows, spec.cols);
     (0..spec.rows).flat_map(|row| values(&rows.view[layout.start(row)..][..spec.cols])).collect()
 }
 
-/// What is read, and where the result goes: over it in place, else to a matrix of its own, if there is one.
+/// The values of the source, and the destination of the result: in place the source itself,
+/// otherwise `target`, if any.
 fn split<'a, T: Element>(
     source: Source<&'a [T], &'a mut [T]>,
     target: Option<Rows<&'a mut [T]>>,
@@ -148,8 +149,8 @@ fn store_vector<T: Element>(target: Option<&mut [T]>, values: &[f64]) {
     }
 }
 
-/// What the suite needs besides: a way to move its data, and what is claimed about the arithmetic. That of f64 is better
-/// than the claims of f32 with correct rounding.
+/// The suite also needs functions that move data, and the guarantees of the arithmetic. f64 loops
+/// exceed the guarantees of f32 with correct rounding.
 impl Harness for Loops {
     type Backend = Loops;
     type Buffer<T: Stored> = Vec<T>;

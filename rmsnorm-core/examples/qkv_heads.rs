@@ -1,4 +1,5 @@
-//! The norms of queries and keys, in place in a fused QKV buffer: each head of each token is a row, and none is copied.
+//! The norms of queries and keys, in place in a fused QKV buffer. Each head of each token is a row;
+//! nothing is copied.
 //!
 //!     cargo run --release -p rmsnorm-core --example qkv_heads
 
@@ -9,7 +10,7 @@ const TOKENS: usize = 512;
 const QUERY_HEADS: usize = 32;
 const KEY_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
-/// Queries, keys and as many values of one token.
+/// Queries, keys and values of one token; there are as many values as keys.
 const TOKEN: usize = (QUERY_HEADS + 2 * KEY_HEADS) * HEAD_DIM;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,10 +18,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut qkv: Vec<f32> = (0..TOKENS * TOKEN).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
     let before = qkv.clone();
 
-    // First head, number of heads, and a weight of their own.
+    // First head, number of heads, and weight.
     for (first, heads, weight) in [(0, QUERY_HEADS, [1.0f32; HEAD_DIM]), (QUERY_HEADS, KEY_HEADS, [0.5; HEAD_DIM])] {
-        // What a framework knows of the view: its dimensions and strides. Two strides of rows are one more than a matrix has,
-        // and become rows in groups.
+        // A framework has the dimensions and strides of the view. They need two row strides, so
+        // they become rows in groups.
         let (dims, strides) = ([TOKENS, heads, HEAD_DIM], [TOKEN as isize, HEAD_DIM as isize, 1]);
         let layout = RowLayout::fold(&dims, &strides).ok_or("more than two strides")?;
         let rows = &mut qkv[first * HEAD_DIM..][..layout.span()];
@@ -29,7 +30,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{heads} heads of {TOKENS} tokens: {} rows of {}, {:?}", layout.rows, layout.cols, layout.groups);
     }
 
-    // The mean square of every head that was normalized is that of its weight; the values are as they were.
+    // The mean square of every normalized head equals the square of its weight; the values are
+    // unchanged.
     for (token, (after, before)) in qkv.chunks(TOKEN).zip(before.chunks(TOKEN)).enumerate() {
         let (normalized, values) = after.split_at((QUERY_HEADS + KEY_HEADS) * HEAD_DIM);
         for (head, row) in normalized.chunks(HEAD_DIM).enumerate() {

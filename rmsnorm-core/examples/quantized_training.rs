@@ -1,10 +1,11 @@
-//! Trains a linear layer behind an RMS norm whose result is MXFP8, on the CPU: the matrix products see codes and scales only.
+//! Trains a linear layer after an RMS norm with MXFP8 output, on the CPU: the matrix products read
+//! codes and scales only.
 //!
 //!     cargo run -p rmsnorm-core --example quantized_training
 //!
-//! One call quantizes twice: along rows for the product of the forward pass, along columns for that of the layer's gradient, which
-//! sums over rows. Gradients pass straight through the rounding: the norm's backward call takes x and the rstd that the quantized call
-//! has stored, and needs nothing of its codes.
+//! One call quantizes twice: along rows for the forward product, and along columns for the product
+//! of the layer's gradient, which sums over rows. Gradients pass straight through the rounding: the
+//! norm's backward call reads x and the rstd of the quantized call, and no codes.
 
 use rmsnorm_core::cpu::{Backward, CpuBackend, Forward, QuantizedForward};
 use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding, e8m0_value};
@@ -16,17 +17,17 @@ const OUT: usize = 8;
 const STEPS: usize = 120;
 const LEARNING_RATE: f32 = 0.1;
 
-/// Columns, or rows, that share a scale.
+/// The number of columns, or rows, that share a scale.
 const SET: usize = ScaleKind::MX_COLS;
 
-/// The values of codes, whose scales lie row by row.
+/// The values of codes with row-major scales.
 fn values(codes: &[F8E4M3], scales: &[u8], cols: usize) -> Vec<f32> {
     let groups = cols.div_ceil(SET);
     let value = |(i, code): (usize, &F8E4M3)| code.to_f32() * e8m0_value(scales[i / cols * groups + i % cols / SET]);
     codes.iter().enumerate().map(value).collect()
 }
 
-/// a (rows, inner) times b (inner, cols), each given by its elements.
+/// The product of a (rows, inner) and b (inner, cols), each given by a function.
 fn product(
     rows: usize,
     inner: usize,
@@ -50,7 +51,7 @@ fn main() -> Result<(), Error> {
     let (mut y, mut rstd, mut rstd_of_y) = (vec![0.0f32; ROWS * COLS], vec![0.0f32; ROWS], vec![0.0f32; ROWS]);
     let (mut dx, mut dweight) = (vec![0.0f32; ROWS * COLS], vec![0.0f32; COLS]);
 
-    // What is to be learned: the layer behind the norm without weights, in f32.
+    // The target: a layer after the norm without weights, in f32.
     backend.forward(&norm, Forward::new(&x, &mut y).rstd(&mut rstd_of_y))?;
     let target = product(ROWS, COLS, OUT, |row, i| y[row * COLS + i], |i, col| wanted[i * OUT + col]);
 
@@ -59,7 +60,8 @@ fn main() -> Result<(), Error> {
         let args = QuantizedForward::<_, F8E4M3>::new(quant, &x, &mut codes).scales_e8m0(&mut scales).weight(&weight);
         let args = args.codes_columnwise(&mut codes_t).scales_columnwise_e8m0(&mut scales_t).rstd(&mut rstd);
         backend.quantized_forward(&norm, args)?;
-        // The statistics are those of the call to floats, bit for bit: backward cannot tell one from the other.
+        // The statistics equal those of the float call bit for bit, so backward gets the same
+        // inputs.
         assert_eq!(rstd, rstd_of_y);
         let (rows, columns) = (values(&codes, &scales, COLS), values(&codes_t, &scales_t, ROWS));
 

@@ -1,9 +1,10 @@
-//! Learns the weight of an RMS norm by gradient descent, on the CPU: forward, loss, backward, update.
+//! Learns the weight of an RMS norm with gradient descent, on the CPU: forward, loss, backward,
+//! update.
 //!
 //!     cargo run -p rmsnorm-core --example training_step
 //!
-//! Activations are bf16 and the weight is f32, as in most training code. `x` is the middle third of every row of a fused
-//! buffer, and the workspace of the weight gradient is allocated once.
+//! Activations are bf16 and the weight is f32, as in most training code. `x` is the middle third of
+//! every row of a fused buffer. The workspace of the weight gradient is allocated once.
 
 use rmsnorm_core::cpu::{Backward, CpuBackend, Forward};
 use rmsnorm_core::{DType, DTypes, Error, Norm, NormSpec, Problem, Rows, Tensor, bf16};
@@ -16,7 +17,8 @@ const LEARNING_RATE: f32 = 0.5;
 fn main() -> Result<(), Error> {
     let (backend, norm) = (CpuBackend::new(), NormSpec::rms(ROWS, COLS, 1e-6));
 
-    // Three matrices side by side, of which only the second is normalized: its rows are 3 * COLS elements apart.
+    // Three matrices side by side; only the second is normalized, with a row stride of 3 * COLS
+    // elements.
     let fused: Vec<bf16> =
         (0..ROWS * 3 * COLS).map(|i| bf16::from_f32(((i * 37 % 101) as f32 - 50.0) / 25.0)).collect();
     let x = || Rows::strided(&fused[COLS..fused.len() - COLS], 3 * COLS);
@@ -36,7 +38,7 @@ fn main() -> Result<(), Error> {
     for step in 0..STEPS {
         backend.forward(&norm, Forward::new(x(), &mut y).f32_weight().weight(&weight).rstd(&mut rstd))?;
 
-        // Half of the mean square error, whose gradient is the error itself.
+        // The loss is half of the mean square error; its gradient is the error.
         let error = || y.iter().zip(&target).map(|(y, target)| y.to_f32() - target.to_f32());
         let loss = error().map(|error| error * error).sum::<f32>() / (2 * ROWS * COLS) as f32;
         let dy: Vec<bf16> = error().map(bf16::from_f32).collect();

@@ -1,4 +1,4 @@
-//! A norm between commands of your own: your device, your encoder, one submission.
+//! A norm between your own commands: your device, your encoder, one submission.
 //!
 //!     cargo run -p rmsnorm-core --features wgpu --example wgpu_encoder
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     queue.write_buffer(&x, 0, &data);
 
-    // Recorded: it runs when your commands do, in their order.
+    // Records the norm, to run in order with your other commands.
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     let norm = NormSpec::layer(ROWS, COLS, 1e-5);
     let args = Forward::new(WgpuSlice::<f32>::whole(&x), WgpuSlice::whole(&y));
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     encoder.copy_buffer_to_buffer(&y, 0, &download, 0, None);
     queue.submit([encoder.finish()]);
 
-    // If this fails, so does asking for the range below.
+    // If mapping fails, `get_mapped_range` below returns the error.
     download.map_async(wgpu::MapMode::Read, .., |_| ());
     device.poll(wgpu::PollType::wait_indefinitely())?;
     let y: Vec<f32> = {

@@ -1,7 +1,8 @@
-//! The choice of a backend at run time: names of devices, what is on this machine, and one enum over all backends.
+//! The choice of a backend at run time: device names, the devices of this machine, and one enum
+//! over all backends.
 //!
-//! A backend that was not built in keeps its name here, so that the answer to "where is it?" is a sentence. Code that
-//! knows its backend at compile time needs nothing of this.
+//! Backends that are not compiled in keep their device names, so that opening one returns an error
+//! with the reason. Code that knows its backend at compile time does not need this module.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,21 +17,22 @@ use crate::cuda::CudaBackend;
 use crate::wgpu::WgpuBackend;
 use crate::{Error, NormBackend};
 
-/// A device that a backend runs on, by name. Its [`Display`](fmt::Display) form is what [`FromStr`] reads.
+/// The name of a device that a backend runs on. [`FromStr`] parses its [`Display`](fmt::Display)
+/// form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
-    /// `cpu`: this machine's processor.
+    /// `cpu`: the CPU of this machine.
     Cpu,
-    /// `cuda`, the first CUDA device, or `cuda:1`, the one of that number.
+    /// `cuda`: the first CUDA device. `cuda:1`: the CUDA device with ordinal 1.
     Cuda(usize),
-    /// `wgpu`, the first adapter that wgpu finds, or `wgpu:1`, the one of that number.
+    /// `wgpu`: the first wgpu adapter. `wgpu:1`: the adapter with index 1.
     Wgpu(usize),
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Through a string, so that a width pads the whole.
+        // Formats into a string first, so that a width pads the whole name.
         let name = match self {
             Device::Cpu => "cpu".into(),
             Device::Cuda(0) => "cuda".into(),
@@ -60,10 +62,10 @@ impl std::error::Error for ParseDeviceError {}
 impl FromStr for Device {
     type Err = ParseDeviceError;
 
-    /// The device of that name, whether this build and this machine have it or not. `cuda:0` is `cuda`.
+    /// Parses a device name, also of devices that this build or machine lacks. `cuda:0` is `cuda`.
     ///
     /// # Errors
-    /// [`ParseDeviceError`] for a name that no device has.
+    /// [`ParseDeviceError`] for other texts.
     fn from_str(name: &str) -> Result<Self, ParseDeviceError> {
         let refuse = |expected| ParseDeviceError { expected, got: name.into() };
         let (backend, number) = name.split_once(':').map_or((name, None), |(backend, number)| (backend, Some(number)));
@@ -74,7 +76,7 @@ impl FromStr for Device {
             (_, _) => return Err(refuse("one of cpu, cuda and wgpu")),
         };
         let Some(number) = number else { return Ok(numbered(0)) };
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let ordinal = number.parse().ok().filter(|_| number.bytes().all(|byte| byte.is_ascii_digit()));
         ordinal.map(numbered).ok_or_else(|| refuse(expected))
     }
@@ -85,15 +87,17 @@ impl FromStr for Device {
 pub struct Availability {
     /// The device.
     pub device: Device,
-    /// What the device is, or why it cannot be used.
+    /// The description of the device, or the reason why it cannot be used.
     pub status: Result<String, String>,
-    /// Which table of tiles its calls are planned by, in words; none where it cannot be used.
+    /// The tuning table that plans its calls, in words; `None` if the device cannot be used.
     pub tuning: Option<String>,
 }
 
-/// Every device of every backend: what is on this machine and, for what is not, why. Never panics.
+/// Lists every device of every backend, with the reason for those that cannot be used. Never
+/// panics.
 ///
-/// A backend without a device has one entry, under its own name. Every GPU is opened, which takes a moment each.
+/// A backend without a device has one entry, under its own name. The call opens every GPU, which
+/// takes a moment each.
 ///
 /// # Example
 /// ```
@@ -119,31 +123,31 @@ fn probe(device: Device) -> Availability {
     Availability { device, status, tuning }
 }
 
-/// How many CUDA devices to list. Where there is none, opening the first says why.
+/// The number of CUDA devices to list. Without any, opening the first one returns the reason.
 #[cfg(feature = "cuda")]
 fn cuda_devices() -> usize {
     CudaBackend::device_count().unwrap_or(1)
 }
 
-/// One to list, with the reason why it is not here.
+/// One entry, with the reason why it cannot be used.
 #[cfg(not(feature = "cuda"))]
 const fn cuda_devices() -> usize {
     1
 }
 
-/// How many adapters to list. Where there is none, opening the first says why.
+/// The number of adapters to list. Without any, opening the first one returns the reason.
 #[cfg(feature = "wgpu")]
 fn wgpu_devices() -> usize {
     WgpuBackend::device_count().unwrap_or(1)
 }
 
-/// One to list, with the reason why it is not here.
+/// One entry, with the reason why it cannot be used.
 #[cfg(not(feature = "wgpu"))]
 const fn wgpu_devices() -> usize {
     1
 }
 
-/// An expression over the backend, whichever it is.
+/// Evaluates an expression with the backend of any variant.
 macro_rules! on_backend {
     ($any:expr, |$backend:ident| $expression:expr) => {
         match *$any {
@@ -159,9 +163,9 @@ macro_rules! on_backend {
 
 /// A backend chosen at run time.
 ///
-/// Match on it where tensors are given, whose types differ from backend to backend. [`dispatch`](Self::dispatch) runs code
-/// that is generic over backends; with the feature `conformance`, `dispatch_harness` runs code that moves data too. Its
-/// [`Display`](fmt::Display) form says what the device is.
+/// Match on it to pass tensors, whose types differ between backends. [`dispatch`](Self::dispatch)
+/// runs code that is generic over backends; with the feature `conformance`, `dispatch_harness` also
+/// runs code that moves data. Its [`Display`](fmt::Display) form describes the device.
 ///
 /// # Example
 /// ```
@@ -190,7 +194,7 @@ pub enum AnyBackend {
 }
 
 impl AnyBackend {
-    /// The backend of that device, ready to use. On a CUDA device it works on the default stream.
+    /// Opens the backend of a device. On CUDA it uses the default stream.
     ///
     /// # Errors
     /// `Unavailable` if this build or this machine lacks it, `Device` if the device fails.
@@ -211,7 +215,8 @@ impl AnyBackend {
         }
     }
 
-    /// The device it runs on. A wgpu device that was handed in has no number, and counts as the first.
+    /// The device of this backend. A wgpu device that the caller passed in has no index, and counts
+    /// as the first.
     pub fn device(&self) -> Device {
         match *self {
             #[cfg(feature = "cpu")]
@@ -223,12 +228,12 @@ impl AnyBackend {
         }
     }
 
-    /// Which table of tiles calls are planned by, in words: `built in`, or a file and when it was made.
+    /// The tuning table that plans calls, in words: `built in`, or a file and its date.
     pub fn tuning(&self) -> String {
         on_backend!(self, |backend| backend.tuning())
     }
 
-    /// The CPU backend, if it is that.
+    /// The CPU backend, or `None` for another variant.
     #[cfg(feature = "cpu")]
     pub fn as_cpu(&self) -> Option<&CpuBackend> {
         match self {
@@ -240,7 +245,7 @@ impl AnyBackend {
         }
     }
 
-    /// The CUDA backend, if it is that.
+    /// The CUDA backend, or `None` for another variant.
     #[cfg(feature = "cuda")]
     pub fn as_cuda(&self) -> Option<&CudaBackend> {
         match self {
@@ -252,7 +257,7 @@ impl AnyBackend {
         }
     }
 
-    /// The wgpu backend, if it is that.
+    /// The wgpu backend, or `None` for another variant.
     #[cfg(feature = "wgpu")]
     pub fn as_wgpu(&self) -> Option<&WgpuBackend> {
         match self {
@@ -264,10 +269,10 @@ impl AnyBackend {
         }
     }
 
-    /// Runs a task on the backend, whichever it is.
+    /// Runs a task on the backend of any variant.
     ///
     /// # Example
-    /// The workspace that a training step needs, on the device that a configuration names:
+    /// The workspace length of a training step, on a device from a configuration:
     /// ```
     /// use rmsnorm_core::{AnyBackend, DType, Error, Norm, NormBackend, Problem, Task, Tensor};
     /// struct WorkspaceLen(Problem);
@@ -294,7 +299,7 @@ impl AnyBackend {
         on_backend!(self, |backend| task.run(backend))
     }
 
-    /// Runs a task that moves data on the backend, whichever it is.
+    /// Runs a task that moves data, on the backend of any variant.
     #[cfg(feature = "conformance")]
     #[cfg_attr(
         not(any(feature = "cpu", feature = "cuda", feature = "wgpu")),
@@ -305,7 +310,7 @@ impl AnyBackend {
     }
 }
 
-/// A device whose backend this build lacks. The feature has the backend's name.
+/// The error for a backend that this build lacks. The feature has the backend's name.
 #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "wgpu")))]
 fn not_built_in(backend: &'static str) -> Error {
     let reason = format!("not built in: rmsnorm-core was built without its feature `{backend}`");
@@ -322,23 +327,23 @@ impl fmt::Display for AnyBackend {
     }
 }
 
-/// Work that runs on any backend, for [`AnyBackend::dispatch`]: a closure that is generic over its argument, which Rust has no
-/// syntax for.
+/// Code that runs on any backend, for [`AnyBackend::dispatch`]: in effect a generic closure, which
+/// Rust cannot express.
 pub trait Task {
-    /// What the work gives.
+    /// The result.
     type Output;
 
-    /// Does the work on this backend.
+    /// Runs the code on this backend.
     fn run<B: NormBackend>(self, backend: &B) -> Self::Output;
 }
 
-/// As [`Task`], for work that moves data, by `AnyBackend::dispatch_harness`.
+/// As [`Task`], for code that moves data, with `AnyBackend::dispatch_harness`.
 #[cfg(feature = "conformance")]
 pub trait HarnessTask {
-    /// What the work gives.
+    /// The result.
     type Output;
 
-    /// Does the work on this backend. The harness moves data there and back.
+    /// Runs the code on this backend. The harness uploads and downloads data.
     fn run<H: Harness>(self, harness: &H) -> Self::Output;
 }
 

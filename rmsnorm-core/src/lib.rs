@@ -1,19 +1,36 @@
-//! Fused RMSNorm and LayerNorm, forward and backward, in one pass over memory, behind one trait.
+//! Fused RMSNorm and LayerNorm, forward and backward: one pass over memory, behind one trait.
 //!
-//! This crate is what users depend on. It re-exports `rmsnorm-spec` (the [`NormBackend`] trait, the argument structs,
-//! the definition) and each backend that was built in, as a module of its own; [`available`] and [`AnyBackend`] choose
-//! among them at run time. No kernel and no unsafe code lives here.
+//! Depend on this crate. It re-exports `rmsnorm-spec` (the [`NormBackend`] trait, the argument
+//! structs, the definition), and each backend as a module behind a feature. [`available`] and
+//! [`AnyBackend`] choose a backend at run time. This crate has no kernels and no unsafe code.
+//!
+//! # Where to begin
+//! 1. Choose a backend: `cpu::CpuBackend`, `cuda::CudaBackend` or `wgpu::WgpuBackend`.
+//! 2. Describe the norm with a [`NormSpec`]: [`NormSpec::rms`] or [`NormSpec::layer`].
+//! 3. Pass tensors with [`Forward`], [`Backward`] or [`QuantizedForward`]. The page of [`Forward`]
+//!    has a table of which tensors go together, and each backend has an alias of it, such as
+//!    `cpu::Forward`.
+//! 4. Call [`NormBackend::forward`], [`NormBackend::backward`] or
+//!    [`NormBackend::quantized_forward`].
+//!
+//! | guide, in `docs/guide` of the repository | about |
+//! |---|---|
+//! | `rust.md` | programs for the CPU, CUDA and wgpu, all calls, and their costs |
+//! | `fp8.md` | FP8 and int8 results: kinds of scales, layouts, training |
+//! | `several_gpus.md` | all-reduce, residual and norm in one kernel (`rmsnorm-dist`, `rmsnorm-cuda`) |
+//! | `reproducibility.md` | the settings and shapes that change the last bits of results |
+//! | `candle.md`, `burn.md` | the crates `rmsnorm-candle` and `rmsnorm-burn` |
 //!
 //! | feature | module | brings |
 //! |---|---|---|
 //! | `cpu` (default) | `cpu` | the CPU backend |
-//! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and says what is missing where it cannot run |
+//! | `cuda` | `cuda` | the CUDA backend; builds without CUDA, and reports missing libraries at run time |
 //! | `wgpu` | `wgpu` | the wgpu backend: Vulkan, Metal and Direct3D 12, with no SDK |
-//! | `conformance` | `conformance` | the suite that proves a backend, and [`AnyBackend`]'s `dispatch_harness` |
+//! | `conformance` | `conformance` | the test suite for backends, and [`AnyBackend`]'s `dispatch_harness` |
 //!
 //! # Debug builds
-//! A debug build of your program runs the CPU kernels 120 times slower than a release build, since a dependency cannot choose its
-//! own optimization. Choose it in the workspace that you build:
+//! A debug build of your program runs the CPU kernels about 120 times slower than a release build,
+//! because a dependency cannot set its own optimization level. Set it in your workspace:
 //!
 //! ```toml
 //! [profile.dev.package.rmsnorm-cpu]
@@ -44,12 +61,12 @@
 
 mod device;
 
-/// Its example is a test.
+/// The example of the README is a test.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-/// The programs of these pages are tests. They are not in the package.
+/// The programs of these pages are tests. The pages are not in the package.
 #[cfg(all(doctest, feature = "cuda", feature = "wgpu"))]
 mod pages {
     #[doc = include_str!("../../README.md")]

@@ -1,11 +1,12 @@
 //! The tensors of a call, as named borrowed views.
 //!
-//! Matrices are row-major with `rows` rows of `cols` elements; the last dimension is dense, rows may be further apart
-//! than `cols` (a slice of a fused QKV buffer), each matrix with a row stride of its own: [`Rows::strided`]. Rows may lie in
-//! groups (the heads of a token in that buffer): [`Rows::grouped`]. Three dtypes meet in a call: `T` of the activations, `W` of
-//! weight and bias, `R` of the residual stream; `W` and `R` are each `T` or `f32`. Saved statistics are always `f32`.
+//! Matrices are row-major, (rows, cols), and the last dimension is dense. Each matrix may have a
+//! row stride above `cols` (a slice of a fused QKV buffer, [`Rows::strided`]) or rows in groups
+//! (the heads of a token in that buffer, [`Rows::grouped`]). A call has three dtypes: `T` for the
+//! activations, `W` for weight and bias, `R` for the residual stream. `W` and `R` are each `T` or
+//! `f32`. Saved statistics are always `f32`.
 //!
-//! The structs are built by methods, so that an optional tensor can be added without breaking a caller.
+//! Builder methods fill the structs, so a new optional tensor does not break callers.
 
 mod any;
 mod backward;

@@ -7,56 +7,60 @@ use crate::{
 
 /// A device that can normalize.
 ///
-/// Callers use [`forward`](Self::forward) and [`backward`](Self::backward). Each validates its arguments, once and the
-/// same way for every backend, then hands them to [`launch`](Self::launch).
+/// Callers use [`forward`](Self::forward) and [`backward`](Self::backward). Both validate their
+/// arguments once, the same way for every backend, and pass them to [`launch`](Self::launch).
 ///
 /// # Ordering
-/// A call enqueues its work on the backend's stream or queue and returns; it never synchronizes and never copies. The
-/// CPU backend is done on return.
+/// A call enqueues its work on the backend's stream or queue and returns. It never synchronizes and
+/// never copies. The CPU backend has finished on return.
 ///
 /// # Implementer notes
 /// Implement `In`, `Out`, `name`, `in_span`, `out_span`, `workspace_len` and `launch`. Override
-/// [`prepare_all`](Self::prepare_all) if something is compiled when it is first used. Do not override `forward`, `backward` and `prepare`.
+/// [`prepare_all`](Self::prepare_all) if the backend compiles at first use. Do not override
+/// `forward`, `backward` and `prepare`.
 ///
-/// A [`Checked`] proves everything that [`Problem`] documents, so `launch` takes no decisions about validity. A launched call has no type
-/// parameters: [`Problem::dtypes`] has its dtypes, and each view says its own type. So a backend is compiled once, not once for every
-/// mix. Typed kernels get types by [`with_types!`](crate::with_types) and [`Checked::restore`]:
+/// A [`Checked`] proves the guarantees of [`Problem`], so `launch` does not validate. A launched
+/// call has no type parameters: [`Problem::dtypes`] has its dtypes, and each view its own type. A
+/// backend is compiled once, not once for each mix of dtypes. Typed kernels get types from
+/// [`with_types!`](crate::with_types) and [`Checked::restore`]:
 /// `with_types!(call.problem().dtypes; T, W, R => forward(call.restore::<T, W, R>()?))`.
 ///
-/// The conformance suite (`rmsnorm-conformance`) proves the result. New operations arrive as new variants of [`AnyCall`], which a backend
-/// answers with [`AnyCall::unsupported`] until it has them.
+/// The conformance suite (`rmsnorm-conformance`) tests the result. New operations are new variants
+/// of [`AnyCall`]; a backend without them returns [`AnyCall::unsupported`].
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
     type In<'a, T: Stored>;
-    /// A view of a tensor that is written: `&mut [T]`, `CudaViewMut<T>`, a range of a `wgpu::Buffer`.
+    /// A view of a tensor that the call writes: `&mut [T]`, `CudaViewMut<T>`, a range of a
+    /// `wgpu::Buffer`.
     type Out<'a, T: Stored>;
 
     /// The name used in reports and bench ids: `cpu`, `cuda`, `wgpu`.
     fn name(&self) -> &'static str;
 
-    /// Where a read-only view lies.
+    /// The place of a read-only view in memory.
     fn in_span<T: Stored>(view: &Self::In<'_, T>) -> Span;
 
-    /// Where a written view lies.
+    /// The place of a written view in memory.
     fn out_span<T: Stored>(view: &Self::Out<'_, T>) -> Span;
 
-    /// What the elements of a read-only view are stored as. Of views that have a type, that is it.
+    /// The storage of a read-only view's elements. A typed view has the storage of its type.
     #[doc(hidden)]
     fn in_storage<T: Stored>(view: &Self::In<'_, T>) -> Storage {
         let _ = view;
         T::STORAGE
     }
 
-    /// What the elements of a written view are stored as.
+    /// The storage of a written view's elements.
     #[doc(hidden)]
     fn out_storage<T: Stored>(view: &Self::Out<'_, T>) -> Storage {
         let _ = view;
         T::STORAGE
     }
 
-    /// The f32 elements of workspace that a backward call with this problem needs; 0 if it needs none.
+    /// The number of f32 elements of workspace that a backward call with this problem needs; 0 if
+    /// none.
     ///
-    /// A workspace of that size may be passed in with [`Backward::workspace`], and a call then allocates nothing.
+    /// With a workspace of that size in [`Backward::workspace`], a call allocates nothing.
     ///
     /// # Example
     /// ```
@@ -68,29 +72,32 @@ pub trait NormBackend {
     /// ```
     fn workspace_len(&self, problem: &Problem) -> usize;
 
-    /// Whether backward stores and adds up gradients as f32 sums: [`Backward::dweight_sum`]. Where it does not, a call that asks for them is
-    /// `Unsupported`, without the backend being asked again.
+    /// Whether backward can store and accumulate f32 gradient sums: [`Backward::dweight_sum`]. If
+    /// not, validation refuses such a call as `Unsupported`.
     fn has_gradient_sums(&self) -> bool {
         false
     }
 
-    /// [`prepare_all`](Self::prepare_all) for one call.
+    /// [`prepare_all`](Self::prepare_all) for one problem.
     ///
     /// # Errors
-    /// As there.
+    /// As [`prepare_all`](Self::prepare_all).
     fn prepare(&self, problem: &Problem) -> Result<(), Error> {
         self.prepare_all(std::slice::from_ref(problem))
     }
 
-    /// Compiles and loads what calls with these problems need, on all of the system's threads, and runs nothing: before a
-    /// stream is captured, or before the first request. What two of them share is compiled once, and what is there not again.
-    /// Their tensors are taken to have rows side by side and to begin where allocations do; a call on others may have
-    /// something left to compile, and so may one of another number of rows: large calls have programs that small ones have
-    /// not. For rows in groups [`Problem::rows_per_group`] says so; a call with one group of them is one without.
+    /// Compiles and loads the programs of these problems, on all CPU threads, without running them:
+    /// call it before a stream capture or the first request. Programs that several problems share
+    /// are compiled once; programs in the cache are reused.
+    ///
+    /// `prepare_all` assumes dense rows and tensors at the start of an allocation. Calls with other
+    /// strides or offsets may compile more, and so may other numbers of rows, since large calls use
+    /// other programs than small ones. Set [`Problem::rows_per_group`] for grouped rows; one group
+    /// counts as ungrouped.
     ///
     /// # Errors
-    /// `Unsupported` before anything is compiled, as the call itself; `Device` if something cannot be, of several whichever came
-    /// first. What was done stays.
+    /// `Unsupported` before anything is compiled, as in the call itself; `Device` with the first
+    /// failure. Finished programs stay loaded.
     fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
         let _ = problems;
         Ok(())
@@ -99,7 +106,8 @@ pub trait NormBackend {
     /// Normalizes: [math](crate::math), equations (1) to (6), (13) and (14).
     ///
     /// # Errors
-    /// Every validation error of [`Error`], before anything is written; `Unsupported` and `Device` from the backend.
+    /// Every validation error of [`Error`], before anything is written; `Unsupported` and `Device`
+    /// from the backend.
     fn forward<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -108,7 +116,7 @@ pub trait NormBackend {
         self.launch(AnyCall::Forward(Checked::forward(*spec, args.erase())?))
     }
 
-    /// The gradients of a normalization: [math](crate::math), equations (7) to (12).
+    /// Computes the gradients of a normalization: [math](crate::math), equations (7) to (12).
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
@@ -120,10 +128,11 @@ pub trait NormBackend {
         self.launch(AnyCall::Backward(Checked::backward(self, *spec, args.erase())?))
     }
 
-    /// Normalizes, and quantizes the result to 8-bit codes: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
+    /// Normalizes, and quantizes the result to 8-bit codes: [math](crate::math), equations (1) to
+    /// (6) and (Q1) to (Q5).
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `Unsupported` from a backend that writes no codes, or not these.
+    /// As [`forward`](Self::forward); `Unsupported` from a backend without these codes.
     fn quantized_forward<T: Element, C: Code, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -132,10 +141,12 @@ pub trait NormBackend {
         self.launch(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args.erase())?))
     }
 
-    /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols` counts the columns that are here.
+    /// The first half of a forward call on a rank's columns: [math](crate::math), (15). `spec.cols`
+    /// counts this rank's columns.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `Unsupported` from a backend that has no halves: the CPU and CUDA have them.
+    /// As [`forward`](Self::forward); `Unsupported` from a backend without halves. The CPU and CUDA
+    /// backends have them.
     fn column_statistics<T: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -144,7 +155,8 @@ pub trait NormBackend {
         self.launch(AnyCall::ColumnStatistics(Checked::column_statistics(*spec, args.erase())?))
     }
 
-    /// The second half: normalizes by what all ranks have found, (16). `spec.cols` counts the columns that are here.
+    /// The second half: normalizes with the statistics of all ranks, (16). `spec.cols` counts this
+    /// rank's columns.
     ///
     /// # Errors
     /// As [`column_statistics`](Self::column_statistics).
@@ -156,7 +168,8 @@ pub trait NormBackend {
         self.launch(AnyCall::ForwardGiven(Checked::forward_given(*spec, given.erase(Forward::erase))?))
     }
 
-    /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts the columns that are here.
+    /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts this rank's
+    /// columns.
     ///
     /// # Errors
     /// As [`column_statistics`](Self::column_statistics).
@@ -168,8 +181,8 @@ pub trait NormBackend {
         self.launch(AnyCall::BackwardStatistics(Checked::backward_statistics(*spec, args.erase())?))
     }
 
-    /// The second half: the gradients by what all ranks have found, (18). `dweight` and `dbias` are those of the columns that are here, and
-    /// complete.
+    /// The second half: computes the gradients with the statistics of all ranks, (18). `dweight`
+    /// and `dbias` belong to this rank's columns, and are complete.
     ///
     /// # Errors
     /// As [`column_statistics`](Self::column_statistics).
@@ -181,17 +194,19 @@ pub trait NormBackend {
         self.launch(AnyCall::BackwardGiven(Checked::backward_given(self, *spec, given.erase(Backward::erase))?))
     }
 
-    /// Runs a validated call. What a backend has not, it refuses: by [`AnyCall::unsupported`] a call of another kind, by
-    /// [`Problem::without_residual_after`] and [`Problem::without_parts`] a form of forward.
+    /// Runs a validated call. A backend refuses operations that it lacks with
+    /// [`AnyCall::unsupported`], and forms of forward with [`Problem::without_residual_after`] and
+    /// [`Problem::without_parts`].
     ///
     /// # Errors
-    /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use as it is; `Length` for a workspace that was
-    /// checked for another device.
+    /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use;
+    /// `Length` for a workspace that was checked for another device.
     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error>;
 }
 
-/// Gives a backend inherent methods of the names `forward`, `backward`, `quantized_forward`, `workspace_len`, `prepare` and
-/// `prepare_all`, so that its callers need not import [`NormBackend`].
+/// Gives a backend inherent methods named `forward`, `backward`, `quantized_forward`,
+/// `workspace_len`, `prepare` and `prepare_all`, so that its callers need not import
+/// [`NormBackend`].
 ///
 /// # Example
 /// ```
@@ -215,12 +230,12 @@ pub trait NormBackend {
 #[macro_export]
 macro_rules! inherent_methods {
     ($backend:ty) => {
-        /// What `NormBackend` has for callers, who need not import it.
+        /// The methods of `NormBackend` for callers, without importing it.
         impl $backend {
             /// `NormBackend::forward`: normalizes.
             ///
             /// # Errors
-            /// As there.
+            /// As the method of `NormBackend`.
             pub fn forward<T: $crate::Element, W: $crate::Element, R: $crate::Element>(
                 &self,
                 spec: &$crate::NormSpec,
@@ -229,10 +244,10 @@ macro_rules! inherent_methods {
                 $crate::NormBackend::forward(self, spec, args)
             }
 
-            /// `NormBackend::backward`: the gradients.
+            /// `NormBackend::backward`: computes the gradients.
             ///
             /// # Errors
-            /// As there.
+            /// As the method of `NormBackend`.
             pub fn backward<T: $crate::Element, W: $crate::Element, R: $crate::Element>(
                 &self,
                 spec: &$crate::NormSpec,
@@ -244,7 +259,7 @@ macro_rules! inherent_methods {
             /// `NormBackend::quantized_forward`: normalizes, and quantizes the result.
             ///
             /// # Errors
-            /// As there.
+            /// As the method of `NormBackend`.
             pub fn quantized_forward<T: $crate::Element, C: $crate::Code, W: $crate::Element, R: $crate::Element>(
                 &self,
                 spec: &$crate::NormSpec,
@@ -253,23 +268,25 @@ macro_rules! inherent_methods {
                 $crate::NormBackend::quantized_forward(self, spec, args)
             }
 
-            /// `NormBackend::workspace_len`: f32 elements that a backward call needs.
+            /// `NormBackend::workspace_len`: the f32 elements of workspace that a backward call
+            /// needs.
             pub fn workspace_len(&self, problem: &$crate::Problem) -> usize {
                 $crate::NormBackend::workspace_len(self, problem)
             }
 
-            /// `NormBackend::prepare`: compiles what a call needs, and runs nothing.
+            /// `NormBackend::prepare`: compiles the programs of a call, without running them.
             ///
             /// # Errors
-            /// As there.
+            /// As the method of `NormBackend`.
             pub fn prepare(&self, problem: &$crate::Problem) -> Result<(), $crate::Error> {
                 $crate::NormBackend::prepare(self, problem)
             }
 
-            /// `NormBackend::prepare_all`: compiles what calls need, on several threads, and runs nothing.
+            /// `NormBackend::prepare_all`: compiles the programs of several calls on several
+            /// threads, without running them.
             ///
             /// # Errors
-            /// As there.
+            /// As the method of `NormBackend`.
             pub fn prepare_all(&self, problems: &[$crate::Problem]) -> Result<(), $crate::Error> {
                 $crate::NormBackend::prepare_all(self, problems)
             }

@@ -1,8 +1,8 @@
-//! The element types of tensors, at run time ([`DType`], and [`DTypes`] for those of a call) and at compile time
+//! The element types of tensors, at run time ([`DType`], [`DTypes`] for a call) and at compile time
 //! ([`Element`]).
 //!
-//! This is the only list of dtypes in Rust. No `match` on [`DType`] in the workspace has a wildcard arm, so that a new
-//! dtype breaks the build wherever work is due.
+//! This is the only list of dtypes in Rust. No `match` on [`DType`] in the workspace has a wildcard
+//! arm, so a new dtype breaks the build at every place that needs work.
 
 use std::fmt;
 
@@ -57,16 +57,17 @@ impl fmt::Display for DType {
 /// The three dtypes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DTypes {
-    /// `T`: of x (in forward), y, dy and dx.
+    /// `T`: x (in forward), y, dy and dx.
     pub activation: DType,
-    /// `W`: of weight, bias, dweight and dbias.
+    /// `W`: weight, bias, dweight and dbias.
     pub weight: DType,
-    /// `R`: of the residual stream, which is residual, residual_out, dresidual_out, dresidual and backward's x.
+    /// `R`: the residual stream: residual, residual_out, dresidual_out, dresidual and backward's x.
     pub residual: DType,
 }
 
 impl DTypes {
-    /// The valid mixes, for which there are kernels: weight and residual stream each have the activations' dtype or f32.
+    /// The valid mixes, for which kernels exist: the weight and the residual stream each have the
+    /// activations' dtype or f32.
     pub const ALL: [DTypes; 9] = [
         DTypes::uniform(DType::F32),
         DTypes::uniform(DType::F16),
@@ -84,7 +85,7 @@ impl DTypes {
         DTypes { activation: dtype, weight: dtype, residual: dtype }
     }
 
-    /// With a weight, or a residual stream, in f32 where so.
+    /// With an f32 weight if `weight`, and an f32 residual stream if `residual`.
     pub const fn widened(self, weight: bool, residual: bool) -> Self {
         DTypes {
             activation: self.activation,
@@ -93,15 +94,16 @@ impl DTypes {
         }
     }
 
-    /// The dtypes of three types, whether or not they go together.
+    /// The dtypes of three types, valid or not.
     pub const fn of<T: Element, W: Element, R: Element>() -> Self {
         DTypes { activation: T::DTYPE, weight: W::DTYPE, residual: R::DTYPE }
     }
 
-    /// Whether the dtypes go together.
+    /// Checks that the mix is valid.
     ///
     /// # Errors
-    /// `Unsupported` if the weight's or the residual stream's is neither f32 nor the activations'.
+    /// `Unsupported` if the dtype of the weight or of the residual stream is neither f32 nor the
+    /// activations'.
     pub fn check(self) -> Result<(), Error> {
         for (arg, dtype) in [("weight and bias", self.weight), ("the residual stream", self.residual)] {
             if dtype != self.activation && dtype != DType::F32 {
@@ -113,14 +115,15 @@ impl DTypes {
     }
 }
 
-/// Activations, weight, residual stream: `bf16,f32,bf16`.
+/// Prints activations, weight, residual stream: `bf16,f32,bf16`.
 impl fmt::Display for DTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{},{}", self.activation, self.weight, self.residual)
     }
 }
 
-/// `$body` with three names for the types of dtypes that go together, as those of a [`Checked`](crate::Checked) call do.
+/// Runs `$body` with three names for the types of a valid mix of dtypes, such as the mix of a
+/// [`Checked`](crate::Checked) call.
 ///
 /// # Example
 /// ```
@@ -156,7 +159,7 @@ macro_rules! with_types {
     }};
 }
 
-/// `$body` with a name for the type of a dtype.
+/// Runs `$body` with a name for the type of a dtype.
 ///
 /// # Example
 /// ```
@@ -180,11 +183,8 @@ macro_rules! with_type {
 
 /// The element type of a tensor, as a type: [`f32`], [`struct@f16`] or [`bf16`].
 ///
-/// Sealed: kernels exist for these three only, and a foreign implementation could not be honoured.
-#[diagnostic::on_unimplemented(
-    message = "there are kernels for f32, f16 and bf16, and none for `{Self}`",
-    label = "not an element type of rmsnorm"
-)]
+/// Sealed: kernels exist for these three types only.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a dtype of rmsnorm", label = "must be f32, f16 or bf16")]
 pub trait Element: Stored + PartialEq + Default {
     /// The same type, as data.
     const DTYPE: DType;
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(halves, (f16::INFINITY, bf16::ONE), "overflow gives infinity, a tie the even neighbour");
     }
 
-    /// A mix that is valid comes as the types it names; the others are refused.
+    /// A valid mix becomes its types; other mixes are refused.
     #[test]
     fn every_valid_mix_comes_with_its_types_and_no_other() {
         let names = |dtypes| crate::with_types!(dtypes; T, W, R => DTypes::of::<T, W, R>());

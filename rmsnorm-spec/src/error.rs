@@ -2,8 +2,8 @@
 
 use crate::Storage;
 
-/// What went wrong. Every variant that comes from an argument names it as the argument structs do, says what was
-/// expected and what came; such an error is returned before anything is written or launched.
+/// An error of a call. A variant about an argument names it as the argument structs do, with the
+/// expected and the given value. Such an error is returned before anything is written or launched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -56,7 +56,7 @@ pub enum Error {
         rows: usize,
         /// Its row stride, in elements.
         row_stride: usize,
-        /// What its elements are.
+        /// The type of its elements.
         storage: Storage,
     },
     /// A tensor or parameter that this operation needs was not given.
@@ -67,7 +67,7 @@ pub enum Error {
         /// The rule that asks for it.
         why: &'static str,
     },
-    /// A tensor was given that this operation has no use for.
+    /// A tensor was given that this operation does not take.
     #[error("{arg} must not be given: {why}")]
     Unexpected {
         /// The tensor.
@@ -76,25 +76,25 @@ pub enum Error {
         why: &'static str,
     },
     /// An output shares memory with another tensor of the same call.
-    #[error("{output} overlaps {other} in memory; a call that overwrites its input says so: Forward::in_place")]
+    #[error("{output} overlaps {other} in memory: use another buffer, or Forward::in_place to overwrite x")]
     Overlap {
         /// The output.
         output: &'static str,
         /// The other tensor.
         other: &'static str,
     },
-    /// An argument that no backend of its kind could take as it is, for another reason than those above.
+    /// An argument that breaks another rule than those above.
     #[error("{arg}: {rule}")]
     InvalidArgument {
         /// The argument.
         arg: &'static str,
-        /// The rule that it breaks, with what came.
+        /// The rule that it breaks, with the given value.
         rule: String,
     },
-    /// A valid request that this backend, or any, does not implement.
+    /// A valid request that this backend, or every backend, does not implement.
     #[error("unsupported: {rule}")]
     Unsupported {
-        /// The rule that excludes it, with what was asked for.
+        /// The rule that excludes it, with the requested value.
         rule: String,
     },
     /// A backend cannot be used on this machine.
@@ -102,7 +102,7 @@ pub enum Error {
     Unavailable {
         /// The backend.
         backend: &'static str,
-        /// What is missing.
+        /// The missing driver, library or device.
         reason: String,
     },
     /// The device, its driver or its compiler failed.
@@ -110,7 +110,7 @@ pub enum Error {
     Device {
         /// The backend.
         backend: &'static str,
-        /// What it reported.
+        /// The reported error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::DType;
 
-    /// The text is what a caller has to go by: it names the argument, what was expected and what came.
+    /// Messages name the argument, the expected value and the given value.
     #[test]
     fn messages_say_what_was_expected_and_what_came() {
         let length = |min, max, got| Error::Length { arg: "x", min, max, got }.to_string();

@@ -1,19 +1,21 @@
-//! What a fused normalization is, for every backend: the [`NormBackend`] trait, the argument structs, validation, the
-//! definition in f64 ([`mod@reference`]) and its [mathematics](math).
+//! The definition of a fused normalization for every backend: the [`NormBackend`] trait, the
+//! argument structs, validation, the reference in f64 ([`mod@reference`]) and the
+//! [mathematics](math).
 //!
-//! No device, no unsafe code and no environment variable is touched here. Users depend on `rmsnorm-core`, which re-exports
-//! all of it; backends depend on this crate, and `rmsnorm-conformance` proves them.
+//! This crate touches no device and no environment variable, and has no unsafe code. Users depend
+//! on `rmsnorm-core`, which re-exports it; backends depend on this crate, and `rmsnorm-conformance`
+//! tests them.
 //!
 //! | here | PyTorch | meaning |
 //! |---|---|---|
 //! | `rows`, `cols` | product of batch dimensions, `normalized_shape` | statistics run over `cols` |
 //! | [`Forward`] | `F.rms_norm`, `F.layer_norm` | views of the caller's tensors |
 //! | [`Backward`] | `native_layer_norm_backward` | the gradients, from saved statistics |
-//! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes, in one pass |
+//! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes in one pass |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
-//! | [`ColumnStatistics`], [`Given`] | | a row whose columns are divided among ranks |
-//! | [`ResidualPlacement::After`] | `residual + norm(x)`, and perhaps the next norm of it | post-norm, Gemma's pair |
+//! | [`ColumnStatistics`], [`Given`] | | rows whose columns are divided among ranks |
+//! | [`ResidualPlacement::After`] | `residual + norm(x)`, and optionally the next norm of it | post-norm (Gemma 2 and 3) |
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
 #![forbid(unsafe_code)]
 

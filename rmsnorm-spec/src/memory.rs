@@ -1,39 +1,39 @@
-//! [`Memory`]: what a caller needs who composes several calls.
+//! [`Memory`]: buffers and slices of views, for callers that combine several calls.
 
 use std::ops::Range;
 
 use crate::{Error, NormBackend, Stored};
 
-/// A backend whose views can be divided, and that gives memory for what lies between two calls.
+/// A backend whose views can be divided, and that allocates memory for intermediate results.
 ///
-/// Nothing here validates: a range is within what it is of, as the caller has checked, and a backend panics where it is not, as a slice
-/// does.
+/// These methods do not validate: the caller keeps each range within its view, and a backend panics
+/// otherwise, as a slice does.
 pub trait Memory: NormBackend {
-    /// Memory of the backend's, which it frees when this is dropped and no call uses it any more.
+    /// Memory of the backend. It is freed when the buffer is dropped and no call uses it any more.
     type Buffer<T: Stored>;
 
-    /// Room for so many elements, of any values.
+    /// A buffer of `len` elements with unspecified values.
     ///
     /// # Errors
-    /// `Device` if there is none.
+    /// `Device` if the memory is exhausted.
     fn buffer<T: Stored>(&self, len: usize) -> Result<Self::Buffer<T>, Error>;
 
-    /// Elements of a buffer, to be read.
+    /// Elements of a buffer, for reading.
     fn buffer_in<T: Stored>(buffer: &Self::Buffer<T>, range: Range<usize>) -> Self::In<'_, T>;
 
-    /// Elements of a buffer, to be written.
+    /// Elements of a buffer, for writing.
     fn buffer_out<T: Stored>(buffer: &mut Self::Buffer<T>, range: Range<usize>) -> Self::Out<'_, T>;
 
-    /// Elements of a view that is read.
+    /// Elements of a read-only view.
     fn part_in<'a, T: Stored>(view: &'a Self::In<'_, T>, range: Range<usize>) -> Self::In<'a, T>;
 
-    /// Elements of a view that is written.
+    /// Elements of a writable view.
     fn part_out<'a, T: Stored>(view: &'a mut Self::Out<'_, T>, range: Range<usize>) -> Self::Out<'a, T>;
 
-    /// A view that is written, to be read before or after.
+    /// A writable view, for reading before or after it is written.
     fn read_out<'a, T: Stored>(view: &'a Self::Out<'_, T>) -> Self::In<'a, T>;
 
-    /// Copies all elements, of which both have as many.
+    /// Copies all elements; both views have the same length.
     ///
     /// # Errors
     /// `Device` if the device fails.
@@ -45,6 +45,6 @@ pub trait HostMemory: Memory {
     /// The elements.
     fn slice<'a, T: Stored>(view: &'a Self::In<'_, T>) -> &'a [T];
 
-    /// The elements, to be written.
+    /// The elements, for writing.
     fn slice_mut<'a, T: Stored>(view: &'a mut Self::Out<'_, T>) -> &'a mut [T];
 }

@@ -1,4 +1,4 @@
-//! What is computed: the kind of norm, its size and its scalars. No tensors; those are in [`crate::args`].
+//! The kind of norm, its size and its scalars. The tensors are in [`crate::args`].
 
 mod unsized_norm;
 
@@ -11,7 +11,8 @@ use crate::Direction;
 pub enum Norm {
     /// Root-mean-square norm: rows are divided by `sqrt(avg(x^2) + eps)`; the mean is not removed.
     Rms,
-    /// Layer norm: rows are centred by their mean, then divided by `sqrt(avg((x - mean)^2) + eps)`.
+    /// Layer norm: the mean of each row is subtracted, then rows are divided by
+    /// `sqrt(avg((x - mean)^2) + eps)`.
     Layer,
 }
 
@@ -27,8 +28,9 @@ impl Norm {
         }
     }
 
-    /// How many numbers the columns of a rank are summed up in, of a row, where columns are divided among ranks: forward the sum of squares,
-    /// or layer norm's three, [math](crate::math), (15); backward the sum of `wdy * x_hat` and layer norm's of `wdy`, (17).
+    /// The number of statistics of a row, if columns are divided among ranks. Forward: the sum of
+    /// squares, or layer norm's three, [math](crate::math), (15). Backward: the sum of
+    /// `wdy * x_hat`, and layer norm's of `wdy`, (17).
     pub const fn statistics_len(self, direction: Direction) -> usize {
         match (self, direction) {
             (Norm::Rms, _) => 1,
@@ -48,14 +50,16 @@ impl Norm {
     }
 }
 
-/// Where the normalized value is rounded on its way to `y` ([math](crate::math), section 3).
+/// The rounding of the normalized value before `y` ([math](crate::math), section 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CastOrder {
-    /// Everything in f32, one rounding at the store of `y`. The order of Gemma, TransformerEngine and Quack.
+    /// Everything in f32, with one rounding at the store of `y`, as in Gemma, TransformerEngine and
+    /// Quack.
     #[default]
     AtStore,
-    /// `x_hat` is rounded to the dtype of `y` before it is multiplied with the weight, and the result is rounded again
-    /// at the store. The order of Llama and of ONNX. Forward only: the backward pass does not depend on it.
+    /// `x_hat` is rounded to the dtype of `y` before the multiplication with the weight, and the
+    /// result is rounded again at the store, as in Llama and ONNX. Forward only: the backward pass
+    /// does not depend on it.
     /// ```
     /// # use rmsnorm_spec::{CastOrder, NormSpec};
     /// let llama = NormSpec::rms(8, 4096, 1e-5).cast_order(CastOrder::BeforeWeight);
@@ -64,10 +68,12 @@ pub enum CastOrder {
     BeforeWeight,
 }
 
-/// Where the residual is added: in models of pre-norm before the norm, in those of post-norm after it.
+/// The place of the residual addition: before the norm in pre-norm models, after it in post-norm
+/// models.
 ///
 /// # Example
-/// Gemma's two norms around a residual: `h = residual + norm(x) * weight`, `y = norm(h) * next_weight`.
+/// Gemma's two norms around a residual: `h = residual + norm(x) * weight`,
+/// `y = norm(h) * next_weight`.
 /// ```
 /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
 /// fn around<B>(
@@ -86,14 +92,14 @@ pub enum ResidualPlacement {
     /// `x + residual` is normalized: [math](crate::math), equation (1).
     #[default]
     Before,
-    /// `x` is normalized, and the result is added to `residual`, not rounded before: equation (13). If there is a `y`, it is the
-    /// next norm, of the rounded sum: (14). Backward takes what the first norm did: `dy` is the gradient of the sum, and of the
-    /// residual as it is.
+    /// The unrounded norm of `x` is added to `residual`: equation (13). If the call has `y`, it is
+    /// the next norm, of the rounded sum: (14). Backward differentiates the first norm: its `dy` is
+    /// the gradient of the sum, which is also the residual's.
     After,
 }
 
-/// How the gradients of weight and bias are summed over the rows. A backend that has no use for partial sums in a call makes none,
-/// whatever is asked.
+/// How the gradients of weight and bias are summed over the rows. A backend ignores it in a call
+/// that needs no partial sums.
 ///
 /// # Example
 /// ```
@@ -117,38 +123,41 @@ pub enum ResidualPlacement {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradReduction {
-    /// f32 partial sums per group of rows, added in a fixed order by a second stage. Deterministic.
+    /// f32 partial sums of groups of rows, added in a fixed order by a second stage. Deterministic.
     #[default]
     Partials,
-    /// `groups` f32 buffers, each behind a spin lock, added by a second stage. The order of additions varies from run
-    /// to run, and the last bits with it.
+    /// `groups` f32 buffers, each behind a spin lock, added by a second stage. The order of
+    /// additions and the last bits vary from run to run.
     Locks {
-        /// How many buffers share the rows; at least 1.
+        /// The number of buffers that share the rows; at least 1.
         groups: u32,
     },
-    /// f32 atomic additions into one buffer or a few. The order of additions varies from run to run, and the last bits with it.
+    /// f32 atomic additions into one or a few buffers. The order of additions and the last bits
+    /// vary from run to run.
     Atomics,
 }
 
-/// What becomes of the gradients of weight and bias, once they are summed over the rows.
+/// How the gradients of weight and bias are stored after the sum over the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GradStore {
-    /// They are rounded to the dtype of the weight: [`Backward::dweight`](crate::Backward::dweight).
+    /// Rounded to the dtype of the weight: [`Backward::dweight`](crate::Backward::dweight).
     #[default]
     Rounded,
-    /// They are stored as the f32 sums that they are: [`Backward::dweight_sum`](crate::Backward::dweight_sum).
+    /// As unrounded f32 sums: [`Backward::dweight_sum`](crate::Backward::dweight_sum).
     Sum,
-    /// They are added, in f32, to what is there: [`Backward::accumulate`](crate::Backward::accumulate).
+    /// Added in f32 to the values in the buffer:
+    /// [`Backward::accumulate`](crate::Backward::accumulate).
     Accumulated,
 }
 
-/// A normalization of `rows` rows of `cols` elements: everything but the tensors.
+/// A normalization of `rows` rows of `cols` elements, without the tensors.
 ///
-/// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other dimensions. Fields can be read and
-/// set; a spec is made by [`rms`](Self::rms), [`layer`](Self::layer) or [`new`](Self::new), as there may be more fields one day.
+/// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other
+/// dimensions. Fields are public. Make a spec with [`rms`](Self::rms), [`layer`](Self::layer) or
+/// [`new`](Self::new), since fields may be added.
 ///
 /// # Example
-/// A batch of 8 sequences of 512 tokens, as GPT-2 and as Gemma normalize it:
+/// A batch of 8 sequences of 512 tokens, with the norms of GPT-2 and of Gemma:
 /// ```
 /// # use rmsnorm_spec::{Norm, NormSpec};
 /// let gpt2 = NormSpec::layer(8 * 512, 768, 1e-5);
@@ -162,17 +171,18 @@ pub enum GradStore {
 pub struct NormSpec {
     /// The kind of norm.
     pub norm: Norm,
-    /// How many rows. May be 0: nothing is written then but `dweight` and `dbias`, which become zero.
+    /// The number of rows. With 0 rows a call writes only `dweight` and `dbias`, which become zero.
     pub rows: usize,
     /// The length of a row, at least 1.
     pub cols: usize,
-    /// Added to the variance inside the root. Finite and not negative; it has no default, models differ.
+    /// Added to the variance inside the root. Finite and not negative. It has no default, because
+    /// models differ.
     pub eps: f32,
-    /// Added to every weight, in f32. 0 for most models, 1 for Gemma. Without a weight it has no effect.
+    /// Added to every weight in f32: 0 for most models, 1 for Gemma. No effect without a weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded.
+    /// The rounding of `x_hat`.
     pub cast_order: CastOrder,
-    /// Where a residual is added.
+    /// The place of the residual addition.
     pub residual_placement: ResidualPlacement,
 }
 
@@ -187,8 +197,8 @@ impl NormSpec {
         NormSpec::new(Norm::Layer, rows, cols, eps)
     }
 
-    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default order of roundings, and a residual,
-    /// if any, added before.
+    /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default
+    /// cast order, and residuals added before the norm.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
         let (cast_order, residual_placement) = (CastOrder::AtStore, ResidualPlacement::Before);
         NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement }
@@ -214,7 +224,7 @@ impl NormSpec {
         NormSpec { weight_offset, ..self }
     }
 
-    /// With this order of roundings.
+    /// With this cast order.
     pub const fn cast_order(self, cast_order: CastOrder) -> Self {
         NormSpec { cast_order, ..self }
     }

@@ -1,7 +1,7 @@
-//! Validation: all of it, once, for every backend, before anything runs.
+//! Validation: once, the same for every backend, before anything runs.
 //!
-//! A [`Checked`] can only be built here, so holding one proves what [`Problem`] documents. Backends cite that proof in
-//! their SAFETY comments instead of checking again.
+//! Only this module builds a [`Checked`], so a value of it proves the guarantees of [`Problem`].
+//! Backends cite that proof in their SAFETY comments instead of checking again.
 
 mod call;
 mod columns;
@@ -21,10 +21,11 @@ pub use call::{AnyCall, Statistics};
 pub use columns::check_columns_form;
 use layout::Layout;
 
-/// Where a view lies in memory.
+/// The place of a view in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Identifies the allocation; views of different allocations never overlap. 0 where addresses are global.
+    /// Identifies the allocation; views of different allocations never overlap. 0 where addresses
+    /// are global.
     pub allocation: u64,
     /// Byte address, or offset within the allocation, of the first element.
     pub start: u64,
@@ -33,35 +34,44 @@ pub struct Span {
 }
 
 impl Span {
-    /// Of a slice of host memory, whose addresses are global.
+    /// The span of a slice of host memory, whose addresses are global.
     pub fn of<T>(slice: &[T]) -> Self {
         Span { allocation: 0, start: slice.as_ptr().addr() as u64, len: slice.len() }
     }
 }
 
-/// A validated call without its pointers and its floats, but for those of `quant`: what a plan is made from, so it can be compared and hashed.
+/// A validated call without its pointers and without its floats (except those of `quant`): the
+/// input of a plan, comparable and hashable.
 ///
 /// A `Problem` inside a [`Checked`] guarantees:
 /// - `cols >= 1`; `rows * cols` elements of every dtype fit `isize::MAX` bytes, strides included;
-/// - every matrix has a row stride of at least the length of its rows, `cols` (of `codes_t` and `codes_columnwise` `rows`), and reaches from row 0 to the
-///   end of the last row;
-/// - groups of rows follow one another in memory, and all matrices that have groups have as many rows in each;
+/// - every matrix has a row stride of at least the length of its rows (`cols`; `rows` for `codes_t`
+///   and `codes_columnwise`), and reaches from row 0 to the end of the last row;
+/// - groups of rows follow one another in memory, and all grouped matrices have the same number of
+///   rows in each group;
 /// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
-/// - `mean` is present exactly where it may be (forward) or must be (backward); `rstd` is present in backward;
-/// - gradients of weight and bias are all rounded or all f32 sums, which are `dweight` and `dbias` of another storage ([`grad_store`](Self::grad_store)),
-///   and only of a backend that has them;
-/// - weight and residual dtypes are each the activations' dtype or f32, and every view has the type that the dtypes give its tensor;
+/// - forward has `mean` only for layer norm; backward has `mean` exactly for layer norm, and always
+///   `rstd`;
+/// - gradients of weight and bias are all rounded or all f32 sums; sums are `dweight` and `dbias`
+///   with f32 storage ([`grad_store`](Self::grad_store)), and the backend supports them;
+/// - weight and residual dtypes are each the activations' dtype or f32, and every view has the type
+///   that the dtypes give its tensor;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
 /// - `x` and a `residual` that is added before the norm are both overwritten or neither is;
-/// - with a residual that is added after it there are `x`, `residual_out` and, where that does not overwrite it, `residual`; `y` may be
-///   missing, and so are then `next_weight`, `next_bias`, `next_mean` and `next_rstd`, which no other call has. RMS norm has no `next_mean`;
-/// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x` reaches to the end of the last part;
+/// - with a residual that is added after the norm there are `x` and `residual_out`, and also
+///   `residual` unless `residual_out` overwrites it; `y` may be missing, and then `next_weight`,
+///   `next_bias`, `next_mean` and `next_rstd` are missing too; no other call has these four. RMS
+///   norm has no `next_mean`;
+/// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
+///   reaches to the end of the last part;
 /// - `eps` is finite and not negative, `weight_offset` finite;
-/// - `quant` is present in a quantized call, and its parts go together ([`QuantSpec::check`]); `scale`, `scales`, `amax` and `codes_t`
-///   are there as its kind of scale asks, in its types and of its lengths; the rows of `codes_t` are not in groups;
-/// - `codes_columnwise` and `scales_columnwise` are there together, with `rstd` and layer norm's `mean`, where scales are of blocks, of
-///   its lengths and types; the rows of `codes_columnwise` are not in groups.
+/// - `quant` is present in a quantized call, and its fields are consistent ([`QuantSpec::check`]);
+///   `scale`, `scales`, `amax` and `codes_t` are present or absent as its kind of scale requires,
+///   with its types and lengths; the rows of `codes_t` are not in groups;
+/// - `codes_columnwise` and `scales_columnwise` are present together, only with scales of blocks,
+///   with `rstd` and layer norm's `mean`, and with its lengths and types; the rows of
+///   `codes_columnwise` are not in groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     /// The direction.
@@ -72,47 +82,49 @@ pub struct Problem {
     pub rows: usize,
     /// Elements of every row.
     pub cols: usize,
-    /// Of the activations, the weight and the residual stream.
+    /// The dtypes of the activations, the weight and the residual stream.
     pub dtypes: DTypes,
-    /// The tensors of the call. In place there is `y` and no `x`; where a residual is overwritten, `residual_out` and no `residual`.
+    /// The tensors of the call. In place it has `y` and no `x`. If a residual is overwritten, it
+    /// has `residual_out` and no `residual`.
     pub tensors: TensorSet,
-    /// Rows of a group, where the rows of a matrix lie in groups ([`Rows::grouped`](crate::Rows::grouped)): at least 2, and
-    /// fewer than `rows`. All such matrices of a call have as many; `None` where every matrix has one stride.
+    /// The rows of a group, if a matrix has groups ([`Rows::grouped`](crate::Rows::grouped)): at
+    /// least 2, and fewer than `rows`. All grouped matrices of a call have the same number. `None`
+    /// if every matrix has one stride.
     pub rows_per_group: Option<usize>,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
-    /// Where the residual is added, in forward: elsewhere it makes no difference, and is the default.
+    /// Where forward adds the residual; the default in other calls, which do not depend on it.
     pub residual_placement: ResidualPlacement,
-    /// How many matrices `x` is the sum of, at least 1.
+    /// The number of matrices that `x` is the sum of, at least 1.
     pub parts: usize,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
-    /// What becomes of them; the default in forward.
+    /// How weight gradients are stored; the default in forward.
     pub grad_store: GradStore,
     /// How the result is quantized, if it is.
     pub quant: Option<QuantSpec>,
 }
 
 impl Problem {
-    /// A forward problem that has these tensors beside `x` and `y`, all of one dtype, with no weight offset, and the
-    /// default cast order.
+    /// A forward problem with these tensors besides `x` and `y`, of one dtype, without a weight
+    /// offset, and with the default cast order.
     pub fn forward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: impl Into<TensorSet>) -> Self {
         let tensors = tensors.into().with(Tensor::X).with(Tensor::Y);
         Problem::uniform(Direction::Forward, norm, (rows, cols), dtype, tensors)
     }
 
-    /// A backward problem that has these tensors beside `dy`, `x`, `dx` and the statistics of the norm, all of one dtype,
-    /// with no weight offset, and the default reduction.
+    /// A backward problem with these tensors besides `dy`, `x`, `dx` and the statistics of the
+    /// norm, of one dtype, without a weight offset, and with the default reduction.
     pub fn backward(norm: Norm, rows: usize, cols: usize, dtype: DType, tensors: impl Into<TensorSet>) -> Self {
         let required = TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Dx, Tensor::Rstd]);
         let tensors = tensors.into().union(required).set(Tensor::Mean, matches!(norm, Norm::Layer));
         Problem::uniform(Direction::Backward, norm, (rows, cols), dtype, tensors)
     }
 
-    /// A quantized forward problem that has these tensors beside `x`, `codes` and those of the scales that `quant` asks for, all of one
-    /// dtype, with no weight offset, and the default cast order.
+    /// A quantized forward problem with these tensors besides `x`, `codes` and the scale tensors of
+    /// `quant`, of one dtype, without a weight offset, and with the default cast order.
     pub fn quantized_forward(
         norm: Norm,
         rows: usize,
@@ -152,10 +164,11 @@ impl Problem {
         }
     }
 
-    /// For a backend of that name that adds a residual before the norm only.
+    /// Refuses a residual that is added after the norm, for a backend (named `backend`) without
+    /// this form.
     ///
     /// # Errors
-    /// `Unsupported` if it is to be added after.
+    /// `Unsupported` if the residual is added after the norm.
     pub fn without_residual_after(&self, backend: &str) -> Result<(), Error> {
         match self.residual_placement {
             ResidualPlacement::Before => Ok(()),
@@ -166,10 +179,10 @@ impl Problem {
         }
     }
 
-    /// For a backend of that name that normalizes no sum of parts.
+    /// Refuses a sum of parts, for a backend (named `backend`) without this form.
     ///
     /// # Errors
-    /// `Unsupported` if there are several.
+    /// `Unsupported` if `x` is the sum of several parts.
     pub fn without_parts(&self, backend: &str) -> Result<(), Error> {
         match self.parts {
             1 => Ok(()),
@@ -177,13 +190,14 @@ impl Problem {
         }
     }
 
-    /// Whether the call has that tensor.
+    /// Whether the call has the tensor.
     pub const fn has(&self, tensor: Tensor) -> bool {
         self.tensors.has(tensor)
     }
 
-    /// The name of the argument that a tensor was given as: in place, that of what it overwrites; of gradients that are f32 sums, that of
-    /// the sum.
+    /// The argument name of a tensor. In place, `Y` is called `x`, and the `ResidualOut` that
+    /// overwrites a residual `residual`. Gradients stored as f32 sums are called `dweight_sum` and
+    /// `dbias_sum`.
     pub const fn arg(&self, tensor: Tensor) -> &'static str {
         let is_sum = matches!(self.grad_store, GradStore::Sum | GradStore::Accumulated);
         match (tensor, self.has(Tensor::X), self.has(Tensor::Residual)) {
@@ -195,7 +209,8 @@ impl Problem {
         }
     }
 
-    /// What a tensor's elements are; `None` for codes and scales of a call that is not quantized.
+    /// The storage of a tensor's elements; `None` for codes and scales of a call that is not
+    /// quantized.
     pub const fn storage(&self, tensor: Tensor) -> Option<Storage> {
         let is_gradient = matches!(tensor, Tensor::Dweight | Tensor::Dbias);
         if is_gradient && !matches!(self.grad_store, GradStore::Rounded) {
@@ -205,7 +220,7 @@ impl Problem {
     }
 }
 
-/// The rules of a forward call, but for where its tensors lie.
+/// Checks a forward call, except the layout of its tensors.
 fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Forward<'_, B, T, W, R>,
@@ -231,7 +246,7 @@ pub struct Checked<A> {
 }
 
 impl<A> Checked<A> {
-    /// What is computed.
+    /// The norm that is computed.
     pub const fn spec(&self) -> &NormSpec {
         &self.spec
     }
@@ -241,12 +256,12 @@ impl<A> Checked<A> {
         &self.problem
     }
 
-    /// The arguments, as they were given.
+    /// The arguments of the call.
     pub fn into_args(self) -> A {
         self.args
     }
 
-    /// The same tensors in another form.
+    /// The same call with converted arguments.
     fn change<U>(self, change: impl FnOnce(A) -> Result<U, Error>) -> Result<Checked<U>, Error> {
         let Checked { spec, args, problem } = self;
         Ok(Checked { spec, args: change(args)?, problem })
@@ -256,10 +271,12 @@ impl<A> Checked<A> {
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Forward<'a, B, T, W, R>> {
     /// Validates a forward call.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
-    /// The first rule of [`Problem`] that does not hold, as the variant of [`Error`] that names the argument.
+    /// The first rule of [`Problem`] that fails, as the variant of [`Error`] that names the
+    /// argument.
     pub fn forward(spec: NormSpec, args: Forward<'a, B, T, W, R>) -> Result<Self, Error> {
         check_forward(&spec, &args)?;
         let found = Layout::check(&spec, (Direction::Forward, args.dtypes), None, args.parts, &args)?;
@@ -269,12 +286,13 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
         Ok(Checked { spec, args, problem })
     }
 
-    /// Elements from a part of `x` to the next; 0 where there is one.
+    /// Elements from one part of `x` to the next; 0 for one part.
     pub fn part_stride(&self) -> usize {
         self.args.parts.filter(|parts| parts.count > 1).map_or(0, |parts| parts.stride)
     }
 
-    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`] but for what in place takes an input's turn.
+    /// Passes every tensor to the visitor, in the order of [`Tensor::ALL`]; an in-place output
+    /// comes in its input's place.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -284,9 +302,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Fo
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Backward<'a, B, T, W, R>> {
-    /// Validates a backward call; the backend says how much workspace it needs.
+    /// Validates a backward call. The backend determines the length of the workspace.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
     /// As [`Checked::forward`].
@@ -347,7 +366,8 @@ where
 {
     /// Validates a quantized forward call.
     ///
-    /// For backends whose calls have another form than the trait's, such as recording into an encoder.
+    /// For backends whose calls have another form than the trait's, such as recording into an
+    /// encoder.
     ///
     /// # Errors
     /// As [`Checked::forward`].
@@ -402,61 +422,67 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackward<'a, B>> {
     }
 }
 
-/// The codes are of the type that the spec names, and are transposed only where one scale serves them all: others go along
-/// columns, and a transposed matrix has other rows.
+/// `codes` has the type that the spec names. `codes_t` needs one scale for the whole tensor: other
+/// scales belong to rows, and a transposed matrix has other rows.
 fn check_codes<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
     args: &QuantizedForward<'_, B, T, C, W, R>,
 ) -> Result<(), Error> {
     let got = B::out_storage::<C>(&args.codes.view);
     if got != Storage::Code(args.quant.codes) {
-        let rule = format!("their type is the spec's, {}, got {got}", args.quant.codes);
+        let rule = format!("QuantSpec::codes asks for {} elements, got {got}", args.quant.codes);
         return Err(Error::InvalidArgument { arg: "codes", rule });
     }
     match (&args.codes_t, args.quant.scale) {
         (Some(codes_t), ScaleKind::Given | ScaleKind::Current) if codes_t.groups.is_some() => {
-            let rule = "the rows of transposed codes are columns, which lie in no groups".into();
+            let rule = "its rows cannot be grouped: pass a dense view, or Rows::strided".into();
             Err(Error::InvalidArgument { arg: "codes_t", rule })
         }
         (Some(_), ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. }) => {
-            let why = "scales of rows and of blocks of columns do not go with transposed codes";
+            let why = "it needs one scale for the whole tensor, ScaleKind::Given or ScaleKind::Current";
             Err(Error::Unexpected { arg: "codes_t", why })
         }
         (None, _) | (Some(_), ScaleKind::Given | ScaleKind::Current) => Ok(()),
     }
 }
 
-/// Scales are given or received, and those that are received have the type that the spec says.
+/// The caller passes `scale` or receives `scales`, and received scales have the spec's type.
 fn check_scales<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
     args: &QuantizedForward<'_, B, T, C, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
     let is_given = args.quant.scale == ScaleKind::Given;
     match (is_given, &args.scale) {
-        (true, None) => return Err(Error::Missing { arg: "scale", why: "ScaleKind::Given has the caller give it" }),
-        (false, Some(_)) => return unexpected("scale", "only ScaleKind::Given has the caller give it"),
+        (true, None) => return Err(Error::Missing { arg: "scale", why: "ScaleKind::Given reads it: pass scale(..)" }),
+        (false, Some(_)) => return unexpected("scale", "only ScaleKind::Given reads it; other kinds write scales"),
         (true, Some(_)) | (false, None) => {}
     }
     let got = match (is_given, &args.scales) {
-        (true, Some(_)) => return unexpected("scales", "with ScaleKind::Given the caller has it"),
-        (false, None) => return Err(Error::Missing { arg: "scales", why: "codes without their scales are no values" }),
+        (true, Some(_)) => return unexpected("scales", "ScaleKind::Given reads scale and writes no scales"),
+        (false, None) => {
+            let why = "the codes cannot be decoded without it: pass scales(..) or scales_e8m0(..)";
+            return Err(Error::Missing { arg: "scales", why });
+        }
         (true, None) => None,
         (false, Some(Scales::F32(_))) => Some(ScaleType::F32),
         (false, Some(Scales::E8m0(_))) => Some(ScaleType::E8m0),
     };
     let expected = args.quant.scale_type();
     if let Some(got) = got.filter(|got| *got != expected) {
-        let rule = format!("{:?} in {:?} has scales of {expected:?}, got {got:?}", args.quant.scale, args.quant.layout);
+        let rule =
+            format!("{:?} in {:?} writes scales as {expected:?}, got {got:?}", args.quant.scale, args.quant.layout);
         return Err(Error::InvalidArgument { arg: "scales", rule });
     }
     match (is_given, &args.amax) {
-        (false, Some(_)) => unexpected("amax", "scales that the call finds out say it already"),
-        (_, None) if args.quant.folds_amax => Err(Error::Missing { arg: "amax", why: "the call is to fold into it" }),
+        (false, Some(_)) => unexpected("amax", "only ScaleKind::Given writes it; here it follows from scales"),
+        (_, None) if args.quant.folds_amax => {
+            Err(Error::Missing { arg: "amax", why: "QuantSpec::folds_amax updates it: pass amax(..)" })
+        }
         (true, Some(_)) | (_, None) => Ok(()),
     }
 }
 
-/// The copy along columns is there with its scales, where scales are of blocks, and with the statistics that it is made by: it takes
-/// all rows of a block, whose statistics have been found before.
+/// `codes_columnwise` comes with its scales, with scales of blocks, and with the statistics: a
+/// block spans several rows, whose statistics an earlier pass computes.
 fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element>(
     spec: &NormSpec,
     args: &QuantizedForward<'_, B, T, C, W, R>,
@@ -465,27 +491,34 @@ fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R:
     let missing = |arg, why| Err(Error::Missing { arg, why });
     let got = match (&args.codes_columnwise, &args.scales_columnwise) {
         (None, None) => return Ok(()),
-        (None, Some(_)) => return Err(Error::Unexpected { arg: scales, why: "there are no codes_columnwise" }),
-        (Some(_), None) => return missing(scales, "codes without their scales are no values"),
+        (None, Some(_)) => {
+            let why = "there are no codes_columnwise that it belongs to: pass both, or neither";
+            return Err(Error::Unexpected { arg: scales, why });
+        }
+        (Some(_), None) => {
+            let why = "codes_columnwise cannot be decoded without it: pass scales_columnwise(..) or \
+                scales_columnwise_e8m0(..)";
+            return missing(scales, why);
+        }
         (Some(_), Some(Scales::F32(_))) => ScaleType::F32,
         (Some(_), Some(Scales::E8m0(_))) => ScaleType::E8m0,
     };
     if !args.quant.has_columnwise() {
-        let why = "only scales of blocks of columns, or of MX, have others along columns beside them";
+        let why = "only ScaleKind::Block and ScaleKind::Mx have codes along columns";
         return Err(Error::Unexpected { arg: codes, why });
     }
     if args.codes_columnwise.as_ref().is_some_and(|rows| rows.groups.is_some()) {
-        let rule = "the rows of codes along columns are columns, which lie in no groups".into();
+        let rule = "its rows cannot be grouped: pass a dense view, or Rows::strided".into();
         return Err(Error::InvalidArgument { arg: codes, rule });
     }
     let (quant, expected) = (args.quant.columnwise(), args.quant.columnwise().scale_type());
     if got != expected {
-        let rule = format!("{:?} in {:?} has scales of {expected:?}, got {got:?}", quant.scale, quant.layout);
+        let rule = format!("{:?} in {:?} writes scales as {expected:?}, got {got:?}", quant.scale, quant.layout);
         return Err(Error::InvalidArgument { arg: scales, rule });
     }
     match (spec.norm, &args.mean, &args.rstd) {
-        (_, _, None) => missing("rstd", "codes_columnwise are made by it"),
-        (Norm::Layer, None, Some(_)) => missing("mean", "codes_columnwise are made by it"),
+        (_, _, None) => missing("rstd", "codes_columnwise is computed from it: pass rstd(..)"),
+        (Norm::Layer, None, Some(_)) => missing("mean", "codes_columnwise is computed from it: pass mean(..)"),
         (Norm::Rms, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
     }
 }
@@ -527,35 +560,39 @@ fn check_spec(spec: &NormSpec) -> Result<(), Error> {
     Ok(())
 }
 
-/// A tensor whose dtype was changed after it was given is gone, which no call may pass over.
+/// Refuses a call that lost a tensor because its dtype was changed after the tensor was passed.
 fn check_order(lost: Option<&'static str>) -> Result<(), Error> {
-    let why = "f32_weight and f32_residual come before the tensors that they are about";
+    let why = "its dtype was changed after it was passed: call f32_weight() and f32_residual() before";
     lost.map_or(Ok(()), |arg| Err(Error::Unexpected { arg, why }))
 }
 
-/// What x and the residual become, and where it goes.
+/// `y`, `residual` and `residual_out` fit `x`, with a residual before the norm.
 fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
     if let Some(arg) = next(args) {
-        return unexpected(arg, "a next norm is that of a residual which is added after the norm");
+        return unexpected(arg, "the next norm needs NormSpec::residual_after()");
     }
     match (&args.x, &args.y) {
         (Source::Read(_), None) if args.residual.is_some() => {
-            let why = "x is not overwritten, and the residual is added before the norm; NormSpec::residual_after adds it after";
+            let why = "x is only read, and the residual is added before the norm: pass y with Forward::new, or \
+                NormSpec::residual_after()";
             return Err(Error::Missing { arg: "y", why });
         }
-        (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
-        (Source::Overwrite(_), Some(_)) => return unexpected("y", "it takes the place of x"),
+        (Source::Read(_), None) => {
+            return Err(Error::Missing { arg: "y", why: "x is only read: use Forward::new or Forward::in_place" });
+        }
+        (Source::Overwrite(_), Some(_)) => return unexpected("y", "in place, the result overwrites x"),
         (Source::Read(_), Some(_)) | (Source::Overwrite(_), None) => {}
     }
     match (&args.x, &args.residual) {
         (Source::Read(_), Some(Source::Overwrite(_))) => {
-            return unexpected("residual", "it can be overwritten only if x is");
+            let why = "it is overwritten and x is not: pass residual(..), or use Forward::in_place";
+            return unexpected("residual", why);
         }
         (Source::Overwrite(_), Some(Source::Read(_))) => {
-            return unexpected("residual", "in place it is overwritten, as residual_in_place says");
+            return unexpected("residual", "in place it is overwritten too: pass residual_in_place(..)");
         }
         (Source::Read(_) | Source::Overwrite(_), None)
         | (Source::Read(_), Some(Source::Read(_)))
@@ -563,14 +600,14 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     }
     match (&args.residual, &args.residual_out) {
         (None, Some(_)) => unexpected("residual_out", "there is no residual to add"),
-        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "it takes the place of the residual"),
+        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "residual_in_place receives the sum"),
         (Some(Source::Read(_)) | None, None)
         | (Some(Source::Read(_)), Some(_))
         | (Some(Source::Overwrite(_)), None) => Ok(()),
     }
 }
 
-/// Parts are there, and are a sum that nothing overwrites.
+/// There is at least one part, and the sum overwrites nothing.
 fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Forward<'_, B, T, W, R>,
@@ -578,44 +615,48 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     let Some(parts) = args.parts else { return Ok(()) };
     let refuse = |rule: &str| Err(Error::InvalidArgument { arg: "x", rule: rule.into() });
     if parts.count == 0 {
-        return refuse("a sum has at least 1 part, got 0");
+        return refuse("the number of parts must be at least 1, got 0");
     }
-    // So that there are no more of them than elements. Without rows there are none of either.
+    // A stride of at least 1 bounds their number by the number of elements. Without rows there are
+    // no elements.
     if spec.rows > 0 && parts.count > 1 && parts.stride == 0 {
-        return refuse("parts lie apart, got a stride of 0");
+        return refuse("the stride of parts must be at least 1, got 0");
     }
     match (&args.x, spec.residual_placement) {
-        (Source::Overwrite(_), _) => refuse("a sum of parts is not made in place"),
+        (Source::Overwrite(_), _) => refuse("a sum of parts cannot overwrite x: use Forward::new"),
         (Source::Read(_), ResidualPlacement::After) => {
-            let rule = "no call adds parts and, after the norm, a residual".into();
+            let rule = "no call combines parts with a residual after the norm".into();
             Err(Error::Unsupported { rule })
         }
         (Source::Read(_), ResidualPlacement::Before) => Ok(()),
     }
 }
 
-/// The sum of the residual and the norm goes somewhere, and only `y` has a next norm.
+/// `residual_out` or the residual receives the sum, and a next norm has `y`.
 fn check_targets_after<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
     match (&args.x, &args.y, next(args)) {
         (Source::Overwrite(_), ..) => {
-            return unexpected("x", "a norm that is added to a residual does not overwrite it");
+            let why = "with NormSpec::residual_after it is not overwritten: use Forward::new or Forward::onto_residual";
+            return unexpected("x", why);
         }
-        (Source::Read(_), None, Some(arg)) => return unexpected(arg, "without y there is no next norm"),
+        (Source::Read(_), None, Some(arg)) => return unexpected(arg, "the next norm writes y: use Forward::new"),
         (Source::Read(_), Some(_), _) | (Source::Read(_), None, None) => {}
     }
     let missing = |arg, why| Err(Error::Missing { arg, why });
     match (&args.residual, &args.residual_out) {
-        (None, _) => missing("residual", "the norm is added to it"),
-        (Some(Source::Read(_)), None) => missing("residual_out", "the residual is not overwritten"),
-        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "it takes the place of the residual"),
+        (None, _) => missing("residual", "NormSpec::residual_after adds the norm to it: pass residual(..)"),
+        (Some(Source::Read(_)), None) => {
+            missing("residual_out", "the residual is only read: pass residual_out(..), or residual_in_place(..)")
+        }
+        (Some(Source::Overwrite(_)), Some(_)) => unexpected("residual_out", "residual_in_place receives the sum"),
         (Some(Source::Read(_)), Some(_)) | (Some(Source::Overwrite(_)), None) => Ok(()),
     }
 }
 
-/// The first tensor that is there of a next norm alone.
+/// The name of the first tensor of a next norm that was passed.
 fn next<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     args: &Forward<'_, B, T, W, R>,
 ) -> Option<&'static str> {
@@ -623,19 +664,18 @@ fn next<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     of_weight.or(args.next_mean.as_ref().map(|_| "next_mean")).or(args.next_rstd.as_ref().map(|_| "next_rstd"))
 }
 
-/// What becomes of the gradients of weight and bias, which is one thing of both.
+/// How the gradients are stored: weight and bias the same way.
 fn grad_store<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     args: &Backward<'_, B, T, W, R>,
 ) -> Result<GradStore, Error> {
     let rounded = args.dweight.as_ref().map(|_| "dweight").or(args.dbias.as_ref().map(|_| "dbias"));
     let is_sum = args.dweight_sum.is_some() || args.dbias_sum.is_some();
     match (rounded, is_sum, args.accumulate) {
-        (Some(arg), true, _) => Err(Error::Unexpected {
-            arg,
-            why: "a call's gradients of weight and bias are all rounded, or all f32 sums",
-        }),
+        (Some(arg), true, _) => {
+            Err(Error::Unexpected { arg, why: "a call has either dweight and dbias, or dweight_sum and dbias_sum" })
+        }
         (_, false, true) => {
-            let rule = "only f32 sums are added to what is there, dweight_sum and dbias_sum".into();
+            let rule = "it adds to f32 sums only: pass dweight_sum(..) or dbias_sum(..)".into();
             Err(Error::InvalidArgument { arg: "accumulate", rule })
         }
         (_, false, false) => Ok(GradStore::Rounded),
@@ -644,13 +684,13 @@ fn grad_store<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     }
 }
 
-/// A residual that is added after the norm has a gradient that no norm is in.
+/// Refuses gradients of the residual if it was added after the norm: its gradient is `dy`.
 fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Backward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
-    let why = "where the residual is added after the norm its gradient is dy itself; the next norm's backward has a spec without \
-        residual_after";
+    let why = "the residual is added after the norm, so its gradient is dy; for the next norm's backward pass, use a \
+        NormSpec without residual_after()";
     match (spec.residual_placement, &args.dresidual_out, &args.dresidual) {
         (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
         (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),

@@ -1,7 +1,8 @@
-//! 8-bit results as data: formats of codes, how scales are made of what is normalized, and where they lie
+//! Quantization to 8 bits: formats of codes, the choice of scales, and their layout in memory
 //! ([math](crate::math), section 10).
 //!
-//! `value = code * scale`, always. [`QuantizedForward`](crate::QuantizedForward) is the call that writes codes.
+//! Always `value = code * scale`. [`QuantizedForward`](crate::QuantizedForward) is the call that
+//! writes codes.
 //!
 //! # Example
 //! ```

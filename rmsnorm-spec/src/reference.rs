@@ -1,7 +1,9 @@
-//! The definition, in f64 and plain loops: [math](crate::math), section 1. Every backend is judged against this page.
+//! The definition, in f64 and plain loops: [math](crate::math), section 1. Every backend is tested
+//! against this module.
 //!
-//! The inputs are exact values of their storage types. Rounding happens in one place only: where a residual is added,
-//! the sum is rounded to the dtype of the residual stream before it is normalized, because that is part of the definition.
+//! The inputs are exact values of their storage types. Rounding happens in one place only: the sum
+//! with a residual is rounded to the dtype of the residual stream before it is normalized, because
+//! that is part of the definition.
 //!
 //! # Example
 //! ```
@@ -21,7 +23,7 @@ use crate::{DType, Norm, NormSpec, ResidualPlacement};
 pub struct ForwardInputs<'a> {
     /// (rows, cols)
     pub x: &'a [f64],
-    /// (rows, cols); with the dtype its sum is rounded to
+    /// (rows, cols), and the dtype that its sum is rounded to
     pub residual: Option<(&'a [f64], DType)>,
     /// (cols)
     pub weight: Option<&'a [f64]>,
@@ -32,7 +34,7 @@ pub struct ForwardInputs<'a> {
 /// The results of a forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardOutputs {
-    /// What was normalized: `x`, or the rounded sum with the residual. (rows, cols)
+    /// The normalized tensor: `x`, or the rounded sum with the residual. (rows, cols)
     pub h: Vec<f64>,
     /// 0 for RMS norm. (rows)
     pub mean: Vec<f64>,
@@ -42,13 +44,14 @@ pub struct ForwardOutputs {
     pub rstd: Vec<f64>,
     /// (rows, cols)
     pub x_hat: Vec<f64>,
-    /// Before the rounding to its storage type; what is added to a residual after the norm. (rows, cols)
+    /// The unrounded norm, also if it is added to a residual after the norm. (rows, cols)
     pub y: Vec<f64>,
-    /// The sum of a residual and the norm, (13), before its rounding; empty where there is none. (rows, cols)
+    /// The unrounded sum of a residual and the norm, (13); empty if there is none. (rows, cols)
     pub sum: Vec<f64>,
 }
 
-/// Equations (1) to (6) and (13). The cast order does not appear: it is a matter of rounding, and the judge applies it.
+/// Equations (1) to (6) and (13). The cast order is left out: it concerns rounding, which the suite
+/// handles.
 pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     let cols = spec.cols;
     let mut out = ForwardOutputs::default();
@@ -86,11 +89,12 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     out
 }
 
-/// Equation (1'): the sum of `parts` matrices that lie one after the other in `x`, and of a residual, rounded to that dtype. All of them are
-/// (rows, cols).
+/// Equation (1'): the sum of `parts` consecutive matrices in `x`, and of a residual, rounded to
+/// `dtype`. All matrices are (rows, cols).
 ///
-/// Additions in f32 are part of the definition, as the rounding of a sum with a residual is: the sum is one value, and every backend has
-/// its bits. `x` and `residual` hold values of f32. Panics if `parts` is 0.
+/// Additions in f32 are part of the definition, as is the rounding of a sum with a residual: the
+/// sum is one value, and every backend has its bits. `x` and `residual` hold values of f32. Panics
+/// if `parts` is 0.
 ///
 /// # Example
 /// ```
@@ -103,14 +107,15 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
 /// ```
 pub fn sum_of_parts(x: &[f64], parts: usize, residual: Option<&[f64]>, dtype: DType) -> Vec<f64> {
     let len = x.len() / parts;
-    // Of two values of f32 the sum in f64, rounded to f32, is their sum in f32: 53 bits are more than twice 24 and two.
+    // The f64 sum of two f32 values, rounded to f32, equals their f32 sum: 53 bits are more than
+    // twice 24, plus two.
     let add = |sum: f64, addend: f64| round_to(sum + addend, DType::F32);
     let sum = |i: usize| (1..parts).fold(x[i], |sum, part| add(sum, x[part * len + i]));
     let sum_with = |i: usize| residual.map_or_else(|| sum(i), |residual| add(sum(i), residual[i]));
     (0..len).map(|i| round_to(sum_with(i), dtype)).collect()
 }
 
-/// Equation (14): the next norm, of a sum as it was rounded, (rows, cols), by a weight and a bias of its own, (cols).
+/// Equation (14): the next norm of a rounded sum (rows, cols), with its own weight and bias (cols).
 ///
 /// # Example
 /// Two norms around a residual:
@@ -133,7 +138,7 @@ pub fn next(spec: &NormSpec, sum: &[f64], weight: Option<&[f64]>, bias: Option<&
 pub struct BackwardInputs<'a> {
     /// (rows, cols)
     pub dy: &'a [f64],
-    /// The tensor that was normalized. (rows, cols)
+    /// The tensor that forward normalized. (rows, cols)
     pub x: &'a [f64],
     /// (cols)
     pub weight: Option<&'a [f64]>,
@@ -188,22 +193,23 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
     out
 }
 
-/// What quantization makes of a matrix. Sets of elements that share a scale are in the order of their rows, then columns: one
-/// of a tensor, one of a row, or as many as a row has blocks.
+/// The quantization of a matrix. The sets of elements that share a scale are ordered by row, then
+/// by column: one set for a tensor, one for each row, or one for each block.
 #[derive(Clone, Debug, Default)]
 pub struct QuantizedOutputs {
-    /// What was quantized. (rows, cols)
+    /// The values that were quantized. (rows, cols)
     pub v: Vec<f64>,
     /// The largest magnitude of each set.
     pub amax: Vec<f64>,
-    /// What the codes of each set are multiplied with.
+    /// The scale of each set.
     pub scale: Vec<f64>,
     /// (rows, cols)
     pub codes: Vec<u8>,
 }
 
-/// (Q1) to (Q5), of a `y` of rows of `cols` before its rounding, whose activations have that dtype. A scale that is `given` serves all
-/// elements; without one each set has its own, also by [`ScaleKind::Given`](crate::quant::ScaleKind::Given). Panics if `cols` is 0.
+/// (Q1) to (Q5), for an unrounded `y` with rows of `cols` elements and activations of `dtype`. A
+/// `given` scale applies to all elements; without one each set has its own, also with
+/// [`ScaleKind::Given`](crate::quant::ScaleKind::Given). Panics if `cols` is 0.
 ///
 /// # Example
 /// ```
@@ -222,7 +228,7 @@ pub fn quantize(spec: &QuantSpec, cols: usize, y: &[f64], dtype: DType, given: O
     let mut out = QuantizedOutputs::default();
     let sets: Vec<&[f64]> = match of_row {
         Some(of_row) => v.chunks(cols).flat_map(|row| row.chunks(of_row)).collect(),
-        // Also where it has no elements.
+        // One set even without elements.
         None => vec![&v],
     };
     for set in sets {
@@ -232,13 +238,14 @@ pub fn quantize(spec: &QuantSpec, cols: usize, y: &[f64], dtype: DType, given: O
         let scale = f64::from(given.unwrap_or_else(|| spec.scale(amax as f32)));
         out.amax.push(amax);
         out.scale.push(scale);
-        // A nearest value is one of the format's, which f32 holds.
+        // f32 holds every value of the format.
         out.codes.extend(set.iter().map(|v| spec.codes.encode(round_to_code(v / scale, spec.codes) as f32)));
     }
     QuantizedOutputs { v, ..out }
 }
 
-/// The value of a code that is nearest to `value`, ties to even; the largest beyond it, and NaN where it is NaN, also of int8.
+/// The code value nearest to `value`, ties to even. Values beyond the largest become the largest.
+/// NaN stays NaN, also for int8.
 pub fn round_to_code(value: f64, codes: CodeType) -> f64 {
     let (precision, min_exponent) = match codes {
         CodeType::E4m3 => (4, -6),
@@ -249,7 +256,7 @@ pub fn round_to_code(value: f64, codes: CodeType) -> f64 {
     round_to_precision(value, precision, min_exponent).clamp(-largest, largest)
 }
 
-/// What a normalized column is multiplied with: `weight + weight_offset`, or 1 without a weight.
+/// The factor of a normalized column: `weight + weight_offset`, or 1 without a weight.
 pub fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> f64 {
     weight.map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset))
 }
@@ -259,7 +266,8 @@ fn average(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives an infinity.
+/// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives
+/// an infinity.
 pub fn round_to(value: f64, dtype: DType) -> f64 {
     let (precision, min_exponent, max_exponent) = match dtype {
         DType::F32 => (24, -126, 127),
@@ -271,12 +279,13 @@ pub fn round_to(value: f64, dtype: DType) -> f64 {
     if rounded.abs() > largest { f64::INFINITY.copysign(value) } else { rounded }
 }
 
-/// To so many significant bits, fewer below 2^`min_exponent`. What is not finite stays.
+/// Rounds to `precision` significant bits, fewer below 2^`min_exponent`. Infinities and NaN stay.
 fn round_to_precision(value: f64, precision: i32, min_exponent: i32) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
-    // The exponent of the leading bit, from the f64's own exponent field; f64 subnormals are far below every dtype.
+    // The exponent of the leading bit, from the f64's own exponent field; f64 subnormals are far
+    // below every dtype.
     let exponent = (((value.to_bits() >> 52) & 0x7ff) as i32 - 1023).max(min_exponent);
     let unit = exp2(exponent - (precision - 1));
     (value / unit).round_ties_even() * unit
@@ -294,7 +303,7 @@ mod tests {
 
     const MX: ScaleKind = ScaleKind::Mx { rounding: ScaleRounding::Up };
 
-    /// Each set is judged by its own largest element, wherever in it that is, and by nobody else's.
+    /// Each set has the scale of its own largest element, at any position.
     #[test]
     fn sets_are_those_of_their_kind() {
         // Rows of 130 columns: two blocks of 128, three of 64, five of 32.
@@ -309,7 +318,7 @@ mod tests {
             assert_eq!(out.amax, expected, "{kind:?}");
             assert_eq!(out.scale.len(), rows * kind.groups(cols).unwrap_or(0), "{kind:?}");
             assert_eq!((out.v.len(), out.codes.len()), (y.len(), y.len()), "{kind:?}");
-            // The largest of a set has the largest code, but for a power of two that is larger.
+            // The largest element of a set has the largest code, except with larger powers of two.
             if kind != MX {
                 let codes: Vec<&[u8]> = out.codes.chunks(cols).flat_map(|row| row.chunks(len)).collect();
                 assert!(codes.iter().all(|set| set.contains(&0xfe)), "{kind:?}");
@@ -321,8 +330,8 @@ mod tests {
         assert_eq!((out.amax, out.scale), (vec![largest(&y)], vec![0.5]));
     }
 
-    /// Two calls of backward are the gradient of both norms around a residual: by central differences of the whole, in x, the residual
-    /// and both weights, of a loss that takes y and the sum.
+    /// Two backward calls give the gradients of both norms around a residual. The test compares
+    /// with central differences of a loss of y and the sum, in x, the residual and both weights.
     #[test]
     fn gradients_of_two_norms_around_a_residual_are_those_of_the_whole() {
         let (rows, cols) = (2, 5);
@@ -335,7 +344,7 @@ mod tests {
             let spec = alone.residual_after();
             let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
             let passes = |[x, residual, weight, next_weight]: &[Vec<f64>; 4]| {
-                // Not rounded: the derivative of a rounding is taken to be 1.
+                // Not rounded: the derivative of a rounding counts as 1.
                 let residual = Some((&residual[..], DType::F32));
                 let first = forward(&spec, &ForwardInputs { x, residual, weight: Some(weight), bias: None });
                 let last = next(&spec, &first.sum, Some(next_weight), None);
@@ -370,7 +379,8 @@ mod tests {
                         moved[which][i] += by;
                         loss(&moved)
                     };
-                    // The error of a difference: a step squared, times a third derivative of some hundreds.
+                    // The error of a difference: a step squared, times a third derivative of some
+                    // hundreds.
                     let step = 1e-5;
                     let difference = (moved(step) - moved(-step)) / (2.0 * step);
                     assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
@@ -379,7 +389,8 @@ mod tests {
         }
     }
 
-    /// A tie of the code that bf16 lands on, from a hair above: 17 + 1/256 between 16 and 18.
+    /// Rounding to bf16 first gives a tie between the codes 16 and 18; the exact value is 1/256
+    /// above it.
     #[test]
     fn what_is_rounded_first_may_have_another_code() {
         let y = [17.0 + 1.0 / 256.0];

@@ -1,5 +1,6 @@
-//! What the elements of any tensor are stored as, at run time ([`Storage`]) and at compile time ([`Stored`]): the dtypes of
-//! [`Element`](crate::Element), the codes of [`quant`](crate::quant), and scales that are bytes.
+//! The storage of tensor elements, at run time ([`Storage`]) and at compile time ([`Stored`]): the
+//! dtypes of [`Element`](crate::Element), the codes of [`quant`](crate::quant), and E8M0 scales,
+//! which are bytes.
 
 use std::fmt;
 
@@ -8,14 +9,14 @@ use crate::{AnyIn, AnyOut, DType, NormBackend, bf16, f16};
 
 pub use float8::{F8E4M3, F8E5M2};
 
-/// What the elements of a tensor are stored as.
+/// The storage of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Storage {
-    /// Floats that norms compute with.
+    /// Floats.
     Float(DType),
-    /// 8-bit results.
+    /// 8-bit codes of quantized results.
     Code(CodeType),
-    /// Powers of two as bytes, `127 + exponent`: scales of MX.
+    /// Powers of two as bytes, `127 + exponent`: MX scales.
     E8m0,
 }
 
@@ -28,7 +29,8 @@ impl Storage {
         }
     }
 
-    /// The name used in errors, test names and files: that of the dtype or of the code, or `e8m0`.
+    /// The name used in errors, test names and files: the name of the dtype or the codes, or
+    /// `e8m0`.
     pub const fn name(self) -> &'static str {
         match self {
             Storage::Float(dtype) => dtype.name(),
@@ -37,7 +39,7 @@ impl Storage {
         }
     }
 
-    /// Of scales of that type.
+    /// The storage of scales of that type.
     pub const fn of_scales(scales: ScaleType) -> Self {
         match scales {
             ScaleType::F32 => Storage::Float(DType::F32),
@@ -45,7 +47,7 @@ impl Storage {
         }
     }
 
-    /// The dtype, of floats.
+    /// The dtype, for floats.
     pub const fn float(self) -> Option<DType> {
         match self {
             Storage::Float(dtype) => Some(dtype),
@@ -66,12 +68,12 @@ impl fmt::Display for Storage {
     }
 }
 
-/// The type of a tensor's elements: what views are generic over.
+/// The type of a tensor's elements, for views.
 ///
-/// Sealed, as [`Element`](crate::Element) is: kernels exist for these only.
+/// Sealed, as [`Element`](crate::Element): kernels exist for these types only.
 #[diagnostic::on_unimplemented(
-    message = "no tensor of a norm has elements of `{Self}`",
-    label = "none of f32, f16, bf16, F8E4M3, F8E5M2, i8 and u8"
+    message = "`{Self}` is not an element type of tensors",
+    label = "must be f32, f16, bf16, F8E4M3, F8E5M2, i8 or u8"
 )]
 pub trait Stored: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 'static {
     /// The same type, as data.
@@ -98,9 +100,8 @@ pub trait Stored: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 's
 
 /// The type of codes: [`F8E4M3`], [`F8E5M2`] or [`i8`].
 ///
-/// These are names of bytes, those that candle and cudarc use for them; what is converted how is in
-/// [`CodeType`].
-#[diagnostic::on_unimplemented(message = "no norm writes codes of `{Self}`", label = "none of F8E4M3, F8E5M2 and i8")]
+/// The types name bytes; candle and cudarc use the same types. [`CodeType`] converts values.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a type of codes", label = "must be F8E4M3, F8E5M2 or i8")]
 pub trait Code: Stored {
     /// The same type, as data.
     const CODES: CodeType;
@@ -170,7 +171,7 @@ mod tests {
     fn every_type_has_its_storage_and_its_bits() {
         fn check<E: Stored>(storage: Storage, name: &str, one: u32) {
             assert_eq!((E::STORAGE, storage.name(), storage.size()), (storage, name, size_of::<E>()));
-            // What is above the width of the type is ignored.
+            // Bits above the width of the type are ignored.
             let above = if size_of::<E>() == 4 { 0 } else { 0xabcd_0000 };
             assert_eq!(E::from_bits(one | above).bits(), one, "{name}");
             assert_eq!(storage.to_string(), name);
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!([Storage::Code(CodeType::E4m3).float(), Storage::E8m0.float()], [None; 2]);
     }
 
-    /// The names stand for the formats that this crate converts to.
+    /// The types have the formats of this crate's conversions.
     #[test]
     fn codes_of_a_type_are_those_of_its_format() {
         fn check<C: Code>(value: impl Fn(C) -> f32) {

@@ -1,7 +1,7 @@
-//! The one list of tensors that calls have: names, shapes, dtypes, and what each direction does with them.
+//! The list of tensors that calls have: names, shapes, dtypes, and their access in each direction.
 //!
-//! Whatever is done for every tensor of a call (validation, kernel flags, parameters, test memory, file names) is a loop
-//! over [`Tensor::ALL`] or over a [`TensorSet`], or a lookup here.
+//! Code for every tensor of a call (validation, kernel flags, parameters, test memory, file names)
+//! is a loop over [`Tensor::ALL`] or a [`TensorSet`], or a lookup here.
 
 use std::fmt;
 
@@ -11,11 +11,14 @@ use crate::{DType, DTypes, Storage};
 /// The direction of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
-    /// `y` and the statistics from `x`: [`NormBackend::forward`](crate::NormBackend::forward).
+    /// Computes `y` and the statistics from `x`:
+    /// [`NormBackend::forward`](crate::NormBackend::forward).
     Forward,
-    /// `dx` and the gradients from `dy`: [`NormBackend::backward`](crate::NormBackend::backward).
+    /// Computes `dx` and the other gradients from `dy`:
+    /// [`NormBackend::backward`](crate::NormBackend::backward).
     Backward,
-    /// Codes and scales from `x`: [`NormBackend::quantized_forward`](crate::NormBackend::quantized_forward).
+    /// Computes codes and scales from `x`:
+    /// [`NormBackend::quantized_forward`](crate::NormBackend::quantized_forward).
     QuantizedForward,
 }
 
@@ -33,12 +36,12 @@ impl Direction {
     }
 }
 
-/// A tensor of a call, by its place in the argument structs. The order is that of validation, and part of the identity
-/// of the conformance suite's cases: a new tensor comes last.
+/// A tensor of a call, named as in the argument structs. The order is the order of validation, and
+/// part of the identity of the conformance suite's cases: add a new tensor at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Tensor {
-    /// What is normalized; in backward what was.
+    /// The tensor to normalize; in backward, the tensor that forward normalized.
     X,
     /// Added to `x` before the norm, or to the result after it.
     Residual,
@@ -46,9 +49,10 @@ pub enum Tensor {
     Weight,
     /// Added last.
     Bias,
-    /// The result. Without an `x` of its own it is `x` before: the call is in place.
+    /// The result. In a set without `X` it overwrites `x`: the call is in place.
     Y,
-    /// The rounded sum of `residual` and `x`, or what `x` became. Without a `residual` of its own it is the residual before.
+    /// The rounded sum of `residual` and `x`, or of `residual` and the norm of `x`. In a set
+    /// without `Residual` it overwrites the residual.
     ResidualOut,
     /// The mean of every row.
     Mean,
@@ -56,7 +60,7 @@ pub enum Tensor {
     Rstd,
     /// The gradient of `y`.
     Dy,
-    /// The gradient that arrives at `residual_out` from elsewhere.
+    /// The gradient of `residual_out` from later layers.
     DresidualOut,
     /// The gradient of `x` and of `residual`.
     Dx,
@@ -64,35 +68,35 @@ pub enum Tensor {
     Dweight,
     /// The gradient of `bias`.
     Dbias,
-    /// Room for partial sums.
+    /// Memory for partial sums.
     Workspace,
-    /// The gradient of `residual`: what `dx` is, in the residual stream's own dtype.
+    /// The gradient of `residual`: equal to `dx`, in the residual stream's dtype.
     Dresidual,
     /// The result as 8-bit codes.
     Codes,
     /// The same codes, transposed.
     CodesT,
-    /// What all codes are multiplied with, where a caller gives it.
+    /// The per-tensor scale that the caller passes.
     Scale,
-    /// What the codes are multiplied with, where the call finds out.
+    /// The scales that the call computes.
     Scales,
-    /// The largest magnitude that was quantized.
+    /// The largest magnitude of the quantized values.
     Amax,
-    /// The result as 8-bit codes by scales along columns, transposed.
+    /// The quantized transpose of the result, with scales along columns.
     CodesColumnwise,
-    /// What these are multiplied with.
+    /// The scales of `codes_columnwise`.
     ScalesColumnwise,
-    /// The weight of the next norm, of what a residual was added to.
+    /// The weight of the next norm, which normalizes `residual_out`.
     NextWeight,
-    /// Its bias.
+    /// The bias of the next norm.
     NextBias,
-    /// The mean of every row of `residual_out`, as the next norm has it.
+    /// The mean of every row of `residual_out`, from the next norm.
     NextMean,
-    /// Its `1 / sqrt(var + eps)` of every row.
+    /// `1 / sqrt(var + eps)` of every row of `residual_out`, from the next norm.
     NextRstd,
 }
 
-/// How long a tensor is.
+/// The shape of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorShape {
     /// (rows, cols), with a row stride.
@@ -109,16 +113,16 @@ pub enum TensorShape {
     One,
     /// [`QuantSpec::scales_len`] elements.
     Scales,
-    /// As many as [`QuantSpec::columnwise`] has of `cols` rows of `rows` columns.
+    /// [`QuantSpec::scales_len`] elements of [`QuantSpec::columnwise`], for a (cols, rows) matrix.
     ScalesColumnwise,
 }
 
-/// What a call does with a tensor.
+/// A call's access to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It is read, and stays as it is.
+    /// The call reads it.
     Read,
-    /// It is written; what was there before has no effect, unless the call is in place.
+    /// The call writes it; its old values have no effect, unless the call is in place.
     Write,
 }
 
@@ -153,7 +157,7 @@ impl Tensor {
         Tensor::NextRstd,
     ];
 
-    /// How many there are.
+    /// The number of tensors.
     pub const COUNT: usize = Tensor::ALL.len();
 
     /// The name in the argument structs, in errors, kernels and files.
@@ -193,7 +197,7 @@ impl Tensor {
         Tensor::ALL.into_iter().find(|tensor| tensor.name() == name)
     }
 
-    /// How long it is.
+    /// The shape.
     pub const fn shape(self) -> TensorShape {
         match self {
             Tensor::X
@@ -217,8 +221,9 @@ impl Tensor {
         }
     }
 
-    /// Its dtype in a call of that direction, if it always holds floats: codes do not, and scales need not. Backward's `x` is what
-    /// the forward pass normalized, the residual stream.
+    /// The dtype in a call of that direction, for tensors of floats: codes are not floats, and
+    /// scales need not be. Backward's `x` has the dtype of the residual stream, which forward
+    /// normalized.
     pub const fn dtype(self, direction: Direction, dtypes: DTypes) -> Option<DType> {
         Some(match (self, direction) {
             (Tensor::X, Direction::Forward | Direction::QuantizedForward)
@@ -246,7 +251,8 @@ impl Tensor {
         })
     }
 
-    /// What its elements are in a call of that direction; `None` for codes and scales of a call that has none.
+    /// The storage of its elements in a call of that direction; `None` for codes and scales of a
+    /// call that is not quantized.
     pub const fn storage(self, direction: Direction, dtypes: DTypes, quant: Option<&QuantSpec>) -> Option<Storage> {
         Some(match (self.dtype(direction, dtypes), quant) {
             (Some(dtype), _) => Storage::Float(dtype),
@@ -264,7 +270,7 @@ impl Tensor {
         })
     }
 
-    /// What a call of that direction does with it; `None` if it has no such tensor.
+    /// The access of a call of that direction; `None` if the call has no such tensor.
     pub const fn access(self, direction: Direction) -> Option<Access> {
         match (self, direction) {
             (Tensor::X | Tensor::Weight, _)
@@ -320,7 +326,7 @@ impl Tensor {
         }
     }
 
-    /// Whether it has rows that may be apart.
+    /// Whether it is a matrix, with a row stride.
     pub const fn is_matrix(self) -> bool {
         matches!(self.shape(), TensorShape::Matrix | TensorShape::Transposed)
     }
@@ -332,7 +338,7 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// Some of the tensors: those of a call, or those that a kernel has code for.
+/// A set of tensors, of a call or of a kernel.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TensorSet(u32);
 
@@ -350,42 +356,42 @@ impl TensorSet {
         set
     }
 
-    /// Whether the tensor is among them.
+    /// Whether the tensor is in the set.
     pub const fn has(self, tensor: Tensor) -> bool {
         self.0 & (1 << tensor as u8) != 0
     }
 
-    /// These and that one.
+    /// The set with the tensor.
     pub const fn with(self, tensor: Tensor) -> Self {
         TensorSet(self.0 | 1 << tensor as u8)
     }
 
-    /// These but that one.
+    /// The set without the tensor.
     pub const fn without(self, tensor: Tensor) -> Self {
         TensorSet(self.0 & !(1 << tensor as u8))
     }
 
-    /// With or without that one.
+    /// The set with or without the tensor.
     pub const fn set(self, tensor: Tensor, is_there: bool) -> Self {
         if is_there { self.with(tensor) } else { self.without(tensor) }
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those that both have.
+    /// The tensors in both sets.
     pub const fn intersection(self, other: TensorSet) -> Self {
         TensorSet(self.0 & other.0)
     }
 
-    /// Those that the other has not.
+    /// The tensors that `other` lacks.
     pub const fn difference(self, other: TensorSet) -> Self {
         TensorSet(self.0 & !other.0)
     }
 
-    /// Those that either has.
+    /// The tensors in either set.
     pub const fn union(self, other: TensorSet) -> Self {
         TensorSet(self.0 | other.0)
     }
@@ -405,12 +411,12 @@ impl TensorSet {
         self.has(Tensor::Y) && !self.has(Tensor::X)
     }
 
-    /// Whether a residual is added: one of its own, or the one that `residual_out` overwrites.
+    /// Whether a residual is added: `Residual`, or the residual that `ResidualOut` overwrites.
     pub const fn adds_residual(self) -> bool {
         self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
     }
 
-    /// How many sums over the rows there are: `dweight`, `dbias`, both or none.
+    /// The number of sums over the rows: `dweight`, `dbias`, both or none.
     pub const fn sums_over_rows(self) -> usize {
         self.has(Tensor::Dweight) as usize + self.has(Tensor::Dbias) as usize
     }
@@ -454,7 +460,7 @@ mod tests {
         assert_eq!((Tensor::from_name("X"), Tensor::from_name("")), (None, None));
     }
 
-    /// The argument structs, as the documentation has them.
+    /// The argument structs as documented.
     #[test]
     fn each_direction_has_the_tensors_of_its_arguments() {
         let names = |direction, access| {
@@ -502,7 +508,7 @@ mod tests {
         }
         let scales = [Some(&row), Some(&mx), None].map(|quant| storage(Scales, quant));
         assert_eq!(scales, [Some(DType::F32.into()), Some(Storage::E8m0), None]);
-        // Of each copy as its layout has them.
+        // The storage follows the layout of each copy.
         let power = ScaleKind::Block { cols: 128, is_power_of_two: true };
         let packed = QuantSpec::new(CodeType::E5m2, power).columnwise_layout(ScaleLayout::PackedUe8m0 { ld: 8 });
         let storages = [Scales, ScalesColumnwise].map(|tensor| storage(tensor, Some(&packed)));

@@ -1,5 +1,5 @@
-//! Validation, on a backend whose views are numbers only: every rule of `Problem`, the error that names it, and that a
-//! rejected call never reaches the backend.
+//! Validation on a backend whose views are numbers: every rule of `Problem`, the error that names
+//! it, and that a rejected call never reaches the backend.
 #![expect(clippy::expect_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::cell::Cell;
@@ -51,7 +51,7 @@ fn at<T>(allocation: u64, start: u64, len: usize) -> View<T> {
     View { span: Span { allocation, start, len }, element: PhantomData }
 }
 
-/// `len` elements in an allocation of their own.
+/// `len` elements in a separate allocation.
 fn own<T>(allocation: u64, len: usize) -> View<T> {
     at(allocation, 0, len)
 }
@@ -65,7 +65,7 @@ fn forward<'a>() -> Forward<'a, Numbers, f32> {
     Forward::new(own(1, ROWS * COLS), own(2, ROWS * COLS))
 }
 
-/// Rows that are so far apart, whatever the views hold.
+/// Rows with these strides, for views of any length.
 fn strided<'a>(x: usize, y: usize) -> Forward<'a, Numbers, f32> {
     Forward::new(Rows::strided(own(1, ROWS * COLS), x), Rows::strided(own(2, ROWS * COLS), y))
 }
@@ -131,7 +131,7 @@ fn strided_rows_may_leave_out_the_last_padding_only() {
     }
     let text = rejected(|b| b.forward(&RMS, strided(COLS, 9)));
     assert_eq!(text, "y: row stride must be at least cols = 10, got 9");
-    // No stride means dense rows, 0 is one.
+    // No stride means dense rows; 0 is a stride.
     let text = rejected(|b| b.forward(&RMS, strided(0, COLS)));
     assert_eq!(text, "x: row stride must be at least cols = 10, got 0");
 }
@@ -183,7 +183,7 @@ fn locks_without_a_group_are_invalid() {
 fn outputs_that_overlap_another_tensor_are_rejected() {
     let matrix = |start| at::<f32>(7, start, ROWS * COLS);
     let bytes = (ROWS * COLS * 4) as u64;
-    // The same place, and one byte short of being behind it.
+    // The same place, and one byte before its end.
     for start in [0, 4, bytes - 1] {
         let text = rejected(|b| b.forward(&RMS, Forward::<_, f32>::new(matrix(0), matrix(start))));
         assert!(text.starts_with("y overlaps x"), "{text}");
@@ -207,14 +207,14 @@ fn inputs_may_share_memory() {
 
 #[test]
 fn slices_of_one_fused_buffer_do_not_overlap() {
-    // A row of 30 elements holds x, something else and y.
+    // A row of 30 elements holds x, another slice, and y.
     let part = |column: u64| at::<f32>(7, column * 4, 3 * 30 + COLS);
     let call = |x, y| Forward::<Numbers, f32>::new(Rows::strided(part(x), 30), Rows::strided(part(y), 30));
     assert!(Numbers::default().forward(&RMS, call(0, 20)).is_ok());
     assert!(Numbers::default().forward(&RMS, call(20, 0)).is_ok());
     assert!(Numbers::default().forward(&RMS, call(0, 10)).is_ok());
     for y in [0, 9, 21] {
-        // Column 21 of a row reaches into column 0 of the next.
+        // From column 21, y reaches into column 0 of the next row.
         assert!(rejected(|b| b.forward(&RMS, call(0, y))).starts_with("y overlaps x"), "column {y}");
     }
 }
@@ -226,7 +226,7 @@ fn zero_rows_need_no_memory() {
     assert!(Numbers::default().backward(&norm, call.dweight(own(2, COLS))).is_ok());
 }
 
-/// What validation must decide, in arithmetic that cannot overflow.
+/// The expected result, in arithmetic that cannot overflow.
 fn fits(rows: usize, cols: usize, stride: usize, len: usize, dtype: DType) -> bool {
     let (rows, cols, stride, len) = (rows as u128, cols as u128, stride as u128, len as u128);
     let max = rows * stride;
@@ -237,7 +237,7 @@ fn fits(rows: usize, cols: usize, stride: usize, len: usize, dtype: DType) -> bo
         && (min..=max).contains(&len)
 }
 
-/// Sizes near the ends of their range and small ones.
+/// Small sizes, and sizes near powers of two up to the end of the range.
 fn size() -> impl Strategy<Value = usize> {
     prop_oneof![
         0usize..20,
@@ -250,7 +250,7 @@ fn size() -> impl Strategy<Value = usize> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
-    /// Accepted exactly when the tensors hold their rows; never a panic, never a wrapped product.
+    /// Accepted exactly if the tensors hold their rows; never a panic or a wrapped product.
     #[test]
     fn layout_is_accepted_exactly_when_it_fits(
         rows in size(), cols in size(), x_stride in size(), y_stride in size(), x_len in size(), y_len in size(),
@@ -265,7 +265,7 @@ proptest! {
         prop_assert_eq!(result.is_ok(), expected, "{:?}", result);
     }
 
-    /// Two matrices overlap exactly when an element of one has a byte of the other.
+    /// Two matrices overlap exactly if they share a byte of an element.
     #[test]
     fn overlap_is_found_exactly(
         rows in 1usize..4, cols in 1usize..5, x_pad in 0usize..8, y_pad in 0usize..8, y_start in 0u64..120,
@@ -283,7 +283,7 @@ proptest! {
         let (x, y) = (Rows::strided(at(7, 40, x_len), x_stride), Rows::strided(at(7, y_start, y_len), y_stride));
         let call = Forward::<Numbers, f16>::new(x, y);
         let rejected = Numbers::default().forward(&NormSpec::rms(rows, cols, 1e-6), call).is_err();
-        // Rows of different strides that happen to miss each other may be rejected; a shared byte must be.
+        // Disjoint rows of different strides may be rejected; a shared byte must be rejected.
         prop_assert!(rejected || !shares);
         if x_stride == y_stride && rows > 1 {
             prop_assert_eq!(rejected, shares);
@@ -291,7 +291,7 @@ proptest! {
     }
 }
 
-/// What a caller sees of a call that was refused: which tensors, of what dtype, how long, how far apart.
+/// Debug output of a refused call: its tensors with dtypes, lengths and strides.
 #[test]
 fn arguments_are_described_without_what_they_hold() {
     let args = Forward::<Numbers, bf16>::new(Rows::strided(own(1, 37), 12), own(2, 30)).f32_weight();

@@ -1,11 +1,11 @@
-//! A small Llama-style model, for inference and then trained, with our norms and with burn's side by side.
+//! A small Llama-style model, in inference and training, with our norms and with burn's.
 //!
-//!     cargo run --release -p rmsnorm-burn --example llama
-//!     cargo run -p rmsnorm-burn --example llama -- --steps 24
-//!     cargo run --release -p rmsnorm-burn --features wgpu --example llama -- --wgpu   # on burn's default wgpu device
+//! cargo run --release -p rmsnorm-burn --example llama cargo run -p rmsnorm-burn --example llama --
+//! --steps 24 cargo run --release -p rmsnorm-burn --features wgpu --example llama -- --wgpu # on
+//! burn's default wgpu device
 //!
-//! The models start from one record, and must give the same logits and the same losses, up to what their orders of roundings
-//! differ by.
+//! The models start from one record, and must give the same logits and losses, up to differences
+//! from the order of roundings.
 
 mod model;
 
@@ -35,13 +35,13 @@ fn main() -> Result<()> {
     let device = device.autodiff();
     device.seed(7);
     let theirs = Model::<Theirs>::new(&device);
-    // What burn's model has saved is what ours loads.
+    // Our model loads the record of burn's model.
     let ours = Model::<Ours>::new(&device).load_record(theirs.clone().into_record());
     inference(&ours, &theirs, &device)?;
     training(Training::new(ours), Training::new(theirs), steps, &device)
 }
 
-/// burn's default wgpu device, shared: norms on it are kernels of ours.
+/// burn's default wgpu device, shared, so that its norms run as our kernels.
 #[cfg(feature = "wgpu")]
 fn wgpu() -> Result<Device> {
     let (device, setup) = Device::wgpu_options().init_with_setup()?;
@@ -55,7 +55,7 @@ fn wgpu() -> Result<Device> {
     Err("--wgpu needs the feature wgpu".into())
 }
 
-/// Sequences in which each token follows from the one before: tokens, and the next of each.
+/// Sequences in which each token determines the next: tokens, and the next token of each.
 fn sequences(step: usize, device: &Device) -> [Tensor<2, Int>; 2] {
     let next = |token: usize| (token * 5 + 3) % VOCABULARY;
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
@@ -75,18 +75,18 @@ fn scalar(tensor: Tensor<1>) -> Result<f32> {
     values.first().copied().ok_or_else(|| "no value".into())
 }
 
-/// Logits of both, of a chain of some forty operations, of a few roundings of f32 each.
+/// Compares the logits of both, after about forty operations of a few f32 roundings each.
 fn inference(ours: &Model<Ours>, theirs: &Model<Theirs>, device: &Device) -> Result<()> {
     let [tokens, _] = sequences(0, device);
     let (ours, theirs) = (ours.forward(tokens.clone()), theirs.forward(tokens));
     let (largest, difference) = (scalar(theirs.clone().abs().max())?, scalar((ours - theirs).abs().max())?);
     println!("inference: logits up to {largest:.3}, ours and burn's differ by {difference:.2e}");
-    // NaN is not close.
+    // False for NaN.
     let is_close = difference <= 256.0 * f32::EPSILON * largest;
     if is_close { Ok(()) } else { Err("logits differ".into()) }
 }
 
-/// A model and what trains it.
+/// A model and its optimizer.
 struct Training<N: RmsNorm> {
     model: Model<N>,
     optimizer: ModuleOptimizer,
@@ -127,7 +127,7 @@ fn training(mut ours: Training<Ours>, mut theirs: Training<Theirs>, steps: usize
         if step % 8 == 0 || step + 1 == steps {
             println!("{step:>4}  {a:>8.5}  {b:>8.5}");
         }
-        // Roundings of 2^-24 grow from step to step; a wrong gradient shows within a few.
+        // Roundings of 2^-24 grow from step to step; a wrong gradient shows after a few steps.
         let is_close = (a - b).abs() <= 1e-3 * first;
         if !is_close {
             return Err(format!("step {step}: losses {a} and {b}").into());

@@ -1,6 +1,8 @@
-//! A language model of a few Llama-style blocks, with norms of queries and keys as Qwen 3 and Gemma 3 have them.
+//! A language model of a few Llama-style blocks, with norms of queries and keys as in Qwen 3 and
+//! Gemma 3.
 //!
-//! It is generic over its norms: burn's modules and ours are configured, called and saved alike.
+//! It is generic over its norms: burn's modules and ours are configured, called and saved in the
+//! same way.
 
 use burn::module::{Module, ModuleDisplay};
 use burn::nn::attention::generate_autoregressive_mask;
@@ -19,7 +21,7 @@ const EPS: f64 = 1e-6;
 
 /// An RMS norm of the model.
 pub trait RmsNorm: Module + ModuleDisplay {
-    /// Over so many elements.
+    /// A norm over `size` elements.
     fn new(size: usize, device: &Device) -> Self;
 
     /// The norm of `x`.
@@ -91,7 +93,7 @@ impl<N: RmsNorm> Model<N> {
             gate_up: linear(HIDDEN, 2 * INNER),
             down: linear(INNER, HIDDEN),
         };
-        // The embedding gives the logits, too, so it is not large.
+        // The embedding also computes the logits, so its values are small.
         let initializer = Initializer::Normal { mean: 0.0, std: 1.0 / (HIDDEN as f64).sqrt() };
         Model {
             embedding: EmbeddingConfig::new(VOCABULARY, HIDDEN).with_initializer(initializer).init(device),
@@ -104,7 +106,7 @@ impl<N: RmsNorm> Model<N> {
     /// Logits of (batch, tokens, vocabulary) from tokens of (batch, tokens).
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let mut stream = self.embedding.forward(tokens);
-        // What is to be added to the stream before the next norm.
+        // The addend of the residual stream before the next norm.
         let mut delta: Option<Tensor<3>> = None;
         for block in &self.blocks {
             let y = match delta {
@@ -130,7 +132,8 @@ impl<N: RmsNorm> Model<N> {
 impl<N: RmsNorm> Block<N> {
     fn attention(&self, y: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
         let [batch, len, _] = y.dims();
-        // Heads of queries, keys and values side by side: rows with two strides, which our norm reads where they lie.
+        // Heads of queries, keys and values side by side: rows with two strides, which our norm
+        // reads without a copy.
         let qkv = self.qkv.forward(y).reshape([batch, len, 3 * HEADS, HEAD_DIM]);
         let heads = |part: usize| qkv.clone().narrow(2, part * HEADS, HEADS);
         let q = rotary.forward(self.q_norm.norm(heads(0)).swap_dims(1, 2));

@@ -14,7 +14,7 @@ pub(super) fn backward(call: BackwardCall<Flex>) -> Result<Gradients<Flex>, Erro
     let parameter = weight.layout().shape().clone();
     let (dy, x, weight) = (Regular::new(dy)?, Regular::new(x)?, Regular::new(weight)?);
     let (mean, rstd) = (mean.map(Regular::new).transpose()?, Regular::new(rstd)?);
-    // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+    // The gradient of an f32 stream must not be rounded to the activations' dtype.
     let is_wider = dtypes.activation != dtypes.residual;
     let tensors = wanted.set(Tensor::Dresidual, is_wider);
     with_types!(dtypes; T, W, R => {

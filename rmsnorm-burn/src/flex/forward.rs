@@ -1,4 +1,4 @@
-//! y of x, or of the sum of x and a residual; the sum of a residual and the norm of x, and the next norm of that sum.
+//! y of x, or of x + residual; and residual + norm(x), with the next norm of that sum.
 
 use burn::backend::Flex;
 use burn::tensor::Shape;
@@ -15,13 +15,15 @@ pub(super) fn forward(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error>
     let is_owned = call.residual.as_ref().map(Owned::is);
     match call.spec.residual_placement {
         ResidualPlacement::Before if Owned::is(&call.x) && is_owned != Some(false) => overwrite(call),
-        // With a next norm y would have to be zeroed first: only where all results are new nobody needs to.
+        // With a next norm, y would have to be zeroed first, which is unnecessary only if all
+        // results are new.
         ResidualPlacement::After if call.next_weight.is_none() && is_owned == Some(true) => overwrite(call),
         ResidualPlacement::Before | ResidualPlacement::After => forward_new(call),
     }
 }
 
-/// With y over x, and the sum over the residual; of the sum with a norm, x stays as it is.
+/// Overwrites x with y, and the residual with the sum; with a residual after the norm, x is only
+/// read.
 fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let dtypes = call.dtypes()?;
     let ForwardCall { spec, x, residual, weight, bias, wanted, .. } = call;
@@ -52,7 +54,7 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     Ok(Forwarded { mean: statistic(mean), rstd: statistic(rstd), ..made })
 }
 
-/// With results in new vectors.
+/// Results in new vectors.
 fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let dtypes = call.dtypes()?;
     let ForwardCall { spec, x, residual, weight, bias, next_weight, wanted } = call;

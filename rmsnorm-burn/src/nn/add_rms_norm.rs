@@ -1,4 +1,4 @@
-//! The residual's sum and its RMS norm as a module.
+//! The sum with a residual and its RMS norm, as a module.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -8,35 +8,37 @@ use burn::tensor::{Device, Tensor};
 use super::parameter;
 use crate::functions::add_rms_norm;
 
-/// What an [`AddRmsNorm`] is made by.
+/// The configuration of an [`AddRmsNorm`].
 #[derive(Config, Debug)]
 pub struct AddRmsNormConfig {
     /// Elements of a row.
     pub d_model: usize,
-    /// What is added to the mean square. 1e-5 where it is not given, as in burn's own norms.
+    /// The number added to the mean square. 1e-5 by default, as in burn's own norms.
     #[config(default = 1e-5)]
     pub epsilon: f64,
 }
 
 impl AddRmsNormConfig {
-    /// With a weight of ones.
+    /// A norm with a weight of ones.
     pub fn init(&self, device: &Device) -> AddRmsNorm {
         AddRmsNorm { gamma: parameter(self.d_model, Initializer::Ones, device), epsilon: self.epsilon }
     }
 }
 
-/// `residual + x` and its RMS norm: what stands between the parts of a transformer's block. Its record is that of the norm alone.
+/// `residual + x` and its RMS norm, as between the parts of a transformer block. Its record is the
+/// record of the norm.
 #[derive(Module, Debug)]
 #[module(custom_display)]
 pub struct AddRmsNorm {
     /// The weight: (d_model).
     pub gamma: Param<Tensor<1>>,
-    /// What is added to the mean square.
+    /// The number added to the mean square.
     pub epsilon: f64,
 }
 
 impl AddRmsNorm {
-    /// `(y, residual_out)`, as [`crate::add_rms_norm`]: the sum is the next layer's residual, and y its norm.
+    /// Returns `(y, h)` as [`crate::add_rms_norm`]: `h` is the next layer's residual, and `y` its
+    /// norm.
     ///
     /// # Shapes
     /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
@@ -48,7 +50,7 @@ impl AddRmsNorm {
     }
 }
 
-/// The same norm, behind a sum.
+/// The same norm, of a sum.
 impl From<super::RmsNorm> for AddRmsNorm {
     fn from(norm: super::RmsNorm) -> Self {
         AddRmsNorm { gamma: norm.gamma, epsilon: norm.epsilon }

@@ -9,21 +9,21 @@ use rmsnorm_core::{Norm, UnsizedNorm};
 use super::parameter;
 use crate::path::{add_normalize, normalize, normalize_add};
 
-/// What a [`LayerNorm`] is made by.
+/// The configuration of a [`LayerNorm`].
 #[derive(Config, Debug)]
 pub struct LayerNormConfig {
     /// Elements of a row.
     pub d_model: usize,
-    /// What is added to the variance. 1e-5 where it is not given, as in burn's own.
+    /// The number added to the variance. 1e-5 by default, as in burn's own norm.
     #[config(default = 1e-5)]
     pub epsilon: f64,
-    /// Whether there is a bias. There is one where it is not given.
+    /// Whether there is a bias. `true` by default.
     #[config(default = true)]
     pub bias: bool,
 }
 
 impl LayerNormConfig {
-    /// With a weight of ones and, if there is one, a bias of zeros.
+    /// A norm with a weight of ones and, with a bias, a bias of zeros.
     pub fn init(&self, device: &Device) -> LayerNorm {
         LayerNorm {
             gamma: parameter(self.d_model, Initializer::Ones, device),
@@ -41,7 +41,7 @@ pub struct LayerNorm {
     pub gamma: Param<Tensor<1>>,
     /// The bias: (d_model).
     pub beta: Option<Param<Tensor<1>>>,
-    /// What is added to the variance.
+    /// The number added to the variance.
     pub epsilon: f64,
 }
 
@@ -58,7 +58,8 @@ impl LayerNorm {
         normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
     }
 
-    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As [`crate::add_layer_norm`].
+    /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in the
+    /// dtype of `x`. As [`crate::add_layer_norm`].
     ///
     /// # Shapes
     /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
@@ -70,7 +71,8 @@ impl LayerNorm {
         add_normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
 
-    /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As [`crate::layer_norm_add`].
+    /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`. As
+    /// [`crate::layer_norm_add`].
     ///
     /// # Shapes
     /// `x`, `residual` and the result: (.., d_model), of any rank from 1.

@@ -1,4 +1,4 @@
-//! RMS norm as a module: by `gamma`, and by `1 + gamma`.
+//! RMS norm as a module, with `gamma` and with `1 + gamma`.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -10,13 +10,13 @@ use super::{has_one_epsilon, parameter};
 use crate::check::or_panic;
 use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
-/// The norm by `gamma`.
+/// The norm with `gamma`.
 const fn by_weight(epsilon: f64) -> UnsizedNorm {
     UnsizedNorm::new(Norm::Rms, epsilon)
 }
 
-/// Declares an RMS norm and its config. The literals are what their docs say: of the norm and of its sum, of `epsilon` and of the new weight,
-/// and of `gamma`.
+/// Declares an RMS norm and its config. The literals are their docs: of the norm, of its sum, of
+/// `epsilon`, of the new weight, and of `gamma`.
 macro_rules! rms_norm {
     (
         $norm:ident: $doc:literal, $gamma:literal, $spec:path;
@@ -24,7 +24,7 @@ macro_rules! rms_norm {
         gamma: $weight:literal;
         functions: $function:ident, $function_add:ident, $function_add_function:ident
     ) => {
-        #[doc = concat!("What [`", stringify!($norm), "`] is made by.")]
+        #[doc = concat!("The configuration of a [`", stringify!($norm), "`].")]
         #[derive(Config, Debug)]
         pub struct $config {
             /// Elements of a row.
@@ -47,7 +47,7 @@ macro_rules! rms_norm {
         pub struct $norm {
             #[doc = $weight]
             pub gamma: Param<Tensor<1>>,
-            /// What is added to the mean square.
+            /// The number added to the mean square.
             pub epsilon: f64,
         }
 
@@ -63,7 +63,8 @@ macro_rules! rms_norm {
                 normalize(self.spec(), x, self.gamma.val(), None)
             }
 
-            /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`. As
+            /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in
+            /// the dtype of `x`. As
             #[doc = concat!("[`crate::add_rms_norm`]", $gamma, ".")]
             ///
             /// # Shapes
@@ -75,7 +76,7 @@ macro_rules! rms_norm {
                 add_normalize(self.spec(), x, residual, self.gamma.val(), None)
             }
 
-            /// `residual` and the norm of `x`, added and rounded once, to the dtype of `residual`. As
+            /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`. As
             #[doc = concat!("[`crate::", stringify!($function_add), "`].")]
             ///
             /// # Shapes
@@ -87,14 +88,16 @@ macro_rules! rms_norm {
                 normalize_add(self.spec(), x, residual, self.gamma.val(), None)
             }
 
-            /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`. As
+            /// Returns `(y, h)`: `h` of [`forward_add`](Self::forward_add), and `y` its norm with
+            /// the weight of `next`, in the dtype of `x`. As
             #[doc = concat!("[`crate::", stringify!($function_add_function), "`].")]
             ///
             /// # Shapes
             /// `x`, `residual` and the results: (.., d_model), of any rank from 1.
             ///
             /// # Panics
-            /// As [the crate](crate#panics) says, and where `epsilon` of the two norms differs: one call has one.
+            /// As [the crate](crate#panics) says, and if the `epsilon` of the two norms differ: one
+            /// call has one.
             pub fn forward_add_forward<const D: usize>(
                 &self,
                 x: Tensor<D>,
@@ -116,17 +119,17 @@ macro_rules! rms_norm {
 
 rms_norm! {
     RmsNorm: "RMS norm over the last dimension.", "", by_weight;
-    RmsNormConfig: "What is added to the mean square. 1e-5 where it is not given, as in burn's own.", "With a weight of ones.",
+    RmsNormConfig: "The number added to the mean square. 1e-5 by default, as in burn's own norm.", "A norm with a weight of ones.",
         Initializer::Ones;
     gamma: "The weight: (d_model).";
     functions: rms_norm, rms_norm_add, rms_norm_add_rms_norm
 }
 
 rms_norm! {
-    GemmaRmsNorm: "RMS norm over the last dimension by `1 + gamma`, which is not rounded.", ", by `1 + gamma`", UnsizedNorm::gemma;
-    GemmaRmsNormConfig: "What is added to the mean square. 1e-5 where it is not given, as in burn's own norms; Gemma's is 1e-6.",
-        "With a weight of zeros, to which 1 is added.", Initializer::Zeros;
-    gamma: "The weight less 1: (d_model).";
+    GemmaRmsNorm: "RMS norm over the last dimension with `1 + gamma`, which is not rounded.", ", with `1 + gamma`", UnsizedNorm::gemma;
+    GemmaRmsNormConfig: "The number added to the mean square. 1e-5 by default, as in burn's own norms; Gemma uses 1e-6.",
+        "A norm with a weight of zeros, to which 1 is added.", Initializer::Zeros;
+    gamma: "The weight minus 1: (d_model).";
     functions: gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm
 }
 

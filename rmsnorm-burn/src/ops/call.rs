@@ -1,24 +1,24 @@
-//! A forward call of any backend's kernels.
+//! A forward call on any backend with kernels.
 
 use rmsnorm_core::{Norm, ResidualPlacement, Tensor};
 
 use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
 
 impl<B: Kernels> ForwardCall<B> {
-    /// With the statistics as well, for a backward pass.
+    /// Also wants the statistics, for a backward pass.
     pub(super) fn saving(self, save: bool) -> Self {
         let wanted = self.wanted.set(Tensor::Rstd, save).set(Tensor::Mean, save && self.spec.norm == Norm::Layer);
         ForwardCall { wanted, ..self }
     }
 
-    /// With those of the next norm as well.
+    /// Also wants the statistics of the next norm.
     pub(super) fn saving_next(self, save: bool) -> Self {
         let is_layer = self.spec.norm == Norm::Layer;
         let wanted = self.wanted.set(Tensor::NextRstd, save).set(Tensor::NextMean, save && is_layer);
         ForwardCall { wanted, ..self }
     }
 
-    /// The results, and what was asked for besides.
+    /// Runs the call, for its results and the other wanted outputs.
     pub(super) fn call(self) -> Forwarded<B> {
         let ForwardCall { spec, x, residual, weight, bias, next_weight, wanted } = self;
         let has_y = match spec.residual_placement {

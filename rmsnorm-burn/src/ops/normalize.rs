@@ -17,19 +17,19 @@ use super::Tracked;
 use crate::check::given;
 use crate::kernels::{ForwardCall, Kernels, Maybe};
 
-/// What the step of a norm keeps.
+/// The state of a norm's step.
 #[derive(Clone, Debug)]
 pub(super) struct State<B: Backend> {
     pub(super) spec: UnsizedNorm,
-    /// The node of what was normalized.
+    /// The node of the normalized tensor.
     pub(super) x: NodeId,
     pub(super) weight: NodeId,
-    /// The forward pass's statistics: f32, (rows). The mean is layer norm's.
+    /// The forward pass's statistics: f32, (rows). Only layer norm has a mean.
     pub(super) mean: Maybe<B>,
     pub(super) rstd: Maybe<B>,
 }
 
-/// The step of y: its parents are x, weight and, if there is one, bias.
+/// The step of y: its parents are x, weight and, with a bias, bias.
 #[derive(Debug)]
 struct NormStep;
 
@@ -43,7 +43,8 @@ impl<B: Kernels, const N: usize> Backward<B, N> for NormStep {
     }
 }
 
-/// Gives the tracked ones of x, weight and bias, `parents`, their gradients from that of the norm.
+/// Registers the gradients of the tracked `parents` (x, weight, bias), from the gradient of the
+/// norm.
 pub(super) fn differentiate<B: Kernels>(
     state: State<B>,
     dy: FloatTensor<B>,
@@ -65,7 +66,7 @@ pub(super) fn differentiate<B: Kernels>(
     }
 }
 
-/// y once more, where checkpointing has dropped it.
+/// Recomputes y after checkpointing dropped it.
 #[derive(Debug)]
 struct Again<B> {
     spec: UnsizedNorm,
@@ -83,7 +84,7 @@ impl<B: Kernels> RetroForward for Again<B> {
     }
 }
 
-/// y, and the statistics if there is to be a backward pass.
+/// y, and the statistics if there will be a backward pass.
 pub(super) struct Normalized<B: Backend> {
     pub(super) y: FloatTensor<B>,
     pub(super) mean: Maybe<B>,
@@ -105,7 +106,7 @@ impl<B: Kernels> Normalized<B> {
     }
 }
 
-/// y with its node. That of a sum x was computed together with the sum, and is `taken`.
+/// y with its node. For a sum x, y was computed together with the sum, and is `taken`.
 pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     spec: UnsizedNorm,
     x: Tracked<B>,
@@ -119,7 +120,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     }
 }
 
-/// `nodes` are those of x, weight and bias.
+/// `nodes` are the nodes of x, weight and bias.
 fn with_nodes<B: Kernels, C: CheckpointStrategy, const N: usize>(
     spec: UnsizedNorm,
     nodes: [NodeGuard; N],
@@ -129,7 +130,7 @@ fn with_nodes<B: Kernels, C: CheckpointStrategy, const N: usize>(
     taken: Option<Normalized<B>>,
 ) -> Tracked<B> {
     let prep = Backward::<B, N>::prepare::<C>(NormStep, nodes);
-    // The kernels have no norm of one tensor alone whose result has another dtype.
+    // No kernel normalizes a single tensor to another dtype, so such a y is kept.
     let prep = if taken.as_ref().is_none_or(|taken| taken.y.dtype() == x.dtype()) {
         let bias_id = bias.as_ref().map(Tracked::<B>::id);
         let again = Again::<B> { spec, x: x.id(), weight: weight.id(), bias: bias_id, backend: PhantomData };

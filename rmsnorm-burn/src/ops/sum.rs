@@ -1,5 +1,5 @@
-//! The sum of x and residual, or of residual and the norm of x, and y, the norm of that sum: one kernel for both, and two nodes, since both
-//! have gradients.
+//! x + residual, or residual + norm(x), and y, the norm of that sum: one kernel for both, but two
+//! nodes, because both have gradients.
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -15,15 +15,17 @@ use super::{Tracked, in_dtype};
 use crate::check::given;
 use crate::kernels::{ForwardCall, Kernels, Maybe};
 
-/// The step of the sum: its parents are residual and x or, where x is normalized first, residual and those of the norm, which are x, weight
-/// and, if there is one, bias. Its state is the dtype of x and the norm's state, where one of these three is tracked.
+/// The step of the sum. Its parents are residual and x; if x is normalized first, residual and the
+/// parents of the norm: x, weight and, with a bias, bias. Its state is the dtype of x, and the
+/// norm's state if one of these three is tracked.
 #[derive(Debug)]
 struct SumStep;
 
 impl<B: Kernels, const N: usize> Backward<B, N> for SumStep {
     type State = (DType, Option<State<B>>);
 
-    /// The gradient of a sum: that of the residual as it is, and that of x, or of the norm's result, in the dtype of x.
+    /// The gradients of the sum: unchanged for the residual; in the dtype of x for x, or as the
+    /// norm's dy.
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let mut parents = ops.parents.into_iter().map(|parent| parent.map(|parent| parent.id));
@@ -39,7 +41,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for SumStep {
     }
 }
 
-/// y, if there is one, and the sum.
+/// y, if wanted, and the sum.
 pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     spec: UnsizedNorm,
     x: Tracked<B>,
@@ -49,14 +51,15 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     next_weight: Option<Tracked<B>>,
 ) -> (Option<Tracked<B>>, Tracked<B>) {
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Tracked::<B>::is_tracked);
-    // The sum is tracked where x, residual or a parameter of x's norm is, and y where the sum or a parameter of y's is.
+    // The sum is tracked if x, residual or a parameter of x's norm is; y is tracked if the sum or a
+    // parameter of y's norm is.
     let is_y_tracked = is_tracked || [&residual].into_iter().chain(&next_weight).any(Tracked::<B>::is_tracked);
     let dtype = x.dtype();
-    // That of each norm, without the residual.
+    // The spec of each norm, without the residual.
     let alone = UnsizedNorm { residual_placement: ResidualPlacement::default(), ..spec };
     let values = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(|tensor| tensor.primitive().clone());
     let (of_weight, of_bias, of_next) = (weight.primitive().clone(), values(&bias), values(&next_weight));
-    // Without its node, so that the sum may take the residual's place: no gradient needs it.
+    // Without its node, so that the sum may overwrite the residual, which no gradient needs.
     let (residual, residual_node) = residual.into_parts();
     let call = |x, save, save_next| {
         let (residual, wanted) = (Some(residual), TensorSet::NONE);
@@ -66,7 +69,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     };
     match spec.residual_placement {
         ResidualPlacement::Before => {
-            // As with the residual.
+            // Without its node, as the residual.
             let (x, x_node) = x.into_parts();
             let made = call(x, is_y_tracked, false);
             let residual_out = given("residual_out", made.residual_out.into_option());
@@ -97,7 +100,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     }
 }
 
-/// What the sum's step needs for the gradients of the norm of x.
+/// The inputs of the sum's step for the gradients of the norm of x.
 struct NormOfX<'a, B: Kernels> {
     spec: UnsizedNorm,
     x: &'a Tracked<B>,
@@ -106,7 +109,7 @@ struct NormOfX<'a, B: Kernels> {
     rstd: Maybe<B>,
 }
 
-/// The sum with its node. It is what the next layers and y's backward pass need: it is kept.
+/// The sum with its node. It is kept, because the next layers and y's backward pass need it.
 fn node<B: Kernels, C: CheckpointStrategy, const N: usize>(
     nodes: [NodeGuard; N],
     sum: FloatTensor<B>,

@@ -14,7 +14,7 @@ pub(super) fn backward(call: BackwardCall<CubeBackend>) -> Result<Gradients<Cube
     let (dy, x, weight) = (Lent::read(dy)?, Lent::read(x)?, Lent::read(weight)?);
     let (mean, rstd) = (mean.map(Lent::read).transpose()?, Lent::read(rstd)?);
     let dx = x.new_matrix(dtypes.activation)?;
-    // The gradient of an f32 stream is not to be rounded to the activations' dtype.
+    // The gradient of an f32 stream must not be rounded to the activations' dtype.
     let is_wider = dtypes.activation != dtypes.residual;
     let dresidual = is_wider.then(|| x.new_matrix(dtypes.residual)).transpose()?;
     let parameter = |name| wanted.has(name).then(|| weight.new_matrix(dtypes.weight)).transpose();

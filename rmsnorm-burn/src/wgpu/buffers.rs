@@ -12,7 +12,8 @@ use rmsnorm_core::{AnyIn, AnyOut, DType, Error, RowLayout, Rows, Stored, with_ty
 
 use crate::native::{element, theirs};
 
-/// Runs it where burn's device runs: what it asks of the device, a buffer for each tensor, takes one turn instead of one each.
+/// Runs a call on burn's device thread: its requests to the device, one buffer for each tensor,
+/// take one turn instead of one each.
 pub(super) fn on_device_thread<T: Send + 'static>(
     client: &Client,
     call: impl FnOnce() -> Result<T, Error> + Send,
@@ -20,23 +21,25 @@ pub(super) fn on_device_thread<T: Send + 'static>(
     client.exclusive(call).map_err(failed)?
 }
 
-/// What burn's runtime reports.
+/// The error of burn's runtime.
 pub(super) fn failed(error: ServerError) -> Error {
     Error::Device { backend: "wgpu", source: error.to_string().into() }
 }
 
-/// Where a tensor lies in a buffer, for kernels.
+/// A tensor's place in a buffer, for kernels.
 pub(super) struct Lent {
     tensor: CubeTensor,
     dtype: DType,
     pub(super) rows: RowLayout,
     resource: WgpuResource,
-    /// What keeps it there. CubeCL has a name for it in a crate that it does not pass on.
+    /// Keeps the tensor in its buffer. CubeCL's type of it is in a crate that it does not
+    /// re-export.
     _pin: Box<dyn Any>,
 }
 
 impl Lent {
-    /// The place of a tensor or, if its rows lie at more than two distances, or are repeated, of burn's contiguous copy.
+    /// The place of a tensor; or of burn's contiguous copy if its rows need more than two strides,
+    /// or repeat.
     pub(super) fn read(tensor: CubeTensor) -> Result<Self, Error> {
         match fold(&tensor) {
             Some(rows) => Lent::new(tensor, rows),
@@ -44,15 +47,15 @@ impl Lent {
         }
     }
 
-    /// That of a dense tensor.
+    /// The place of a dense tensor.
     pub(super) fn dense(tensor: CubeTensor) -> Result<Self, Error> {
         match RowLayout::dense(tensor.meta.shape()) {
             Some(rows) => Lent::new(tensor, rows),
-            None => Err(Error::Unsupported { rule: format!("{tensor:?} has no rows") }),
+            None => Err(Error::Unsupported { rule: format!("a tensor needs a dimension, got {tensor:?}") }),
         }
     }
 
-    /// What burn has recorded for the tensor is submitted.
+    /// Submits the commands that burn has recorded for the tensor.
     fn new(tensor: CubeTensor, rows: RowLayout) -> Result<Self, Error> {
         let rule = || format!("no kernels for {:?}", tensor.dtype);
         let dtype = element(tensor.dtype).ok_or_else(|| Error::Unsupported { rule: rule() })?;
@@ -61,12 +64,12 @@ impl Lent {
         Ok(Lent { tensor, dtype, rows, resource: pin.resource().clone(), _pin: Box::new(pin) })
     }
 
-    /// A matrix of as many rows and columns to be written, with no contents yet.
+    /// A matrix of the same shape for writing, without contents yet.
     pub(super) fn new_matrix(&self, dtype: DType) -> Result<Lent, Error> {
         self.empty(self.tensor.meta.shape().clone(), dtype)
     }
 
-    /// A statistic of its rows to be written.
+    /// A vector for one statistic of its rows, for writing.
     pub(super) fn new_statistic(&self) -> Result<Lent, Error> {
         self.empty(Shape::from([self.rows.rows]), DType::F32)
     }
@@ -77,22 +80,22 @@ impl Lent {
         Lent::dense(CubeTensor::new_contiguous(client.clone(), device.clone(), shape, handle, theirs(dtype)))
     }
 
-    /// Its elements, to be read; of a vector.
+    /// Its elements as a vector, for reading.
     pub(super) fn input(&self) -> AnyIn<'_, WgpuBackend> {
         with_type!(self.dtype; T => T::any_in::<WgpuBackend>(self.slice()))
     }
 
-    /// The same, to be written.
+    /// The same, for writing.
     pub(super) fn output(&self) -> AnyOut<'_, WgpuBackend> {
         with_type!(self.dtype; T => T::any_out::<WgpuBackend>(self.slice()))
     }
 
-    /// Its rows, to be read.
+    /// Its rows, for reading.
     pub(super) fn input_rows(&self) -> Rows<AnyIn<'_, WgpuBackend>> {
         self.rows.rows(self.input())
     }
 
-    /// The same, to be written.
+    /// The same, for writing.
     pub(super) fn output_rows(&self) -> Rows<AnyOut<'_, WgpuBackend>> {
         self.rows.rows(self.output())
     }
@@ -101,13 +104,13 @@ impl Lent {
         WgpuSlice::new(&self.resource.buffer, self.resource.offset, self.rows.span())
     }
 
-    /// The tensor, with what was written.
+    /// The tensor, with the written values.
     pub(super) fn into_tensor(self) -> CubeTensor {
         self.tensor
     }
 }
 
-/// The rows of a tensor; `None` if they lie at more than two distances, or in tiles.
+/// The rows of a tensor; `None` if they need more than two strides, or are tiled.
 fn fold(tensor: &CubeTensor) -> Option<RowLayout> {
     if tensor.meta.is_tiled() {
         return None;

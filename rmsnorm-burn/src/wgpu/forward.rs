@@ -1,4 +1,4 @@
-//! y of x, or of the sum of x and a residual; the sum of a residual and the norm of x, and the next norm of that sum.
+//! y of x, or of x + residual; and residual + norm(x), with the next norm of that sum.
 
 use burn::backend::wgpu::{CubeBackend, CubeTensor};
 use rmsnorm_core::wgpu::WgpuBackend;

@@ -1,4 +1,5 @@
-//! Sums of a residual and a norm in graphs: what is used, what is tracked, what is kept and what is overwritten.
+//! Sums of a residual and a norm in graphs: used results, tracked tensors, kept tensors and
+//! overwritten ones.
 
 use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{
@@ -13,7 +14,7 @@ use crate::kit::{
 
 const EPS: f64 = 1e-5;
 
-/// The gradient of a residual, f32, is that of the sum as it arrives, and of x in the dtype of x.
+/// The gradient of an f32 residual equals the sum's; x has a gradient in its dtype.
 #[test]
 fn gradients_have_the_dtypes_of_their_tensors() {
     fn of<T: Native>() {
@@ -23,10 +24,11 @@ fn gradients_have_the_dtypes_of_their_tensors() {
         let (dx, dr, dw) = (x.grad(&grads).unwrap(), r.grad(&grads).unwrap(), w.grad(&grads).unwrap());
         assert_eq!((dx.dtype(), dr.dtype(), dw.dtype()), (T::dtype(), DType::F32, DType::F32));
         assert_eq!(f64s(&dr), f64s(&dsum));
-        // As the norm alone hands them on, whose result has the dtype of x.
+        // Equal to the gradients of the norm alone, whose result has the dtype of x.
         let grads = loss(rms_norm(x.clone(), w.clone(), EPS), &dsum.cast(T::dtype())).backward();
         let expected = (f64s(&x.grad(&grads).unwrap()), f64s(&w.grad(&grads).unwrap()));
-        // Elsewhere the two forward kernels may differ in rstd's last bit. Both are held to their bounds there.
+        // On other devices the two forward kernels may differ in rstd's last bit; bounds.rs checks
+        // both.
         if plain() == Device::flex() {
             assert_eq!((f64s(&dx), f64s(&dw)), expected);
         }
@@ -34,7 +36,7 @@ fn gradients_have_the_dtypes_of_their_tensors() {
     on_each_device(|| in_each_half!(of));
 }
 
-/// One kernel for both gives what two calls give, forward and backward.
+/// One kernel for both equals two calls, forward and backward.
 #[test]
 fn both_norms_are_those_of_two_calls() {
     on_each_device(|| {
@@ -57,10 +59,11 @@ fn both_norms_are_those_of_two_calls() {
     });
 }
 
-/// What a graph is walked back from.
+/// The results that a loss uses.
 const USES: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// The four leaves of a call, tracked where a bit is set, and what is used of it, to its loss.
+/// A call with its four leaves, tracked by the bits of a set, and the used results; returns the
+/// loss.
 type Call = fn([Tensor<2>; 2], [Tensor<1>; 2], (bool, bool)) -> Tensor<1>;
 
 fn used((y, sum): (Tensor<2>, Tensor<2>), (is_y, is_sum): (bool, bool)) -> Tensor<1> {
@@ -72,8 +75,8 @@ fn used((y, sum): (Tensor<2>, Tensor<2>), (is_y, is_sum): (bool, bool)) -> Tenso
     }
 }
 
-/// Whatever else is tracked and whatever is used, a tracked tensor has the gradient that it has beside three others, and one that
-/// is not has none.
+/// For every set of tracked tensors and used results, a tracked tensor has the gradient that it has
+/// if all four are tracked, and an untracked one has none.
 #[test]
 fn gradients_do_not_depend_on_what_else_is_tracked() {
     on_each_device(|| {
@@ -111,7 +114,7 @@ fn gradients_do_not_depend_on_what_else_is_tracked() {
                     let expected: Vec<_> = expected.collect();
                     match gradients(tracked) {
                         Some(got) => {
-                            // No gradient is a vector of none.
+                            // No gradient becomes an empty vector.
                             let [got, expected] = [got, expected]
                                 .map(|all| all.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>());
                             assert_same(&got, &expected, &format!("{name}, {uses:?}, tracked {tracked:b}"));
@@ -136,7 +139,7 @@ fn results_are_tracked_where_something_is() {
         let (y, sum) = rms_norm_add_rms_norm(still.clone(), still.clone(), still_w.clone(), still_w.clone(), EPS);
         assert!(!y.is_tracked() && !sum.is_tracked());
         assert!(!layer_norm_add(still.clone(), still, still_w.clone(), Some(still_w), EPS).is_tracked());
-        // The same tensor as x and residual: the gradients of both.
+        // The same tensor as x and residual has the sum of both gradients.
         let twin = var::<f32, 2>([4, 16], 1);
         let summed = |sum: Tensor<2>| sum.square().sum().backward();
         let together = summed(rms_norm_add(x.clone(), x.clone(), w.clone(), EPS));
@@ -146,7 +149,8 @@ fn results_are_tracked_where_something_is() {
     });
 }
 
-/// A residual that nobody else has is overwritten, with the same bits; one that somebody has stays as it is, and so does x.
+/// A residual without another owner is overwritten, with the same bits; one with another owner is
+/// unchanged, and so is x.
 #[test]
 fn residual_that_nobody_else_has_is_overwritten() {
     on_each_device(|| {
@@ -169,7 +173,7 @@ fn residual_that_nobody_else_has_is_overwritten() {
             }
             same(layer(x(), r()), layer(kept_x.clone(), kept_r.clone()));
             same(gemma(kept_x.clone(), r()), gemma(kept_x.clone(), kept_r.clone()));
-            // A view of what somebody has.
+            // A view of a tensor with another owner.
             let half = |x: Tensor<3>, r: Tensor<3>| gemma(x.narrow(1, 0, 1), r.narrow(1, 0, 1));
             same(half(x(), kept_r.clone()), half(kept_x.clone(), r()));
             same(kept_x, x());
@@ -199,12 +203,13 @@ fn checkpointing_gives_the_same() {
                 let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
                 let b = tensor_on::<f32, 1>(device, [40], 4).require_grad();
                 let (dtype, of_stream) = (x.dtype(), r.dtype());
-                // What is normalized and what is added are recomputed, and so is y, which a product needs.
+                // The normalized tensor and the residual are recomputed, and so is y, which a
+                // product needs.
                 let sum = layer_norm_add((x.clone() * 0.5).exp(), r.clone() * 2.0, w.clone(), Some(b.clone()), EPS);
                 let y = (sum.clone() * 0.25).cast(dtype).exp();
                 let (y, sum) = rms_norm_add_rms_norm(y, sum, w.clone() * 2.0, b.clone(), EPS);
                 let (y, sum) = add_layer_norm(y.clone() * y, sum, w.clone(), Some(b.clone()), EPS);
-                // One parameter is no leaf's, and one is not tracked.
+                // One parameter is not a leaf, and one is not tracked.
                 let sum = gemma_rms_norm_add(y.clone() * y, sum, frozen(&w), EPS);
                 let (y, sum) = gemma_rms_norm_add_rms_norm(x.clone(), sum, b.clone(), frozen(&w), EPS);
                 let grads = (y.clone() * y).cast(of_stream).mul(sum).sum().backward();
@@ -219,7 +224,7 @@ fn checkpointing_gives_the_same() {
     });
 }
 
-/// The results are those with autodiff, and no rows have no results and zeros as gradients.
+/// Results are equal without autodiff. Without rows, results are empty and gradients are zeros.
 #[test]
 fn devices_without_autodiff_and_no_rows() {
     on_each_device(|| {

@@ -1,5 +1,6 @@
-//! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
-//! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
+//! Results and gradients of every function, in every mix of dtypes and several layouts, against the
+//! f64 reference and its derived bounds: rmsnorm-spec's math, sections 5 and 6. There are no other
+//! tolerances.
 
 use burn::tensor::{Device, Tensor};
 use rmsnorm_burn::{
@@ -11,14 +12,14 @@ use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
 use crate::kit::{Native, arithmetic, elements, f64s, has, loss, on_each_device, plain, tensor, var};
 
-/// Large enough to be seen in every result, and an f32.
+/// Large enough to affect every result, and exact in f32.
 const EPS: f64 = 1.0 / 16.0;
 
-/// A tensor that is normalized: the dimensions of a leaf, and what view of it.
+/// A normalized tensor: the dimensions of a leaf, and a view of it.
 type View<const D: usize> = ([usize; D], fn(Tensor<D>) -> Tensor<D>);
 
-/// What is done with every view, of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and what has to
-/// be copied.
+/// A check of every view, of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a
+/// fused buffer, and tensors that must be copied.
 trait Check {
     fn view<const D: usize>(&self, view: View<D>);
 
@@ -26,11 +27,11 @@ trait Check {
         self.view::<1>(([33], |base| base));
         self.view::<2>(([5, 3 * 32], |base| base.narrow(1, 32, 32)));
         self.view::<2>(([64, 12], |base| base.transpose()));
-        // Cut where burn cuts without a copy on any device; and too large to share a buffer there.
+        // Narrowed where burn does not copy on any device, and too large to share a buffer there.
         self.view::<3>(([2, 6, 384], |base| base.narrow(1, 1, 4).narrow(2, 128, 128)));
         self.view::<2>(([40, 1100], |base| base));
         if plain() != Device::flex() {
-            // Each shape is a kernel or two, which a software adapter takes a second to compile.
+            // Each shape needs one or two kernels, which a software adapter compiles in a second.
             return;
         }
         self.view::<3>(([2, 6, 40], |base| base.narrow(1, 1, 4).narrow(2, 4, 31)));
@@ -45,7 +46,7 @@ trait Check {
     }
 }
 
-/// What is judged: everything that a function gives and every gradient.
+/// Judges every result and every gradient of a function.
 struct Judge<'a, const D: usize> {
     spec: NormSpec,
     dtypes: DTypes,
@@ -57,12 +58,12 @@ struct Judge<'a, const D: usize> {
 }
 
 impl<const D: usize> Judge<'_, D> {
-    /// The truths of both passes, to `judge`.
+    /// Passes the references of both passes to `judge`.
     fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
         self.passes(|passes| passes.judge(&arithmetic(), &judge));
     }
 
-    /// Those of the next norm, of the sum that was stored.
+    /// The same for the next norm, of the stored sum.
     fn run_next(
         &self,
         sum: &Tensor<D>,
@@ -84,7 +85,7 @@ impl<const D: usize> Judge<'_, D> {
     }
 }
 
-/// Judged by the truth of a pass, or the test fails with what was wrong.
+/// Judges a tensor against the reference of a pass; the test fails with the difference.
 macro_rules! judge {
     ($truth:expr, $name:expr, $type:ty, $got:expr, $case:expr) => {
         let verdict = $truth.judge($name, &elements::<$type, _>($got));
@@ -92,7 +93,7 @@ macro_rules! judge {
     };
 }
 
-/// Norms of activations `T` by a weight of `W`.
+/// Norms of activations `T` with a weight of `W`.
 struct Norms<T, W>(std::marker::PhantomData<(T, W)>);
 
 impl<T: Native, W: Native> Check for Norms<T, W> {
@@ -112,7 +113,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             ("layer_norm", spec(Norm::Layer), Some(&bias)),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
-            // A view of its own: burn walks a graph once.
+            // A separate view, because burn differentiates a graph once.
             let (x_in, weight_in) = (of(base.clone()), weight.clone());
             let y = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm(x_in, weight_in, EPS),
@@ -120,7 +121,8 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
                 (Norm::Layer, _) => layer_norm(x_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
-            // Of layer norm's y by way of a transpose, as after attention: what arrives is no dense matrix.
+            // Layer norm's y through a transpose, as after attention: its gradient is not a dense
+            // matrix.
             let last = D - 1;
             let loss = match spec.norm {
                 Norm::Rms => loss(y.clone(), &dy),
@@ -141,7 +143,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
     }
 }
 
-/// Sums of activations `T` and a residual of `R`, and their norms by a weight of `W`.
+/// Sums of activations `T` and a residual of `R`, and their norms with a weight of `W`.
 struct Adds<T, W, R>(std::marker::PhantomData<(T, W, R)>);
 
 impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
@@ -182,7 +184,7 @@ impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
     }
 }
 
-/// Sums of a residual of `R` and norms of activations `T` by a weight of `W`.
+/// Sums of a residual of `R` and norms of activations `T` with a weight of `W`.
 struct AddsAfter<T, W, R>(std::marker::PhantomData<(T, W, R)>);
 
 impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
@@ -192,7 +194,7 @@ impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
         let (x, residual) = (of(base.clone()), of(stream.clone()));
         let cols = x.dims()[D - 1];
         let (weight, bias, dsum) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3), tensor::<R, D>(x.dims(), 4));
-        // What reaches the norm of the sum's gradient.
+        // The sum's gradient as the norm receives it.
         let dy = dsum.clone().cast(x.dtype());
         let spec = |norm| NormSpec::new(norm, x.shape().num_elements() / cols, cols, EPS as f32).residual_after();
         for (name, spec, bias) in [
@@ -225,7 +227,8 @@ impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
     }
 }
 
-/// Those sums and their norms by a second weight of `W`, from whose gradients alone all others come.
+/// These sums and their norms with a second weight of `W`; all gradients come from those norms
+/// alone.
 struct Pairs<T, W, R>(std::marker::PhantomData<(T, W, R)>);
 
 impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {

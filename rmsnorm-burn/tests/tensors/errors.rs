@@ -1,4 +1,4 @@
-//! What does not fit is a panic that names it, on both paths.
+//! Panics name the tensor that does not fit, on both paths.
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{

@@ -1,4 +1,4 @@
-//! Graphs: whatever uses the results, gradients add up as those of what is used alone.
+//! Graphs: for every use of the results, gradients are the sum of those of each use alone.
 
 use burn::tensor::{DType, Device, Tensor};
 use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
@@ -10,7 +10,8 @@ use crate::kit::{
 
 const EPS: f64 = 1e-5;
 
-/// Both results are used, as in a transformer's block: the gradients that arrive at the sum are added in its dtype.
+/// Both results are used, as in a transformer block: the gradients of the sum are added in its
+/// dtype.
 #[test]
 fn gradients_of_both_results_add_up() {
     on_each_device(|| {
@@ -31,7 +32,8 @@ fn gradients_of_both_results_add_up() {
     });
 }
 
-/// The gradient of an f32 stream comes back unrounded, and that of 16-bit activations in their dtype.
+/// The gradient of an f32 stream is not rounded, and the gradient of 16-bit activations has their
+/// dtype.
 #[test]
 fn gradients_have_the_dtypes_of_their_tensors() {
     fn of<T: Native>() {
@@ -52,7 +54,7 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
     on_each_device(|| {
         let (x, w) = (var::<f32, 2>([4, 16], 1), var::<f32, 1>([16], 3));
         let summed = |y: Tensor<2>| y.square().sum().backward();
-        // The same tensor as x and residual: twice the gradient of either.
+        // The same tensor as x and residual has twice the gradient of either.
         let together = summed(add_rms_norm(x.clone(), x.clone(), w.clone(), EPS).0);
         let twin = var::<f32, 2>([4, 16], 1);
         let apart = summed(add_rms_norm(x.clone(), twin.clone(), w.clone(), EPS).0);
@@ -64,13 +66,13 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
         let apart = summed(layer_norm(x.clone(), weight.clone(), Some(bias.clone()), EPS));
         let both = weight.grad(&apart).unwrap() + bias.grad(&apart).unwrap();
         assert_eq!(f64s(&w.grad(&grads).unwrap()), f64s(&both));
-        // A weight that is itself computed, where only one result is used.
+        // A computed weight, if only one result is used.
         let computed = w.clone() * 2.0;
         let h = add_rms_norm(x.clone(), twin.clone(), computed.clone(), EPS).1;
         assert!(w.grad(&summed(h)).is_none());
         let y = add_rms_norm(x.clone(), twin.clone(), computed, EPS).0;
         assert!(w.grad(&summed(y)).is_some());
-        // An untracked tensor has no gradient, and costs none of the others'.
+        // An untracked tensor has no gradient, and does not affect the others.
         let (still_w, still) = (frozen(&w), frozen(&x));
         let grads = summed(rms_norm(x.clone(), still_w.clone(), EPS));
         assert!(x.grad(&grads).is_some() && still_w.grad(&grads).is_none());
@@ -84,14 +86,14 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
         assert!(twin.grad(&summed(y)).is_some());
         let y = add_rms_norm(x.clone(), frozen(&twin), still_w.clone(), EPS).0;
         assert!(x.grad(&summed(y)).is_some());
-        // Nothing to differentiate: no graph.
+        // Without tracked tensors there is no graph.
         assert!(!rms_norm(still.clone(), still_w.clone(), EPS).is_tracked());
         let (y, h) = add_rms_norm(still.clone(), still, still_w, EPS);
         assert!(!y.is_tracked() && !h.is_tracked());
     });
 }
 
-/// The results are those with autodiff; constants without it go together with tracked tensors.
+/// Results are equal without autodiff; constants without it can be mixed with tracked tensors.
 #[test]
 fn devices_without_autodiff_give_the_same() {
     on_each_device(|| {
@@ -107,7 +109,7 @@ fn devices_without_autodiff_give_the_same() {
         assert_same(&[f64s(&y), f64s(&h)], &[f64s(&tracked), f64s(&sum)], "add_rms_norm");
         let grads = add_rms_norm(vx.clone(), x.clone(), w.clone(), EPS).0.square().sum().backward();
         assert!(vx.grad(&grads).is_some());
-        // A bias without it beside tracked tensors, and the other way round.
+        // A bias without autodiff with tracked tensors, and the reverse.
         let grads = layer_norm(vx.clone(), vw.clone(), Some(w.clone()), EPS).square().sum().backward();
         assert!(vx.grad(&grads).is_some() && vw.grad(&grads).is_some());
         let grads = layer_norm(x, w, Some(vw.clone()), EPS).square().sum().backward();
@@ -115,7 +117,8 @@ fn devices_without_autodiff_give_the_same() {
     });
 }
 
-/// A tensor that nobody else has is overwritten, with the same bits; one that somebody has stays as it is.
+/// A tensor without another owner is overwritten, with the same bits; one with another owner is
+/// unchanged.
 #[test]
 fn what_nobody_else_has_is_overwritten() {
     on_each_device(|| {
@@ -134,14 +137,14 @@ fn what_nobody_else_has_is_overwritten() {
                 same(y_over, y.clone());
                 same(h_over, h.clone());
             }
-            // Views of what somebody has, too.
+            // Also views of tensors with another owner.
             let half = rms_norm(kept_x.clone().narrow(1, 0, 1), w.clone(), EPS);
             same(half, rms_norm(x().narrow(1, 0, 1), w.clone(), EPS));
             same(kept_x, x());
             same(kept_r, r());
         }
         in_each_mix!(of_mix);
-        // The same in a graph, which does not need what is added.
+        // The same in a graph, which does not need the addends.
         assert_overwriting_keeps_gradients(|x, r, w| {
             let (y, h) = add_rms_norm(x, r, w.clone(), EPS);
             (rms_norm(y, w, EPS) * h).sum()
@@ -149,7 +152,8 @@ fn what_nobody_else_has_is_overwritten() {
     });
 }
 
-/// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
+/// Parameters that are views, with an offset or a stride: values and gradients of their base
+/// tensors.
 #[test]
 fn parameters_may_be_views() {
     on_each_device(|| {
@@ -171,7 +175,8 @@ fn parameters_may_be_views() {
     });
 }
 
-/// Arguments of every kind of operation, with and without gradient checkpointing, which recomputes what is cheap.
+/// Arguments from every kind of operation, with and without gradient checkpointing, which
+/// recomputes cheap ones.
 #[test]
 fn checkpointing_gives_the_same() {
     on_each_device(|| {
@@ -180,11 +185,12 @@ fn checkpointing_gives_the_same() {
             let (x, r, m) = (leaf([6, 40], 1), leaf([6, 40], 2), leaf([40, 40], 5));
             let w = tensor_on::<f32, 1>(device, [40], 3).require_grad();
             let b = tensor_on::<f32, 1>(device, [40], 4).require_grad();
-            // What is normalized is recomputed, and so is what norms give: other operations need it.
+            // The normalized tensor is recomputed, and so are the norms, which other operations
+            // need.
             let y = layer_norm((x.clone() * 0.5).exp(), w.clone(), Some(b.clone()), EPS).square();
             let (y, h) = add_rms_norm(y, r.clone(), w.clone() * 2.0, EPS);
             let y = rms_norm((y * h.clone()).matmul(m.clone()), w.clone(), EPS);
-            // One parameter is no leaf's, and one is not tracked.
+            // One parameter is not a leaf, and one is not tracked.
             let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h;
             let grads = y.sum().backward();
             let all = [&x, &r, &m].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
@@ -216,7 +222,7 @@ fn checkpointing_takes_mixed_dtypes() {
     on_each_device(|| in_each_half!(of));
 }
 
-/// No rows: empty results, and zeros as the gradient of what there is.
+/// No rows: empty results, and gradients of zeros for the parameters.
 #[test]
 fn no_rows_have_no_results_and_zero_gradients() {
     on_each_device(|| {
@@ -230,7 +236,7 @@ fn no_rows_have_no_results_and_zero_gradients() {
     });
 }
 
-/// Many threads, each with graphs of its own over the same variables.
+/// Many threads, each with its graphs over the same variables.
 #[test]
 fn threads_share_variables() {
     fn of<T: Native>() {

@@ -1,4 +1,4 @@
-//! What the tests share: tensors with known values, and those of a tensor.
+//! Shared helpers of the tests: tensors with known values, and values of tensors.
 
 use std::cell::RefCell;
 #[cfg(feature = "wgpu")]
@@ -37,12 +37,12 @@ impl On {
     }
 }
 
-/// burn's default wgpu device, shared, and what it was made of; one for all tests. `None` where there is no adapter.
+/// burn's default wgpu device, shared, and its setup; one for all tests. `None` without an adapter.
 #[cfg(feature = "wgpu")]
 pub fn shared() -> Option<(Device, WgpuSetup)> {
     static SHARED: OnceLock<Result<(Device, WgpuSetup), String>> = OnceLock::new();
     testing::available(WgpuBackend::device_count()).unwrap()?;
-    // What fails is for every test the same: burn opens a runtime once.
+    // A failure is the same for every test: burn opens a runtime once.
     let open = || -> Result<_, String> {
         let (device, setup) = Device::wgpu_options().init_with_setup().map_err(|error| error.to_string())?;
         rmsnorm_burn::wgpu::share(&device, &setup).map_err(|error| error.to_string())?;
@@ -52,12 +52,12 @@ pub fn shared() -> Option<(Device, WgpuSetup)> {
 }
 
 thread_local! {
-    /// What the test of this thread runs on.
+    /// The device of this thread's test.
     static ON: RefCell<On> = RefCell::new(On::cpu());
 }
 
-/// The test on burn's CPU backend and, with the feature, on wgpu; where there is no adapter, that is printed with the reason, and
-/// fails if `RMSNORM_REQUIRE` names `wgpu`.
+/// Runs the test on burn's CPU backend and, with the feature, on wgpu. Without an adapter it prints
+/// the reason, and fails if `RMSNORM_REQUIRE` names `wgpu`.
 pub fn on_each_device(test: impl Fn()) {
     test();
     #[cfg(feature = "wgpu")]
@@ -72,17 +72,17 @@ pub fn plain() -> Device {
     ON.with_borrow(|on| on.device.clone())
 }
 
-/// With autodiff.
+/// The test's device, with autodiff.
 pub fn device() -> Device {
     plain().autodiff()
 }
 
-/// What error bounds follow from, of the kernels there.
+/// The arithmetic of the kernels there, which determines error bounds.
 pub fn arithmetic() -> Arithmetic {
     ON.with_borrow(|on| on.arithmetic)
 }
 
-/// Whether burn can compute in that dtype there: what stands around a norm is its own. If not, that is printed.
+/// Whether burn can compute in that dtype there, for the operations around a norm. Prints if not.
 pub fn has<E: Native>() -> bool {
     let has = plain().supports_dtype(E::dtype());
     if !has {
@@ -91,8 +91,8 @@ pub fn has<E: Native>() -> bool {
     has
 }
 
-/// The same values: on the CPU to the bit. Elsewhere, where other kernels may have rounded otherwise, so that a wrong term of a sum
-/// would show; the bounds are judged in `bounds`.
+/// Equal values: bitwise on the CPU. On other devices kernels may round differently, so only a
+/// wrong term of a sum would show; `bounds` checks the bounds.
 pub fn assert_same(got: &[Vec<f64>], expected: &[Vec<f64>], case: &str) {
     if plain() == Device::flex() {
         assert_eq!(got, expected, "{case}");
@@ -134,8 +134,8 @@ macro_rules! in_each_mix {
 }
 pub(crate) use in_each_mix;
 
-/// Gradients of x, residual and weight by way of what nobody but the call has, or, kept, somebody else: equal, to the bit, since no
-/// graph needs what is overwritten.
+/// Gradients of x, residual and weight through tensors with only the call as owner, and through
+/// kept ones: bitwise equal, since no graph needs the overwritten tensors.
 pub fn assert_overwriting_keeps_gradients(loss: impl Fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<1>) {
     let gradients = |keep: bool| {
         let (x, r, w) = (var::<f32, 2>([6, 40], 1), var::<f32, 2>([6, 40], 2), var::<f32, 1>([40], 3));
@@ -148,7 +148,7 @@ pub fn assert_overwriting_keeps_gradients(loss: impl Fn(Tensor<2>, Tensor<2>, Te
     assert_eq!(gradients(true), gradients(false));
 }
 
-/// Values between -2 and 2 on that device, other ones for each seed.
+/// Values between -2 and 2 on that device, different for each seed.
 pub fn tensor_on<E: Native, const D: usize>(device: &Device, dims: [usize; D], seed: u64) -> Tensor<D> {
     let values = testing::values::<E>(seed, dims.iter().product());
     Tensor::from_data(TensorData::new(values, dims), (device, E::dtype()))
@@ -159,12 +159,12 @@ pub fn tensor<E: Native, const D: usize>(dims: [usize; D], seed: u64) -> Tensor<
     tensor_on::<E, D>(&device(), dims, seed)
 }
 
-/// A leaf that is tracked.
+/// A tracked leaf.
 pub fn var<E: Native, const D: usize>(dims: [usize; D], seed: u64) -> Tensor<D> {
     tensor::<E, D>(dims, seed).require_grad()
 }
 
-/// The same values, untracked: `detach` alone makes a new leaf of a leaf.
+/// The same values, untracked: `detach` of a leaf is a new leaf, so it alone is not enough.
 pub fn frozen<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     tensor.clone().detach().set_require_grad(false)
 }
@@ -174,12 +174,12 @@ pub fn wide<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     frozen(tensor).cast(DType::F64).require_grad()
 }
 
-/// In the order of its rows.
+/// The elements in row order.
 pub fn elements<E: Native, const D: usize>(tensor: &Tensor<D>) -> Vec<E> {
     tensor.clone().into_data().try_to_vec().unwrap()
 }
 
-/// Exactly.
+/// The elements in f64, exactly.
 pub fn f64s<const D: usize>(tensor: &Tensor<D>) -> Vec<f64> {
     tensor.clone().into_data().iter::<f64>().collect()
 }
@@ -189,7 +189,7 @@ pub fn loss<const D: usize>(y: Tensor<D>, dy: &Tensor<D>) -> Tensor<1> {
     (y * dy.clone()).sum()
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub fn message<T>(call: impl FnOnce() -> T) -> String {
     let payload = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).err().expect("a panic");
     *payload.downcast::<String>().expect("a message")

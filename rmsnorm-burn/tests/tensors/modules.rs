@@ -1,4 +1,5 @@
-//! Modules are configured as burn's, load what burn's save, and compute what the functions do.
+//! Modules are configured like burn's, load burn's records, and compute the same results as the
+//! functions.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -43,7 +44,7 @@ fn records_of_burns_modules_load() {
         assert_eq!(f64s(&ours.gamma.val()), f64s(&parameter(3).val()));
         assert_eq!(ours.beta.map(|beta| f64s(&beta.val())), has_bias.then(|| f64s(&parameter(4).val())));
     }
-    // And theirs load ours.
+    // burn's modules load our records.
     let back = burn::nn::RmsNormConfig::new(16).init(&device()).load_record(RmsNorm::from(their_rms()).into_record());
     assert_eq!(f64s(&back.gamma.val()), f64s(&parameter(3).val()));
 }
@@ -80,8 +81,8 @@ fn new_parameters_are_ones_and_zeros_that_are_trained() {
     }
 }
 
-/// The same bits as the functions, and close to burn's own modules: each side is within a few roundings of f32 of the exact
-/// value.
+/// The bits of the functions, and close to burn's modules: both are within a few f32 roundings of
+/// the exact value.
 #[test]
 fn modules_are_the_functions() {
     let (x, r) = (tensor::<f32, 3>([2, 3, 16], 1), tensor::<f32, 3>([2, 3, 16], 2));
@@ -106,7 +107,7 @@ fn modules_are_the_functions() {
     let (y, sum) = rms.add_forward(x.clone(), r.clone());
     same(y, expected);
     same(sum, expected_sum);
-    // Gemma's, which has no function: the norm of the sum.
+    // Gemma's norm of the sum, which has no function.
     let (y, sum) = gemma.add_forward(x.clone(), r.clone());
     same(y, rmsnorm_burn::gemma_rms_norm(sum.clone(), w.clone(), EPS));
     same(sum, x.clone() + r.clone());

@@ -1,6 +1,6 @@
-//! burn's own path, which f64, mixes without kernels and other devices take.
+//! The path of burn's own operations, for f64, mixes without kernels and other devices.
 //!
-//! | | is judged by |
+//! | | reference |
 //! |---|---|
 //! | [`definition`] | the definition in f64: every function alone, on two devices |
 //! | [`chains`] | central differences, and the kernels: chains of all functions |
@@ -14,10 +14,11 @@ use burn::tensor::{Device, Tensor};
 
 use crate::kit::{Native, device, f64s, tensor_on, wide};
 
-/// An f32, so that the reference's is the same.
+/// Exact in f32, so that the reference has the same eps.
 const EPS: f64 = 1.0 / 1024.0;
 
-/// Both sides compute in f64 by different orders of some forty operations and sums of up to 96 terms.
+/// Both sides compute in f64, with different orders of about forty operations and of sums of up to
+/// 96 terms.
 const CLOSE: f64 = 256.0 * f64::EPSILON;
 
 fn assert_close<const D: usize>(got: &Tensor<D>, expected: &[f64], closeness: f64, what: &str) {
@@ -28,7 +29,7 @@ fn assert_close<const D: usize>(got: &Tensor<D>, expected: &[f64], closeness: f6
     assert!(error <= closeness * largest, "{what}: {error:e} of {largest}");
 }
 
-/// Both that there are here: ours without its kernels, and one that has none.
+/// Two devices: the one with our kernels, which this path does not use, and one without.
 fn devices() -> [Device; 2] {
     #[expect(deprecated, reason = "burn would have Flex instead, which is the other one")]
     let other = Device::ndarray();

@@ -1,4 +1,4 @@
-//! Devices of wgpu: which are shared, and what norms are on them.
+//! Devices of wgpu: shared ones, and the norms on them.
 
 use burn::backend::{CubeDevice, DispatchDevice};
 use burn::tensor::wgpu::{WgpuSetup, wgpu};
@@ -14,7 +14,7 @@ use crate::kit::{f64s, message, shared, tensor_on};
 
 const EPS: f64 = 1e-5;
 
-/// Another device of the same adapter, which no other test has, and what it was made of. It is not shared.
+/// Another device of the same adapter, which no other test uses, and its setup. It is not shared.
 fn another(setup: &WgpuSetup) -> (Device, WgpuSetup) {
     let request = wgpu::DeviceDescriptor {
         required_features: setup.adapter.features() - wgpu::Features::all_experimental_mask(),
@@ -31,7 +31,7 @@ fn norm(device: &Device, cols: usize) -> Vec<f64> {
     f64s(&rms_norm(x, w, EPS))
 }
 
-/// How many kernels of ours were made for a shared device.
+/// The number of our kernels that were compiled for a shared device.
 fn count(device: &Device) -> usize {
     backend(device).unwrap().kernel_count()
 }
@@ -54,15 +54,16 @@ fn norms_are_kernels_on_a_shared_device_and_burns_operations_on_others() {
     let ours = norm(&device, 4999);
     assert_eq!(count(&device), 2);
     assert_close(&ours, &burns);
-    // Sharing twice is sharing once: there is nothing new to make.
+    // A second share compiles nothing.
     share(&device, &setup).unwrap();
     assert_eq!((norm(&device, 4999), count(&device)), (ours, 2));
 }
 
-/// A function's first result, of x, residual and two vectors.
+/// The first result of a function of x, residual and two vectors.
 type Function = fn(Tensor<2>, Tensor<2>, Tensor<1>, Tensor<1>) -> Tensor<2>;
 
-/// Every function, forward and backward, each on a device of its own, on which nothing else makes kernels.
+/// Every function, forward and backward, each on a separate device, for which nothing else compiles
+/// kernels.
 #[test]
 fn every_function_takes_kernels() {
     let Some((_, first)) = shared() else { return };
@@ -98,7 +99,8 @@ fn every_function_takes_kernels() {
     }
 }
 
-/// What burn cannot compute in there, the kernels can: tensors that come as they are, and are read as they are.
+/// The kernels compute in dtypes that burn cannot use there, for tensors that are passed and read
+/// without burn's operations.
 #[test]
 fn bf16_needs_no_arithmetic_of_the_device() {
     let Some((device, _)) = shared() else { return };
@@ -108,7 +110,7 @@ fn bf16_needs_no_arithmetic_of_the_device() {
         f64s(&layer_norm(x, w.clone(), Some(w), EPS))
     };
     for (ours, cpus) in norm(&device).iter().zip(&norm(&Device::flex())) {
-        // Rounded to 8 bits once: the other neighbour at most.
+        // Rounded to 8 bits once, so it may be the other neighbour.
         assert!((ours - cpus).abs() <= cpus.abs() / 128.0, "{ours} and {cpus}");
     }
 }
@@ -126,7 +128,7 @@ fn tensors_of_another_device_are_named() {
     let far = tensor_on::<f32, 2>(&other, [3, 40], 1);
     let text = message(|| add_rms_norm(x.clone(), far, w.clone(), EPS));
     assert!(text.starts_with("rms_norm: residual must be on the device"), "{text}");
-    // With autodiff on one and not on another it is one device.
+    // Tensors with and without autodiff are on one device.
     let y = rms_norm(x, tensor_on::<f32, 1>(&device.autodiff(), [40], 2), EPS);
     assert_eq!(f64s(&y).len(), 120);
 }
@@ -143,7 +145,7 @@ fn what_is_not_of_one_runtime_is_refused() {
     assert!(refused.contains("kernels are for burn's wgpu devices, got"), "{refused}");
 }
 
-/// A graph that is captured has burn's operations in it: kernels of ours would run once and be missing from it.
+/// A captured graph contains burn's operations: our kernels would run once and be missing from it.
 #[test]
 fn captured_graphs_have_burns_operations() {
     let Some((_, first)) = shared() else { return };
@@ -165,7 +167,7 @@ fn captured_graphs_have_burns_operations() {
     let graph = client.stop_capture().unwrap();
     assert_eq!(count(&device), before);
     // SAFETY:
-    // - liveness: x, w and y are alive, and what lies between is the graph's;
+    // - liveness: x, w and y are alive, and the graph owns the tensors in between;
     // - ordering: this thread's stream is the graph's, and nobody else uses its tensors.
     unsafe { graph.replay() }.unwrap();
     let captured = f64s(&y);

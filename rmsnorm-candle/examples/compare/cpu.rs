@@ -1,4 +1,4 @@
-//! What a call takes on the CPU without candle.
+//! The time of a call on the CPU without candle.
 
 use candle_core::{Device, Error, Result, Tensor, WithDType};
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, Forward, ForwardInputs};
@@ -7,13 +7,13 @@ use rmsnorm_core::{Element, NormSpec, Tensor as Name};
 use crate::EPS;
 use crate::table::{Table, case};
 
-/// The CPU, which it says.
+/// The CPU device; prints its name.
 pub fn device() -> Device {
     println!("{}", CpuBackend::new());
     Device::Cpu
 }
 
-/// What forward and backward of an RMS norm take without candle, and candle's engine without them.
+/// Times forward and backward of an RMS norm without candle, and candle's engine without the norm.
 pub fn apart<T: Element + WithDType>(table: &Table, [x, w, dy]: [&Tensor; 3]) -> Result<()> {
     let [rows, cols] = table.shape;
     let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<T>();
@@ -45,7 +45,8 @@ pub fn apart<T: Element + WithDType>(table: &Table, [x, w, dy]: [&Tensor; 3]) ->
         5,
         &[
             case("the kernels, into new memory", || Ok((forward()?, backward()?))),
-            // What backward does around an operation: ones for the result, and each gradient added to zeros.
+            // candle's backward fills the result's gradient with ones, and adds each gradient to
+            // zeros.
             case("candle's engine: ones, zeros, additions", || {
                 Ok((x.ones_like()?, (x.zeros_like()? + dy)?, (w.zeros_like()? + w)?))
             }),

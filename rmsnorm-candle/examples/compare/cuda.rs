@@ -1,4 +1,4 @@
-//! What calls take on a GPU, and without candle.
+//! The time of calls on a GPU, with and without candle.
 
 use std::cell::RefCell;
 
@@ -10,11 +10,12 @@ use rmsnorm_core::{Element, NormSpec};
 use crate::EPS;
 use crate::table::{Table, case};
 
-/// Rounds of other work and calls of a sample behind it, tried in turn. A queue takes about a thousand launches before the host
-/// waits for room, and a call may be some forty: the more rounds, the fewer calls.
+/// (rounds of other work, calls of a sample after it), tried in turn. A queue takes about a
+/// thousand launches before the host waits, and a call may have about forty: with more rounds there
+/// are fewer calls.
 const TRIES: [(u32, u32); 3] = [(32, 16), (128, 16), (256, 4)];
 
-/// The first GPU, which it says.
+/// The first GPU; prints its name.
 pub fn device() -> Result<Device> {
     let device = Device::new_cuda(0)?;
     println!("{}", backend(device.as_cuda_device()?)?);
@@ -25,7 +26,7 @@ fn backend(device: &CudaDevice) -> Result<CudaBackend> {
     CudaBackend::from_stream(device.cuda_stream()).map_err(Error::wrap)
 }
 
-/// Work that keeps the GPU busy while calls are enqueued, so that it finds them all there.
+/// Work that keeps the GPU busy while calls are enqueued, so that they run without gaps.
 pub struct Behind {
     device: CudaDevice,
     work: Tensor,
@@ -37,7 +38,8 @@ impl Behind {
         Ok(Behind { device: device.clone(), work })
     }
 
-    /// Microseconds of the GPU for one call, or none if the host enqueues too slowly: the GPU would have waited for calls.
+    /// GPU time of one call in microseconds; `None` if the host enqueues too slowly, so that the
+    /// GPU would wait for calls.
     pub fn sample(&self, call: impl Fn() -> Result<()>) -> Result<Option<f64>> {
         let stream = self.device.cuda_stream();
         let mark = || stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(Error::wrap);
@@ -60,7 +62,7 @@ impl Behind {
     }
 }
 
-/// What forward and backward of an RMS norm take without candle, and candle's engine without them.
+/// Times forward and backward of an RMS norm without candle, and candle's engine without the norm.
 pub fn apart<T>(table: &Table, device: &CudaDevice, [x, w, dy]: [&Tensor; 3]) -> Result<()>
 where
     T: Element + WithDType + DeviceRepr + ValidAsZeroBits,
@@ -89,7 +91,8 @@ where
         5,
         &[
             case("the kernels, into memory that is there", || forward().and_then(|()| backward())),
-            // What backward does around an operation: ones for the result, and each gradient added to zeros.
+            // candle's backward fills the result's gradient with ones, and adds each gradient to
+            // zeros.
             case("candle's engine: ones, zeros, additions", || {
                 Ok((x.ones_like()?, (x.zeros_like()? + dy)?, (w.zeros_like()? + w)?))
             }),

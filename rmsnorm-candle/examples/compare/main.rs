@@ -1,17 +1,19 @@
-//! Our norms and candle's, in one process, samples in turn: forward, and forward with backward.
+//! Compares our norms with candle's in one process, with samples in turn: forward, and forward with
+//! backward.
 //!
 //!     cargo run --release -p rmsnorm-candle --example compare
 //!     cargo run --release -p rmsnorm-candle --features cuda --example compare -- --device cuda
 //!     cargo run -p rmsnorm-candle --example compare -- --check   # each call once, for its result
 //!
-//! Times are medians of whole calls on candle's tensors, allocation of results included. What a call takes without candle, and what
-//! candle's own engine takes, is told apart below each. GB/s count what a call has to move: x and y forward, and besides dy, x and
-//! dx backward.
+//! Times are medians of whole calls on candle's tensors, including the allocation of results. The
+//! time without candle, and the time of candle's engine, are printed below. GB/s count the bytes
+//! that a call must move: x and y forward; dy, x and dx in addition for backward.
 //!
-//! On the CPU, glibc gives large blocks back to the system and asks for them again, which costs more than a norm; with
-//! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the environment it does not. On a GPU a call is
-//! enqueued, and a sample is many calls and a wait: mostly what the host takes. So each is measured a second time, enqueued behind
-//! work that keeps the GPU busy meanwhile: what the GPU takes.
+//! On the CPU, glibc returns large blocks to the system and requests them again, which takes longer
+//! than a norm; with `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` in the
+//! environment it keeps them. On a GPU, a sample enqueues many calls and waits, so it measures
+//! mostly host time. Each case is therefore measured a second time, enqueued after other work that
+//! keeps the GPU busy, for the GPU time.
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -122,7 +124,8 @@ fn compare(table: &Table) -> Result<()> {
     }
 }
 
-/// Ours and candle's slow forms give the same, up to a few roundings of x_hat, or what is measured is not the same.
+/// Checks that our forms and candle's slow forms give equal results up to a few roundings of x_hat,
+/// so that the comparison is fair.
 fn agree(x: &Tensor, w: &Tensor, b: &Tensor) -> Result<()> {
     let eps = f64::from(EPS);
     let pairs = [

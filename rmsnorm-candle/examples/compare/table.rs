@@ -1,17 +1,17 @@
-//! Measures calls in turn, and prints what they take.
+//! Measures calls in turn, and prints their times.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Result};
 
-/// What the cases of a table may take together, once each has had each turn twice.
+/// The time for all cases of a table, after each case has had each turn twice.
 const PER_TABLE: Duration = Duration::from_millis(1100);
-/// Twice, where each is measured in two ways: samples vary less.
+/// The same on a GPU, where each case is measured in two ways and samples vary less.
 #[cfg(feature = "cuda")]
 const PER_TABLE_ON_GPU: Duration = Duration::from_millis(450);
 
-/// A call that is measured.
+/// A measured call.
 pub struct Case<'a> {
     pub name: &'static str,
     pub call: Box<dyn Fn() -> Result<()> + 'a>,
@@ -30,7 +30,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Of calls that move so many tensors of x's size. The first is what the others are compared with.
+    /// Prints calls that move `tensors` tensors of x's size, relative to the first case.
     pub fn print(&self, title: &str, tensors: usize, cases: &[Case<'_>]) -> Result<()> {
         if self.is_check {
             cases.iter().try_for_each(|case| (case.call)())?;
@@ -68,7 +68,7 @@ impl Table {
         }
     }
 
-    /// Medians, as multiples of the first, and of what is moved; or that a case has no samples.
+    /// Prints medians, their ratio to the first, and GB/s; or that a case has no samples.
     fn print_samples(&self, what: &str, tensors: usize, cases: &[Case<'_>], mut samples: Vec<Vec<f64>>) {
         let [rows, cols] = self.shape;
         let bytes = (tensors * rows * cols * self.dtype.size_in_bytes()) as f64;
@@ -90,7 +90,7 @@ impl Table {
     }
 }
 
-/// Samples of each case that could be taken, in microseconds a call.
+/// The samples of each case, in microseconds a call, if it could be measured.
 fn in_turn<'a>(
     cases: &[Case<'a>],
     budget: Duration,
@@ -100,12 +100,13 @@ fn in_turn<'a>(
     let start = Instant::now();
     let mut round = 0;
     while round <= 2 * cases.len() || (start.elapsed() < budget && round < 100) {
-        // Another first each time, and back and forth: each finds the memory that the one before has freed.
+        // A different first case each time, and back and forth: each case finds the memory that the
+        // previous one freed.
         for turn in 0..cases.len() {
             let turn = if round % 2 == 0 { turn } else { cases.len() - 1 - turn };
             let index = (turn + round / 2) % cases.len();
             let sample = sample(&cases[index])?;
-            // The first round is for memory and caches.
+            // The first round warms memory and caches.
             if round > 0 {
                 samples[index].extend(sample);
             }

@@ -1,10 +1,11 @@
-//! A small Llama-style model, for inference and then fine-tuned, with our norms and with candle's slow ones side by side.
+//! A small Llama-style model, in inference and fine-tuning, with our norms and with candle's slow
+//! ones.
 //!
 //!     cargo run --release -p rmsnorm-candle --example llama
 //!     cargo run -p rmsnorm-candle --example llama -- --steps 40   # fewer, for a debug build
 //!     cargo run --release -p rmsnorm-candle --features cuda --example llama -- --device cuda
 //!
-//! Both must give the same logits and the same losses, up to what their orders of roundings differ by.
+//! Both must give the same logits and losses, up to differences from the order of roundings.
 
 mod model;
 
@@ -14,7 +15,7 @@ use model::{Model, Norms, VOCABULARY};
 
 const BATCH: usize = 4;
 const TOKENS: usize = 16;
-/// How many there are, unless the command line says.
+/// The number of training steps, unless the command line sets it.
 const STEPS: usize = 400;
 
 fn main() -> Result<()> {
@@ -31,14 +32,15 @@ fn main() -> Result<()> {
         Some(_) => bail!("--steps is a number above 0"),
     };
     println!("on {:?}", device.location());
-    // f32: a chain of some forty operations, of a few roundings each. bf16: candle rounds x_hat before the weight, too.
+    // f32: about forty operations of a few roundings each. bf16: candle also rounds x_hat before
+    // the weight.
     for (dtype, closeness) in [(DType::F32, 256.0 * f32::EPSILON), (DType::BF16, 8.0 / 256.0)] {
         inference(&device, dtype, closeness)?;
     }
     training(&device, steps)
 }
 
-/// Sequences in which each token follows from the one before: tokens, and the next of each.
+/// Sequences in which each token determines the next: tokens, and the next token of each.
 fn sequences(device: &Device, step: usize) -> Result<(Tensor, Tensor)> {
     let next = |token: usize| (token * 5 + 3) % VOCABULARY;
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
@@ -54,7 +56,7 @@ fn sequences(device: &Device, step: usize) -> Result<(Tensor, Tensor)> {
     Ok((Tensor::from_vec(tokens, shape, device)?, Tensor::from_vec(targets, shape, device)?))
 }
 
-/// Logits of both, which differ by at most so much of the largest.
+/// Compares the logits of both, which may differ by `closeness` times the largest.
 fn inference(device: &Device, dtype: DType, closeness: f32) -> Result<()> {
     let (tokens, _) = sequences(device, 0)?;
     let logits = |norms| {
@@ -65,7 +67,7 @@ fn inference(device: &Device, dtype: DType, closeness: f32) -> Result<()> {
     let most = |values: Tensor| values.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>();
     let (largest, difference) = (most(slow.clone())?, most((&ours - &slow)?)?);
     println!("inference {dtype:?}: logits up to {largest:.3}, ours and candle's differ by {difference:.2e}");
-    // NaN is not close.
+    // False for NaN.
     let is_close = difference <= closeness * largest;
     if !is_close {
         bail!("logits differ by more than {closeness} of the largest");
@@ -73,7 +75,7 @@ fn inference(device: &Device, dtype: DType, closeness: f32) -> Result<()> {
     Ok(())
 }
 
-/// A model and what trains it.
+/// A model and its optimizer.
 struct Training {
     device: Device,
     model: Model,
@@ -107,7 +109,7 @@ fn training(device: &Device, steps: usize) -> Result<()> {
         if step % (steps / 20).max(1) == 0 || step + 1 == steps {
             println!("{step:>4}  {a:>8.5}  {b:>8.5}");
         }
-        // Roundings of 2^-24 grow from step to step; a wrong gradient shows within a few.
+        // Roundings of 2^-24 grow from step to step; a wrong gradient shows after a few steps.
         let is_close = (a - b).abs() <= 1e-3 * first;
         if !is_close {
             bail!("step {step}: losses {a} and {b}");

@@ -1,6 +1,8 @@
-//! A language model of a few Llama-style blocks, with norms of queries and keys as Qwen 3 and Gemma 3 have them.
+//! A language model of a few Llama-style blocks, with norms of queries and keys as in Qwen 3 and
+//! Gemma 3.
 //!
-//! The norms are ours, or what candle has that is differentiable: an addition and `candle_nn::ops::rms_norm_slow`.
+//! The norms are ours, or candle's differentiable operations: an addition and
+//! `candle_nn::ops::rms_norm_slow`.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{ops, rotary_emb};
@@ -13,12 +15,12 @@ const INNER: usize = 96;
 const BLOCKS: usize = 2;
 const EPS: f64 = 1e-6;
 
-/// Whose norms the model has.
+/// The norms of the model.
 #[derive(Clone, Copy, Debug)]
 pub enum Norms {
-    /// rmsnorm-candle's.
+    /// The norms of rmsnorm-candle.
     Ours,
-    /// candle's that have gradients.
+    /// candle's norms with gradients.
     Slow,
 }
 
@@ -30,7 +32,8 @@ impl Norms {
         }
     }
 
-    /// The norm of heads within a fused tensor that nobody else needs: in inference ours goes over them, where they lie.
+    /// The norm of heads in a fused tensor that has no other use: in inference our norm overwrites
+    /// them in place.
     fn norm_heads(self, heads: Tensor, weight: &Tensor) -> Result<Tensor> {
         match self {
             Norms::Ours if !heads.track_op() && !weight.track_op() => {
@@ -53,7 +56,7 @@ impl Norms {
     }
 }
 
-/// Its parameters are variables where it is to be trained.
+/// Its parameters are variables if it is trained.
 pub struct Model {
     norms: Norms,
     embedding: Tensor,
@@ -72,7 +75,7 @@ struct Block {
     down: Tensor,
 }
 
-/// The cosines and sines of positions, and what keeps a token from looking ahead.
+/// The cosines and sines of positions, and the causal mask.
 struct Positions {
     cos: Tensor,
     sin: Tensor,
@@ -96,7 +99,7 @@ impl Positions {
 }
 
 impl Model {
-    /// With the same parameters each time, and the variables among them if it is to be trained.
+    /// A model with the same parameters each time, and its variables if it is trained.
     pub fn new(norms: Norms, dtype: DType, device: &Device, is_trained: bool) -> Result<(Self, Vec<Var>)> {
         let mut variables = Vec::new();
         let mut seed = 0u64;
@@ -135,7 +138,7 @@ impl Model {
         let (batch, len) = tokens.dims2()?;
         let positions = Positions::new(len, self.embedding.dtype(), self.embedding.device())?;
         let mut stream = self.embedding.embedding(&tokens.flatten_all()?)?.reshape((batch, len, HIDDEN))?;
-        // What is to be added to the stream before the next norm.
+        // The addend of the residual stream before the next norm.
         let mut delta: Option<Tensor> = None;
         for block in &self.blocks {
             let y = match delta {
@@ -162,7 +165,8 @@ impl Model {
 impl Block {
     fn attention(&self, norms: Norms, y: &Tensor, positions: &Positions) -> Result<Tensor> {
         let (batch, len, _) = y.dims3()?;
-        // Heads of queries, keys and values side by side: rows with two strides, which our norm reads where they lie.
+        // Heads of queries, keys and values side by side: rows with two strides, which our norm
+        // reads without a copy.
         let qkv = y.broadcast_matmul(&self.qkv)?.reshape((batch, len, 3 * HEADS, HEAD_DIM))?;
         let heads = |part: usize| qkv.narrow(2, part * HEADS, HEADS);
         let turned = |heads: Tensor| {
@@ -185,7 +189,7 @@ impl Block {
     }
 }
 
-/// Values around zero, as large as keeps the size of what is multiplied with them.
+/// Values around zero, scaled so that a product keeps the size of the other factor.
 fn noise(shape: &[usize], seed: u64, device: &Device) -> Result<Tensor> {
     let len: usize = shape.iter().product();
     let inputs = shape.first().copied().unwrap_or(1) as f32;

@@ -1,16 +1,16 @@
-//! The residual's sum and its RMS norm as a module.
+//! The sum with a residual and its RMS norm, as a module.
 
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use super::RmsNorm;
 
-/// `residual + x` and its RMS norm: what stands between the parts of a transformer's block.
+/// `residual + x` and its RMS norm, as between the parts of a transformer block.
 #[derive(Clone, Debug)]
 pub struct AddRmsNorm(RmsNorm);
 
 impl AddRmsNorm {
-    /// By this weight: (cols).
+    /// With this weight: (cols).
     pub fn new(weight: Tensor, eps: f64) -> Self {
         AddRmsNorm(RmsNorm::new(weight, eps))
     }
@@ -20,8 +20,8 @@ impl AddRmsNorm {
         &self.0
     }
 
-    /// `(y, residual_out)`: the sum is `residual + x` in the dtype of `residual`, the next layer's residual, and y its norm in that of
-    /// `x`.
+    /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, the next layer's residual,
+    /// and `y` its norm in the dtype of `x`.
     ///
     /// # Errors
     /// As [`crate::add_rms_norm`].
@@ -30,14 +30,14 @@ impl AddRmsNorm {
     }
 }
 
-/// The same norm, behind a sum; of `1 + weight` if it is that.
+/// The same norm of a sum; with `1 + weight` if `norm` has it.
 impl From<RmsNorm> for AddRmsNorm {
     fn from(norm: RmsNorm) -> Self {
         AddRmsNorm(norm)
     }
 }
 
-/// Loads `weight` (or `gamma`), ones where a `VarMap` makes it new.
+/// Loads `weight` (or `gamma`); a `VarMap` creates it as ones.
 ///
 /// # Errors
 /// As [`super::rms_norm`].

@@ -7,7 +7,8 @@ use rmsnorm_core::{Norm, UnsizedNorm};
 use super::{BIAS, WEIGHT, vector};
 use crate::functions::{add_normalize, normalize, normalize_add, overwrite};
 
-/// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed. Called as `forward(&x)`.
+/// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed.
+/// Called as `forward(&x)`.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -17,17 +18,17 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// By this weight and bias: (cols).
+    /// With this weight and bias: (cols).
     pub fn new(weight: Tensor, bias: Tensor, eps: f64) -> Self {
         LayerNorm { weight, bias: Some(bias), norm: Norm::Layer, eps }
     }
 
-    /// By this weight: (cols).
+    /// With this weight: (cols).
     pub fn new_no_bias(weight: Tensor, eps: f64) -> Self {
         LayerNorm { weight, bias: None, norm: Norm::Layer, eps }
     }
 
-    /// RMS norm by this weight: (cols).
+    /// RMS norm with this weight: (cols).
     pub fn rms_norm(weight: Tensor, eps: f64) -> Self {
         LayerNorm { weight, bias: None, norm: Norm::Rms, eps }
     }
@@ -42,17 +43,18 @@ impl LayerNorm {
         self.bias.as_ref()
     }
 
-    /// What is added to the variance.
+    /// The number added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// Whether rows are centred first.
+    /// Whether the mean of each row is subtracted.
     pub fn remove_mean(&self) -> bool {
         self.norm == Norm::Layer
     }
 
-    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in the
+    /// dtype of `x`.
     ///
     /// # Errors
     /// As [`crate::add_layer_norm`].
@@ -60,7 +62,7 @@ impl LayerNorm {
         add_normalize(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
     }
 
-    /// `residual` and the norm of `x`, added in the dtype of `residual`.
+    /// `residual` plus the norm of `x`, in the dtype of `residual`.
     ///
     /// # Errors
     /// As [`crate::layer_norm_add`].
@@ -71,7 +73,7 @@ impl LayerNorm {
     /// Overwrites `x`, for inference.
     ///
     /// # Errors
-    /// As [`crate::layer_norm_in_place`]: among others where the weight is a variable.
+    /// As [`crate::layer_norm_in_place`], for example if the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
         overwrite(UnsizedNorm::new(self.norm, self.eps), x, &self.weight, self.bias())
     }
@@ -92,11 +94,11 @@ impl From<candle_nn::LayerNorm> for LayerNorm {
     }
 }
 
-/// Loads `weight` (or `gamma`) and, if the config is affine, `bias` (or `beta`); ones and zeros where a `VarMap` makes them new. An
-/// `f64` is a config too: `eps`, with mean and bias.
+/// Loads `weight` (or `gamma`) and, if the config is affine, `bias` (or `beta`); a `VarMap` creates
+/// them as ones and zeros. An `f64` is a config too: that `eps`, with mean and bias.
 ///
 /// # Errors
-/// Where one is missing, or not of the shape (size).
+/// If one is missing, or its shape is not (size).
 pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilder<'_>) -> Result<LayerNorm> {
     let LayerNormConfig { eps, remove_mean, affine } = config.into();
     let weight = vector(size, WEIGHT, 1.0, &vb)?;
@@ -105,7 +107,7 @@ pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilde
     Ok(LayerNorm { weight, bias, norm, eps })
 }
 
-/// Loads `weight` (or `gamma`) alone.
+/// Loads only `weight` (or `gamma`).
 ///
 /// # Errors
 /// As [`layer_norm`].

@@ -7,7 +7,8 @@ use rmsnorm_core::{Norm, UnsizedNorm};
 use super::{WEIGHT, vector};
 use crate::functions::{add_normalize, normalize, normalize_add, normalize_add_normalize, overwrite};
 
-/// RMS norm over the last dimension, by `weight` or, as Gemma's, by `1 + weight`. Called as `forward(&x)`.
+/// RMS norm over the last dimension, with `weight` or, as in Gemma, `1 + weight`. Called as
+/// `forward(&x)`.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -16,27 +17,28 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// By this weight: (cols).
+    /// With this weight: (cols).
     pub fn new(weight: Tensor, eps: f64) -> Self {
         RmsNorm { weight, eps, is_gemma: false }
     }
 
-    /// By `1 + weight`, which is not rounded.
+    /// With `1 + weight`, which is not rounded.
     pub fn gemma(weight: Tensor, eps: f64) -> Self {
         RmsNorm { weight, eps, is_gemma: true }
     }
 
-    /// The weight, as it was loaded.
+    /// The loaded weight, without the 1 of Gemma.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
 
-    /// What is added to the mean square.
+    /// The number added to the mean square.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// [`Module::forward`], under the name that candle-nn has for the form with gradients: here both have them.
+    /// [`Module::forward`] under candle-nn's name for the form with gradients. Here both have
+    /// gradients.
     ///
     /// # Errors
     /// As [`crate::rms_norm`].
@@ -44,7 +46,8 @@ impl RmsNorm {
         self.forward(x)
     }
 
-    /// `(y, residual_out)`: `residual + x` in the dtype of `residual`, and y its norm in that of `x`.
+    /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in the
+    /// dtype of `x`.
     ///
     /// # Errors
     /// As [`crate::add_rms_norm`].
@@ -52,7 +55,7 @@ impl RmsNorm {
         add_normalize(self.spec(), x, residual, &self.weight, None)
     }
 
-    /// `residual` and the norm of `x`, added in the dtype of `residual`.
+    /// `residual` plus the norm of `x`, in the dtype of `residual`.
     ///
     /// # Errors
     /// As [`crate::rms_norm_add`].
@@ -60,10 +63,12 @@ impl RmsNorm {
         normalize_add(self.spec(), x, residual, &self.weight, None)
     }
 
-    /// `(y, residual_out)`: what [`forward_add`](Self::forward_add) gives, and y its norm by `next`, in the dtype of `x`.
+    /// Returns `(y, h)`: `h` of [`forward_add`](Self::forward_add), and `y` its norm with the
+    /// weight of `next`, in the dtype of `x`.
     ///
     /// # Errors
-    /// As [`crate::rms_norm_add_rms_norm`], and where the norms differ in more than their weights: one call has one `eps`.
+    /// As [`crate::rms_norm_add_rms_norm`], and if the norms differ in more than their weights: one
+    /// call has one `eps`.
     pub fn forward_add_forward(&self, x: &Tensor, residual: &Tensor, next: &RmsNorm) -> Result<(Tensor, Tensor)> {
         if self.spec() != next.spec() {
             let what =
@@ -80,7 +85,7 @@ impl RmsNorm {
     /// Overwrites `x`, for inference.
     ///
     /// # Errors
-    /// As [`crate::rms_norm_in_place`]: among others where the weight is a variable.
+    /// As [`crate::rms_norm_in_place`], for example if the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
         overwrite(self.spec(), x, &self.weight, None)
     }
@@ -104,15 +109,15 @@ impl From<candle_nn::RmsNorm> for RmsNorm {
     }
 }
 
-/// Loads `weight` (or `gamma`), ones where a `VarMap` makes it new.
+/// Loads `weight` (or `gamma`); a `VarMap` creates it as ones.
 ///
 /// # Errors
-/// Where it is missing, or not of the shape (size).
+/// If it is missing, or its shape is not (size).
 pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder<'_>) -> Result<RmsNorm> {
     Ok(RmsNorm::new(vector(size, WEIGHT, 1.0, &vb)?, eps))
 }
 
-/// Loads `weight` (or `gamma`) of a norm by `1 + weight`, zeros where a `VarMap` makes it new.
+/// Loads `weight` (or `gamma`) of a norm with `1 + weight`; a `VarMap` creates it as zeros.
 ///
 /// # Errors
 /// As [`rms_norm`].

@@ -1,8 +1,8 @@
-//! What one pass leaves for a later one.
+//! A value that one pass leaves for a later one.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Written, then taken. Whoever panicked, what is in it is whole.
+/// Holds a value from `put` to `take`. A panic while it is locked leaves a whole value.
 pub(super) struct Cell<T>(Mutex<Option<T>>);
 
 impl<T> Cell<T> {

@@ -1,4 +1,4 @@
-//! y over x.
+//! Overwrites x with y.
 
 use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor};
 use rmsnorm_core::UnsizedNorm;
@@ -8,7 +8,8 @@ use crate::call::{Kernels, Operand, overwrite};
 /// An `InplaceOp2` of x and weight, and an `InplaceOp3` of x, weight and bias.
 struct InPlace(UnsizedNorm);
 
-/// Overwrites `x`, which has regular rows; weight and bias are contiguous, and there are kernels for their dtypes.
+/// Overwrites `x`. Its rows are regular, weight and bias are contiguous, and kernels take their
+/// dtypes.
 pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     match bias {
         None => x.inplace_op2(weight, &InPlace(spec)),

@@ -1,4 +1,4 @@
-//! The storage of one more tensor, for an operation that candle lends three.
+//! The storage of a fourth tensor, for an operation that gets three from candle.
 
 use std::any::Any;
 
@@ -10,12 +10,12 @@ use crate::call::{Kernels, Operand};
 pub(super) fn lend<S: Kernels>(tensor: &Tensor, f: impl Fn(Operand<'_, S>) -> Result<()>) -> Result<()> {
     let lent = |storage: &dyn Any, layout: &Layout| match storage.downcast_ref::<S>() {
         Some(storage) => f((storage, layout)),
-        None => bail!("a tensor of another device"),
+        None => bail!("all tensors of a call must be on one device"),
     };
     tensor.apply_op1_no_bwd(&Lend(lent)).map(|_| ())
 }
 
-/// An operation without a result of its own, which is lent a storage.
+/// An operation that only receives a storage, and has an empty result.
 struct Lend<F>(F);
 
 impl<F: Fn(&dyn Any, &Layout) -> Result<()>> Lend<F> {

@@ -1,5 +1,5 @@
-//! y from what is normalized, h, and from weight and bias. The operation that gives a sum h computes y with it: such a y is taken, without
-//! any work.
+//! y from h, weight and bias. If another operation computes h as a sum, it computes y in the same
+//! kernel, and this operation only takes that y.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -14,23 +14,24 @@ use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
 /// A `CustomOp2` of h and weight, and a `CustomOp3` of h, weight and bias.
 pub(crate) struct Normalize(Arc<Node>);
 
-/// What its node has.
+/// The state of its node.
 pub(super) struct Node {
     spec: UnsizedNorm,
     /// Whether there will be a backward pass.
     save: bool,
-    /// The y that is taken: a storage of some device.
+    /// The y to take, if a sum computes it: a storage of some device.
     taken: Option<Cell<Box<dyn Any + Send>>>,
     statistics: OnceLock<Saved>,
 }
 
 impl Node {
-    /// Of a norm of a sum: y is left here before the operation is applied.
+    /// The node of a norm of a sum; the sum's operation stores y here before this operation is
+    /// applied.
     pub(super) fn of_sum(spec: UnsizedNorm, save: bool) -> Arc<Node> {
         Arc::new(Node { spec, save, taken: Some(Cell::new()), statistics: OnceLock::new() })
     }
 
-    /// Leaves what the operation that gives the sum has computed.
+    /// Stores the y and statistics that the sum's operation computed.
     pub(super) fn leave<S: Kernels>(&self, y: Option<S>, statistics: Option<Saved>) -> Result<()> {
         if let (Some(taken), Some(y)) = (&self.taken, y) {
             taken.put(Box::new(y));
@@ -40,7 +41,7 @@ impl Node {
 }
 
 impl Normalize {
-    /// y of x, which has regular rows; weight and bias are contiguous, and there are kernels for their dtypes.
+    /// y of x. Its rows are regular, weight and bias are contiguous, and kernels take their dtypes.
     pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let save = [Some(x), Some(weight), bias].into_iter().flatten().any(Tensor::track_op);
         let node = Node { spec, save, taken: None, statistics: OnceLock::new() };
@@ -82,11 +83,11 @@ impl Normalize {
         };
         match y {
             Some(y) => Ok((y, h.1.shape().clone())),
-            None => bail!("an operation is applied once"),
+            None => bail!("this operation was applied before, and can be applied once"),
         }
     }
 
-    /// Of h, weight and bias.
+    /// The gradients of h, weight and bias.
     fn differentiate(
         &self,
         dy: &Tensor,
@@ -98,10 +99,10 @@ impl Normalize {
     }
 }
 
-/// Puts the statistics where `bwd` finds them.
+/// Stores the statistics for `bwd`.
 pub(super) fn keep(cell: &OnceLock<Saved>, statistics: Option<Saved>) -> Result<()> {
     match statistics.map(|statistics| cell.set(statistics)) {
-        Some(Err(_)) => bail!("an operation is applied once"),
+        Some(Err(_)) => bail!("this operation was applied before, and can be applied once"),
         Some(Ok(())) | None => Ok(()),
     }
 }

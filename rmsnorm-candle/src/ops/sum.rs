@@ -1,5 +1,5 @@
-//! The sum of residual and x, or of residual and the norm of x, and y, the norm of that sum: one kernel, two nodes, since both have
-//! gradients and a node has one result.
+//! The sum of residual and x, or of residual and the norm of x, and y, the norm of that sum: one
+//! kernel but two nodes, because both have gradients and a node has one result.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,31 +12,33 @@ use super::lend::lend;
 use super::normalize::{Node, Normalize, keep};
 use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
 
-/// The sum, from x, the norm's parameters and residual. The parameters are the weight or, where the bias has a gradient of the sum's,
-/// both in one: candle has no place for a fourth tensor that has one.
+/// The sum, from x, the norm's parameters and residual. The parameters are the weight or, if the
+/// sum has a gradient of the bias, weight and bias in one tensor: candle takes no fourth tensor
+/// with a gradient.
 struct Sum {
-    /// With the residual before the norm or after it.
+    /// The norm, with the residual before or after it.
     spec: UnsizedNorm,
     cols: usize,
     activations: DType,
     /// Whether there will be a backward pass.
     save: bool,
-    /// Those of the norm of x.
+    /// The statistics of the norm of x.
     statistics: OnceLock<Saved>,
     fourth: Fourth,
-    /// Where y is left.
+    /// The node that receives y.
     y: Option<Arc<Node>>,
 }
 
-/// A tensor whose gradient is none of the sum's.
+/// A fourth tensor, which has no gradient from the sum.
 enum Fourth {
     None,
     Bias(Tensor),
     NextWeight(Tensor),
 }
 
-/// y and the sum of x and residual. In this and the others, `x` and `residual` have regular rows, weight and bias are contiguous, and
-/// there are kernels for their dtypes. `spec` is that of the norms.
+/// Returns y and x + residual. In this function and the following, `x` and `residual` have regular
+/// rows, weight and bias are contiguous, and kernels take their dtypes. `spec` is the spec of the
+/// norms.
 pub(crate) fn add_normalize(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -47,14 +49,15 @@ pub(crate) fn add_normalize(
     let mut inputs = [Some(x), Some(residual), Some(weight), bias].into_iter().flatten();
     let save = inputs.any(Tensor::track_op);
     let y = Node::of_sum(spec, save);
-    // Detached: the sum depends on neither, and candle panics where an argument in the graph gets no gradient.
+    // Detached, because the sum depends on neither, and candle panics if an argument in the graph
+    // gets no gradient.
     let fourth = bias.map_or(Fourth::None, |bias| Fourth::Bias(bias.detach()));
     let residual_out =
         Sum { y: Some(y.clone()), ..Sum::new(spec, x, weight, save, fourth) }.apply(x, &weight.detach(), residual)?;
     Ok((Normalize::of(y, &residual_out, weight, bias)?, residual_out))
 }
 
-/// The sum of residual and the norm of x.
+/// Returns residual + norm(x).
 pub(crate) fn normalize_add(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -71,7 +74,7 @@ pub(crate) fn normalize_add(
     Sum::new(spec.residual_after(), x, weight, save, fourth).apply(x, &parameters, residual)
 }
 
-/// y and that sum. `next_weight` is as the weight is.
+/// Returns y and residual + norm(x). `next_weight` meets the conditions of the weight.
 pub(crate) fn normalize_add_normalize(
     spec: UnsizedNorm,
     x: &Tensor,
@@ -81,7 +84,7 @@ pub(crate) fn normalize_add_normalize(
 ) -> Result<(Tensor, Tensor)> {
     let save = [x, residual, weight, next_weight].into_iter().any(Tensor::track_op);
     let y = Node::of_sum(spec, save);
-    // Detached: the sum does not depend on it.
+    // Detached, because the sum does not depend on it.
     let fourth = Fourth::NextWeight(next_weight.detach());
     let sum = Sum { y: Some(y.clone()), ..Sum::new(spec.residual_after(), x, weight, save, fourth) };
     let residual_out = sum.apply(x, weight, residual)?;
@@ -101,7 +104,7 @@ impl Sum {
         }
     }
 
-    /// Whether a bias is among the parameters.
+    /// Whether the parameters contain a bias.
     fn has_bias(&self, parameters: &Shape) -> bool {
         parameters.elem_count() > self.cols
     }
@@ -136,7 +139,7 @@ impl Sum {
         }
         match sum.take() {
             Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
-            None => bail!("a call with a residual has no sum"),
+            None => bail!("{}: forward computed no sum with the residual", spec.name()),
         }
     }
 }
@@ -151,7 +154,8 @@ impl CustomOp3 for Sum {
 
     on_devices!(run: s1 l1, s2 l2, s3 l3);
 
-    /// The gradient of a sum: that of the residual as it is, and x's, or the norm's dy, in the dtype of x.
+    /// The gradients of the sum: unchanged for the residual; in the dtype of x for x, or as dy of
+    /// the norm.
     fn bwd(
         &self,
         x: &Tensor,
@@ -177,7 +181,7 @@ impl CustomOp3 for Sum {
         let (dx, dweight, dbias) = differentiate(&self.spec, &self.statistics, &dy, x, &weight, Some(&bias))?;
         match (dweight, dbias) {
             (Some(dweight), Some(dbias)) => Ok((dx, Some(Tensor::cat(&[dweight, dbias], 0)?), dresidual)),
-            (None, _) | (_, None) => bail!("parts of a tracked tensor are tracked"),
+            (None, _) | (_, None) => bail!("backward computed no gradient of the weight or of the bias"),
         }
     }
 }

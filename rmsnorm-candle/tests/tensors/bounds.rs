@@ -1,5 +1,6 @@
-//! Results and gradients of every function, in every mix of dtypes and several layouts, against the f64 reference and its derived
-//! bounds: rmsnorm-spec's math, sections 5 and 6. There is no tolerance here.
+//! Results and gradients of every function, in every mix of dtypes and several layouts, against the
+//! f64 reference and its derived bounds: rmsnorm-spec's math, sections 5 and 6. There are no other
+//! tolerances.
 
 use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
 use candle_core::backprop::GradStore;
@@ -11,10 +12,10 @@ use rmsnorm_candle::{
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
 use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
 
-/// Large enough to be seen in every result, and an f32.
+/// Large enough to affect every result, and exact in f32.
 const EPS: f64 = 1.0 / 16.0;
 
-/// A tensor that is normalized, and the variable that it is a view of.
+/// A normalized tensor, and the variable that it is a view of.
 struct View {
     base: Var,
     of: fn(&Tensor) -> Tensor,
@@ -26,7 +27,8 @@ impl View {
     }
 }
 
-/// Of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and what has to be copied.
+/// Views of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and
+/// tensors that must be copied.
 fn views<E: Native>(on: &On) -> Vec<View> {
     let view = |shape: &[usize], of| View { base: on.var::<E>(shape, 1), of };
     vec![
@@ -43,7 +45,7 @@ fn views<E: Native>(on: &On) -> Vec<View> {
     ]
 }
 
-/// What is judged: everything that a function gives and every gradient.
+/// Judges every result and every gradient of a function.
 struct Judge<'a> {
     on: &'a On,
     spec: NormSpec,
@@ -56,7 +58,7 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Each tensor as its own function gives it to `judge`.
+    /// Passes each tensor to `judge` through its own function.
     fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
@@ -66,7 +68,7 @@ impl Judge<'_> {
     }
 }
 
-/// Judged by the truth of a pass, or the test fails with what was wrong.
+/// Judges a tensor against the reference of a pass; the test fails with the difference.
 macro_rules! judge {
     ($truth:expr, $name:expr, $type:ty, $got:expr, $case:expr) => {
         let verdict = $truth.judge($name, &elements::<$type>($got));
@@ -148,14 +150,15 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
                     judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
                 }
             });
-            // The strided residual as it lies has the same bits.
+            // The strided residual, read without a copy, gives the same bits.
             let (again, _) = sum_and_norm(&residual);
             assert_eq!(elements::<T>(&again), elements::<T>(&y), "{case}");
         }
     }
 }
 
-/// The residual added after the norm, and the next norm of that. Every third view: calls of other rows differ in nothing else.
+/// The residual added after the norm, and the next norm of the sum. Every third view only: other
+/// rows make no difference.
 fn afters<T: Native, W: Native, R: Native>(on: &On) {
     let dtypes = DTypes::of::<T, W, R>();
     for (view, stream) in views::<T>(on).iter().zip(views::<R>(on)).step_by(3) {
@@ -166,7 +169,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
         let dy = on.tensor::<T>(x.dims(), 4);
         let spec = |norm| NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
         let gemma = spec(Norm::Rms).weight_offset(1.0);
-        // What is judged of the norm of x, whose dy is the gradient of the sum.
+        // Judges the norm of x, whose dy is the gradient of the sum.
         let judge_first =
             |spec: NormSpec, bias: Option<&Var>, sum: &Tensor, dy: &Tensor, grads: &GradStore, case: &str| {
                 assert_eq!((sum.dims(), sum.dtype()), (x.dims(), r.dtype()), "{case}");
@@ -199,7 +202,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             let grads = loss(&residual_out, &dsum).backward().unwrap();
             judge_first(spec, bias, &residual_out, &dy, &grads, &case);
             assert_eq!(elements::<R>(grads.get(&r).unwrap()), elements::<R>(&dsum), "{case}");
-            // The strided residual as it lies has the same bits.
+            // The strided residual, read without a copy, gives the same bits.
             assert_eq!(elements::<R>(&sum(&residual)), elements::<R>(&residual_out), "{case}");
         }
         for (name, spec) in [("rms_norm_add_rms_norm", spec(Norm::Rms)), ("gemma_rms_norm_add_rms_norm", gemma)] {
@@ -213,7 +216,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             let grads = loss(&y, &dy).backward().unwrap();
             let dsum = grads.get(&r).unwrap();
             judge_first(spec, None, &sum, &dsum.to_dtype(x.dtype()).unwrap(), &grads, &case);
-            // The norm of the sum as it was stored: as of that and an x of zeros.
+            // The norm of the stored sum: judged as the norm of that sum plus an x of zeros.
             let zeros = x.zeros_like().unwrap();
             let judge = Judge { on, spec, dtypes, x: &zeros, residual: Some(&sum), weight: &next, bias: None, dy: &dy };
             judge.run(|forward, backward| {
@@ -227,7 +230,8 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
     }
 }
 
-// A test for each dtype of activations: side by side on a GPU, as nearly all of their time is the compiler's.
+// A test for each dtype of activations: concurrent on a GPU, since compilation takes nearly all of
+// their time.
 
 #[test]
 fn norms_of_f32_are_within_their_bounds() {

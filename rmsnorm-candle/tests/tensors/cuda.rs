@@ -1,4 +1,4 @@
-//! What only a GPU can show: streams, contexts, devices that do not match.
+//! Tests that need a GPU: streams, contexts, mismatched devices.
 
 use crate::kit::{On, elements, f64s, loss, message};
 use candle_core::{DType, Device, Tensor, Var};
@@ -7,7 +7,8 @@ use rmsnorm_core::bf16;
 
 const EPS: f64 = 1e-5;
 
-/// Devices with streams of their own, each used by a thread of its own, beside the default ones: the same bits everywhere.
+/// Devices with separate streams, each used by its own thread, and the default ones: the same bits
+/// everywhere.
 #[test]
 fn streams_of_their_own_give_the_same_bits() {
     let Some(on) = On::cuda() else { return };
@@ -36,7 +37,7 @@ fn streams_of_their_own_give_the_same_bits() {
     });
 }
 
-/// A device that is made anew has the same context: what an earlier one has left does not matter.
+/// A new device has the same context; state of an earlier device does not matter.
 #[test]
 fn devices_come_and_go() {
     let Some(on) = On::cuda() else { return };
@@ -51,7 +52,8 @@ fn devices_come_and_go() {
     }
 }
 
-/// What one call enqueues, the next one reads, without a wait between them; and candle's own kernels before and after.
+/// A call reads the results of the previous call without a wait in between; candle's kernels run
+/// before and after.
 #[test]
 fn calls_follow_each_other_and_candles_kernels() {
     let Some(on) = On::cuda() else { return };
@@ -71,19 +73,23 @@ fn calls_follow_each_other_and_candles_kernels() {
     assert_eq!(one_by_one(false), one_by_one(true));
 }
 
-/// A tensor elsewhere is named, and so is a stream of another device.
+/// Errors name a tensor on another device, and a stream of another device.
 #[test]
 fn tensors_of_other_devices_are_named() {
     let Some(on) = On::cuda() else { return };
     let x = on.tensor::<f32>(&[4, 16], 1);
     let w = Tensor::ones(16, DType::F32, &Device::Cpu).unwrap();
-    assert_eq!(message(rms_norm(&x, &w, EPS)), "rms_norm: weight is on Cpu, x on Cuda { gpu_id: 0 }");
+    assert_eq!(
+        message(rms_norm(&x, &w, EPS)),
+        "rms_norm: weight must be on the same Device as x, Cuda { gpu_id: 0 }, got Cpu"
+    );
     let other = on.with(Device::new_cuda_with_stream(0).unwrap()).tensor::<f32>(&[16], 2);
     let text = message(layer_norm(&x, &on.tensor::<f32>(&[16], 2), Some(&other), EPS));
-    assert!(text.starts_with("layer_norm: bias is on Cuda"), "{text}");
+    assert!(text.starts_with("layer_norm: bias must be on the same Device as x, Cuda"), "{text}");
 }
 
-/// A graph made here and walked on another thread, once this one has settled: candle has a stream for each thread.
+/// A graph made here and differentiated on another thread, after this stream has finished: candle
+/// has one stream for each thread.
 #[test]
 fn gradients_may_be_computed_on_another_thread() {
     let Some(on) = On::cuda() else { return };

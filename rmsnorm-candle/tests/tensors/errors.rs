@@ -1,4 +1,4 @@
-//! What does not fit is an error that names it, on both paths.
+//! Errors name the tensor that does not fit, on both paths.
 
 use crate::kit::{On, message, on_each_device};
 use candle_core::{DType, Tensor};
@@ -30,7 +30,8 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
             }
             let text = message(rms_norm(&of(on, dtype, &[]), &w, 1e-6));
             assert_eq!(text, "rms_norm: x has no dimension to normalize over");
-            // Views: on CUDA candle casts a tensor without elements by a launch of no blocks, which is an error.
+            // Views, because on CUDA candle casts a tensor without elements with a launch of no
+            // blocks, which is an error.
             let (x, w) = (x.narrow(1, 0, 0).unwrap(), w.narrow(0, 0, 0).unwrap());
             let text = message(rms_norm(&x, &w, 1e-6));
             assert_eq!(text, "rms_norm: the last dimension of x must have at least 1 element, got the shape [4, 0]");
@@ -44,14 +45,14 @@ fn wrong_dtypes_and_eps_are_named() {
         let (x, w) = (of(on, DType::F32, &[4, 16]), of(on, DType::F32, &[16]));
         for dtype in [DType::U8, DType::U32, DType::I64] {
             let (ints, weight) = (x.to_dtype(dtype).unwrap(), w.to_dtype(dtype).unwrap());
-            let expected = |arg| format!("rms_norm: {arg} must be of floats, got {dtype:?}");
+            let expected = |arg| format!("rms_norm: {arg} must have a float dtype, got {dtype:?}");
             assert_eq!(message(rms_norm(&ints, &w, 1e-6)), expected("x"));
             assert_eq!(message(rms_norm(&x, &weight, 1e-6)), expected("weight"));
             assert_eq!(message(add_rms_norm(&x, &ints, &w, 1e-6)), expected("residual"));
             assert_eq!(message(rms_norm_add(&x, &ints, &w, 1e-6)), expected("residual"));
             assert_eq!(message(rms_norm_add_rms_norm(&x, &x, &w, &weight, 1e-6)), expected("next_weight"));
             let text = message(layer_norm(&x, &w, Some(&weight), 1e-6));
-            assert_eq!(text, format!("layer_norm: bias must be of floats, got {dtype:?}"));
+            assert_eq!(text, format!("layer_norm: bias must have a float dtype, got {dtype:?}"));
         }
         let wide = x.to_dtype(DType::F64).unwrap();
         for x in [&x, &wide] {

@@ -1,4 +1,5 @@
-//! Graphs: whatever uses the results, gradients are those of the same graph in f64, and of what is used alone.
+//! Graphs: for every use of the results, gradients equal those of the same graph in f64, also if
+//! only some results are used.
 
 use crate::kit::{elements, f64s, loss, on_each_device};
 use candle_core::{DType, Tensor, Var};
@@ -10,7 +11,8 @@ use rmsnorm_core::bf16;
 
 const EPS: f64 = 1e-5;
 
-/// Both results are used, as in a transformer's block: the gradients that arrive at the sum are added in its dtype.
+/// Both results are used, as in a transformer block: the gradients of the sum are added in its
+/// dtype.
 #[test]
 fn gradients_of_both_results_add_up() {
     on_each_device(|on| {
@@ -30,7 +32,7 @@ fn gradients_of_both_results_add_up() {
     });
 }
 
-/// So do those of a norm that is added to a residual, and of the next one.
+/// The same for a norm that is added to a residual, and for the next norm.
 #[test]
 fn gradients_of_both_results_add_up_after_the_norm() {
     on_each_device(|on| {
@@ -46,24 +48,24 @@ fn gradients_of_both_results_add_up_after_the_norm() {
         assert_eq!(elements::<f32>(of_both.get(&r).unwrap()), elements::<f32>(&sum));
         assert_eq!(elements::<f32>(of_h.get(&r).unwrap()), elements::<f32>(&dh));
         assert_eq!(elements::<f32>(of_both.get(&next).unwrap()), elements::<f32>(of_y.get(&next).unwrap()));
-        // On a GPU each form of the call adds up its rows in an order of its own.
+        // On a GPU each form of the call adds its rows in a different order.
         if on.device().is_cuda() {
             return;
         }
-        // x and its weight get what the norm of x alone makes of the gradient of the sum.
+        // x and its weight have the gradients of norm(x), whose dy is the gradient of the sum.
         let alone = loss(&rms_norm(&x, &w, EPS).unwrap(), &sum).backward().unwrap();
         for variable in [&x, &w] {
             let got = elements::<f32>(of_both.get(variable).unwrap());
             assert_eq!(got, elements::<f32>(alone.get(variable).unwrap()));
         }
-        // The sum by itself, and its norm by itself, have the bits of both in one call.
+        // The sum and its norm from separate calls have the bits of the one call.
         let apart = rms_norm_add(&x, &r, &w, EPS).unwrap();
         assert_eq!(elements::<f32>(&apart), elements::<f32>(&h));
         assert_eq!(elements::<f32>(&rms_norm(&apart, &next, EPS).unwrap()), elements::<f32>(&y));
     });
 }
 
-/// Of a norm that is added to a residual: each alone, and what is frozen gets none.
+/// A norm that is added to a residual: each gradient alone, and none for frozen tensors.
 #[test]
 fn norms_added_to_a_residual_with_frozen_tensors() {
     on_each_device(|on| {
@@ -76,10 +78,10 @@ fn norms_added_to_a_residual_with_frozen_tensors() {
             let at = |j: usize| if i == j { all[j].as_tensor() } else { &frozen[j] };
             let grads = summed(layer_norm_add(at(0), at(1), at(2), Some(at(3)), EPS).unwrap());
             assert_eq!(elements::<f32>(grads.get(var).unwrap()), elements::<f32>(expected.get(var).unwrap()));
-            // Where the bias has a gradient, so has the weight, which is in one tensor with it.
+            // If the bias has a gradient, so does the weight, which is in one tensor with it.
             let is_given = |j: usize| grads.get(&frozen[j]).is_some();
             assert!((0..4).all(|j| i == j || is_given(j) == (i == 3 && j == 2)));
-            // The next norm's weight in place of the bias.
+            // The next norm's weight instead of the bias.
             let (y, sum) = rms_norm_add_rms_norm(at(0), at(1), at(2), at(3), EPS).unwrap();
             assert_eq!(sum.track_op(), i < 3);
             assert!(summed(y).get(var).is_some());
@@ -97,7 +99,8 @@ fn norms_added_to_a_residual_with_frozen_tensors() {
     });
 }
 
-/// The gradient of an f32 stream comes back unrounded, and that of 16-bit activations in their dtype.
+/// The gradient of an f32 stream is not rounded, and the gradient of 16-bit activations has their
+/// dtype.
 #[test]
 fn gradients_have_the_dtypes_of_their_tensors() {
     on_each_device(|on| {
@@ -118,26 +121,27 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
     on_each_device(|on| {
         let (x, w) = (on.var::<f32>(&[4, 16], 1), on.var::<f32>(&[16], 3));
         let summed = |y: Tensor| y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
-        // The same tensor as x and residual: twice the gradient of either.
+        // The same tensor as x and residual has twice the gradient of either.
         let (y, _) = add_rms_norm(&x, &x, &w, EPS).unwrap();
         let twin = on.var::<f32>(&[4, 16], 1);
         let (apart, _) = add_rms_norm(&x, &twin, &w, EPS).unwrap();
         let (together, apart) = (summed(y), summed(apart));
         let twice = (apart.get(&x).unwrap() + apart.get(&twin).unwrap()).unwrap();
         assert_eq!(elements::<f32>(together.get(&x).unwrap()), elements::<f32>(&twice));
-        // A weight that is itself computed, where only the sum is used: nothing is due of it, and nothing panics.
+        // A computed weight, if only the sum is used: it gets no gradient, and nothing panics.
         let computed = (w.as_tensor() * 2.0).unwrap();
         let (_, h) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
         assert!(summed(h).get(&w).is_none());
         let (y, _) = add_rms_norm(&x, &twin, &computed, EPS).unwrap();
         assert!(summed(y).get(&w).is_some());
-        // A frozen tensor has no gradient, and costs none of the others'.
+        // A frozen tensor has no gradient, and does not affect the others.
         let frozen = w.detach();
         let grads = summed(rms_norm(&x, &frozen, EPS).unwrap());
         assert!(grads.get(&x).is_some() && grads.get(&frozen).is_none());
         let grads = summed(layer_norm(&x.detach(), &w, Some(&frozen), EPS).unwrap());
         assert!(grads.get(&w).is_some() && grads.get(&frozen).is_none());
-        // Of a sum and its layer norm: the bias alone, and with the sum alone nothing of the parameters.
+        // A sum and its layer norm: a gradient of only the bias; and if only the sum is used, none
+        // of the parameters.
         let (x_frozen, twin_frozen) = (x.detach(), twin.detach());
         let (y, h) = add_layer_norm(&x_frozen, &twin_frozen, &frozen, Some(&w), EPS).unwrap();
         assert!(!h.track_op() && summed(y).get(&w).is_some());
@@ -151,14 +155,15 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
         assert!(summed(y).get(&twin).is_some());
         let (y, _) = add_rms_norm(&x, &twin.detach(), &frozen, EPS).unwrap();
         assert!(summed(y).get(&x).is_some());
-        // Nothing to differentiate: no graph.
+        // Without tracked tensors there is no graph.
         assert!(!rms_norm(&x.detach(), &frozen, EPS).unwrap().track_op());
         let (y, h) = add_rms_norm(&x.detach(), &x.detach(), &frozen, EPS).unwrap();
         assert!(!y.track_op() && !h.track_op());
     });
 }
 
-/// Parameters that are views, with an offset or a stride: the values and gradients of what they are views of.
+/// Parameters that are views, with an offset or a stride: values and gradients of their base
+/// tensors.
 #[test]
 fn parameters_may_be_views() {
     on_each_device(|on| {
@@ -197,7 +202,8 @@ fn graph_is_walked_twice_with_the_same_result() {
     });
 }
 
-/// No rows: empty results, and zeros as the gradient of what there is. candle's CUDA has no tensors without elements, only views.
+/// No rows: empty results, and gradients of zeros for the parameters. candle's CUDA has no tensors
+/// without elements, only views.
 #[test]
 fn no_rows_have_no_results_and_zero_gradients() {
     on_each_device(|on| {
@@ -220,7 +226,7 @@ fn no_rows_have_no_results_and_zero_gradients() {
     });
 }
 
-/// Many threads, each with graphs of its own over the same variables.
+/// Many threads, each with its graphs over the same variables.
 #[test]
 fn threads_share_variables() {
     on_each_device(|on| {
@@ -242,7 +248,7 @@ fn threads_share_variables() {
     });
 }
 
-/// What this crate is for: candle's own fused forms have no gradient, and give no error.
+/// The reason for this crate: candle's own fused forms have no gradient, and return no error.
 #[test]
 fn candles_fused_norms_still_lose_their_gradients() {
     on_each_device(|on| {
@@ -259,7 +265,7 @@ fn candles_fused_norms_still_lose_their_gradients() {
         let y = layer_norm(&far, &one, Some(&zero), 0.0).unwrap();
         let root = 3.5f64.sqrt();
         let expected = [0.0, 1.0, 2.0, -3.0].map(|deviation| deviation / root);
-        // Deviations from the mean are whole numbers here, and a few roundings of f32 remain.
+        // Deviations from the mean are integers here; a few f32 roundings remain.
         assert!(f64s(&y).iter().zip(expected).all(|(y, expected)| (y - expected).abs() <= 1e-6), "{y}");
     });
 }

@@ -1,5 +1,5 @@
-//! The forms in place: the same bits as those that return y, nothing touched beside the rows, and refused wherever something else
-//! would be overwritten.
+//! The in-place forms: the same bits as the forms that return y, no write outside of the rows, and
+//! errors if other values would be overwritten.
 
 use crate::kit::{Native, On, elements, f64s, message, on_each_device};
 use candle_core::scalar::Scalar;
@@ -11,10 +11,10 @@ use rmsnorm_core::{bf16, f16};
 
 const EPS: f64 = 1e-5;
 
-/// What returns y, and what overwrites x.
+/// The form that returns y, and the form that overwrites x.
 type Form = (fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>, fn(&Tensor, &Tensor, &Tensor) -> Result<()>);
 
-/// What of a tensor is overwritten.
+/// The view of a tensor that is overwritten.
 type View = fn(&Tensor) -> Tensor;
 
 const FORMS: [Form; 4] = [
@@ -40,7 +40,7 @@ fn same_bits<T: Native, W: Native>(on: &On) {
             let cols = *x.dims().last().unwrap();
             let (w, b) = (on.tensor::<W>(&[cols], 2), on.tensor::<W>(&[cols], 3));
             let expected = returning(&x, &w, &b).unwrap();
-            // What lies between the rows: the rest of the buffer, where x is set to zero in a copy.
+            // The elements between the rows: the whole buffer, with x set to zero in a copy.
             let rest = |base: &Tensor| {
                 let copy = base.copy().unwrap();
                 view(&copy).const_set(Scalar::zero(<T as WithDType>::DTYPE)).unwrap();
@@ -88,25 +88,20 @@ fn what_would_be_lost_is_refused_before_anything_is_written() {
             }
         };
         let (x, w) = (on.tensor::<f32>(&[16, 16], 1), on.tensor::<f32>(&[16], 2));
-        // What a graph holds.
+        // Tensors that a graph holds.
         let variable = on.var::<f32>(&[16, 16], 1);
         refused(&variable, &w, &w, "x is part of a graph");
         refused(&(variable.as_tensor() * 2.0).unwrap(), &w, &w, "x is part of a graph");
         refused(&x, &on.var::<f32>(&[16], 2), &w, "weight is part of a graph");
         let text = message(layer_norm_in_place(&x, &w, Some(&on.var::<f32>(&[16], 2)), EPS));
         assert!(text.contains("bias is part of a graph"), "{text}");
-        // Parameters within what is written.
+        // Parameters inside the overwritten tensor.
         refused(&x, &x.get(3).unwrap(), &w, "shares storage");
         let text = message(layer_norm_in_place(&x, &w, Some(&x.get(3).unwrap()), EPS));
         assert!(text.contains("shares storage"), "{text}");
-        // Rows that share memory with each other, and such as cannot be written where they lie.
-        refused(
-            &x.get(0).unwrap().broadcast_as((3, 16)).unwrap(),
-            &w,
-            &w,
-            "rows at more than two distances, or that overlap",
-        );
-        refused(&x.t().unwrap(), &w, &w, "rows at more than two distances, or that overlap");
+        // Rows that overlap, and rows that cannot be written in place.
+        refused(&x.get(0).unwrap().broadcast_as((3, 16)).unwrap(), &w, &w, "the rows of x must not overlap");
+        refused(&x.t().unwrap(), &w, &w, "the rows of x must not overlap");
         refused(&x, &x.narrow(0, 0, 2).unwrap(), &w, "weight must have the shape [16]");
     });
 }
@@ -131,7 +126,7 @@ fn candles_path_overwrites_what_is_contiguous() {
     });
 }
 
-/// Calls of several threads do not disturb each other; the weight is read by all of them.
+/// Concurrent calls of several threads, which read the same weight.
 #[test]
 fn threads_overwrite_tensors_of_their_own() {
     on_each_device(|on| {

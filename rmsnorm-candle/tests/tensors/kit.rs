@@ -1,4 +1,4 @@
-//! What the tests share: devices, tensors with known values, and those of a tensor.
+//! Shared helpers of the tests: devices, tensors with known values, and values of tensors.
 
 #[cfg(feature = "cuda")]
 use std::sync::OnceLock;
@@ -17,12 +17,12 @@ impl<E: Element + WithDType> Native for E {}
 /// A device that a test runs on.
 pub struct On {
     device: Device,
-    /// What error bounds follow from, of the kernels there.
+    /// The arithmetic of the kernels there, which determines error bounds.
     pub arithmetic: Arithmetic,
 }
 
-/// The test on the CPU and, with the feature, on a GPU; where there is none, that is printed with the reason, and fails if
-/// `RMSNORM_REQUIRE` names `cuda`.
+/// Runs the test on the CPU and, with the feature, on a GPU. Without a GPU it prints the reason,
+/// and fails if `RMSNORM_REQUIRE` names `cuda`.
 pub fn on_each_device(test: impl Fn(&On)) {
     test(&On { device: Device::Cpu, arithmetic: CpuBackend::new().arithmetic() });
     #[cfg(feature = "cuda")]
@@ -32,7 +32,7 @@ pub fn on_each_device(test: impl Fn(&On)) {
 }
 
 impl On {
-    /// The first GPU. Its device is one for all tests, each on a stream of its own thread, as candle has it.
+    /// The first GPU. All tests share its device, each on the stream of its thread, as in candle.
     #[cfg(feature = "cuda")]
     pub fn cuda() -> Option<On> {
         static DEVICE: OnceLock<Device> = OnceLock::new();
@@ -51,7 +51,7 @@ impl On {
         &self.device
     }
 
-    /// Values between -2 and 2, other ones for each seed.
+    /// Values between -2 and 2, different for each seed.
     pub fn tensor<E: Native>(&self, shape: &[usize], seed: u64) -> Tensor {
         let len = shape.iter().product();
         Tensor::from_vec(testing::values::<E>(seed, len), shape, &self.device).unwrap()
@@ -61,7 +61,7 @@ impl On {
         Var::from_tensor(&self.tensor::<E>(shape, seed)).unwrap()
     }
 
-    /// Waits for what this thread has enqueued, before other threads use it.
+    /// Waits for the work of this thread's stream, before other threads use the results.
     pub fn settle(&self) {
         self.device.synchronize().unwrap();
     }
@@ -72,12 +72,12 @@ pub fn wide(tensor: &Tensor) -> Var {
     Var::from_tensor(&tensor.to_dtype(DType::F64).unwrap()).unwrap()
 }
 
-/// In the order of its rows.
+/// The elements in row order.
 pub fn elements<E: WithDType>(tensor: &Tensor) -> Vec<E> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Exactly.
+/// The elements in f64, exactly.
 pub fn f64s(tensor: &Tensor) -> Vec<f64> {
     elements(&tensor.to_dtype(DType::F64).unwrap())
 }
@@ -87,7 +87,7 @@ pub fn loss(y: &Tensor, dy: &Tensor) -> Tensor {
     (y * dy).unwrap().sum_all().unwrap()
 }
 
-/// What an error says, without a backtrace.
+/// The message of an error, without a backtrace.
 pub fn message<T>(result: Result<T>) -> String {
     let text = result.err().expect("an error").to_string();
     text.lines().next().unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! Modules load what candle-nn's load, and compute what the functions do.
+//! Modules load the same tensors as candle-nn's, and compute the same results as the functions.
 
 use std::collections::HashMap;
 
@@ -61,8 +61,8 @@ fn new_variables_are_ones_and_zeros_that_are_trained() {
     });
 }
 
-/// The same bits as the functions, and close to candle-nn's own modules: each side is within a few roundings of f32 of the
-/// exact value.
+/// The bits of the functions, and close to candle-nn's modules: both are within a few f32 roundings
+/// of the exact value.
 #[test]
 fn modules_are_the_functions() {
     on_each_device(|on| {
@@ -80,7 +80,7 @@ fn modules_are_the_functions() {
         let (y, sum) = AddRmsNorm::new(w.clone(), EPS).forward(&x, &r).unwrap();
         let (expected, expected_sum) = rmsnorm_candle::add_rms_norm(&x, &r, &w, EPS).unwrap();
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
-        // The method of a norm that stands alone.
+        // The methods of a single norm.
         for (y, sum) in [
             RmsNorm::new(w.clone(), EPS).add_forward(&x, &r).unwrap(),
             LayerNorm::rms_norm(w.clone(), EPS).add_forward(&x, &r).unwrap(),
@@ -90,7 +90,7 @@ fn modules_are_the_functions() {
         let (y, sum) = affine.add_forward(&x, &r).unwrap();
         let (expected, expected_sum) = rmsnorm_candle::add_layer_norm(&x, &r, &w, Some(&b), EPS).unwrap();
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
-        // The residual added after the norm, and the next norm of that.
+        // The residual added after the norm, and the next norm of the sum.
         let sums = [
             (RmsNorm::new(w.clone(), EPS).forward_add(&x, &r), rmsnorm_candle::rms_norm_add(&x, &r, &w, EPS)),
             (RmsNorm::gemma(w.clone(), EPS).forward_add(&x, &r), rmsnorm_candle::gemma_rms_norm_add(&x, &r, &w, EPS)),
@@ -110,7 +110,7 @@ fn modules_are_the_functions() {
                 "{text}"
             );
         }
-        // Gemma's norm of a sum: what two calls give.
+        // Gemma's norm of a sum equals two calls.
         let (y, sum) = AddRmsNorm::from(RmsNorm::gemma(w.clone(), EPS)).forward(&x, &r).unwrap();
         assert_eq!(elements::<f32>(&y), elements::<f32>(&rmsnorm_candle::gemma_rms_norm(&sum, &w, EPS).unwrap()));
 

@@ -1,5 +1,6 @@
-//! Candle's own path, which f64 and mixes without kernels take on the CPU as every other device does: results against the
-//! definition in f64, gradients against it and against central differences.
+//! The path of candle's own operations, on the CPU with f64 and mixes without kernels, as on other
+//! devices: results against the definition in f64, gradients against it and against central
+//! differences.
 
 use crate::kit::{On, f64s, loss, on_each_device, wide};
 use candle_core::{DType, Tensor, Var};
@@ -10,10 +11,11 @@ use rmsnorm_candle::{
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_core::{Norm, NormSpec, bf16, f16};
 
-/// An f32, so that the reference's is the same.
+/// Exact in f32, so that the reference has the same eps.
 const EPS: f64 = 1.0 / 1024.0;
 
-/// Both sides compute in f64 by different orders of some twenty operations and sums of up to 96 terms.
+/// Both sides compute in f64, with different orders of about twenty operations and of sums of up to
+/// 96 terms.
 const CLOSE: f64 = 256.0 * f64::EPSILON;
 
 fn assert_close(got: &Tensor, expected: &[f64], closeness: f64, what: &str) {
@@ -60,8 +62,8 @@ fn f64_is_the_definition_with_its_gradients() {
     });
 }
 
-/// A chain of all functions, in f64, along one direction for each variable: a step of 2^-17 leaves its square times a third
-/// derivative, and 2^-53 / 2^-17 of the value in roundings.
+/// A chain of all functions, in f64, along one direction for each variable. A step of 2^-17 has
+/// errors of its square times a third derivative, and of 2^-53 / 2^-17 of the value from roundings.
 #[test]
 fn gradients_are_slopes() {
     on_each_device(|on| {
@@ -93,8 +95,9 @@ fn gradients_are_slopes() {
     });
 }
 
-/// The kernels' gradients in f32 are those of the same chain in f64. What single calls may differ by is derived in bounds.rs; a
-/// chain of eight calls is given 32 times the unit roundoff of f32, of the largest value.
+/// The kernels' f32 gradients equal those of the same chain in f64. bounds.rs derives the error of
+/// single calls; this chain of eight calls may differ by 32 units of f32 roundoff of the largest
+/// value.
 #[test]
 fn fused_and_slow_agree_on_a_chain() {
     on_each_device(|on| {
@@ -118,7 +121,8 @@ fn fused_and_slow_agree_on_a_chain() {
     });
 }
 
-/// Mixes without kernels: computed as wide as the widest needs, rounded once, and each gradient in its tensor's own dtype.
+/// Mixes without kernels: computed in the widest dtype, rounded once, with each gradient in its
+/// tensor's dtype.
 #[test]
 fn mixes_without_kernels_take_candles_path() {
     on_each_device(|on| {
@@ -131,7 +135,7 @@ fn mixes_without_kernels_take_candles_path() {
             let wides = [&x, &r, &w, &b].map(|var| wide(var));
             let expected = layer_norm(&wides[0], &wides[2], Some(&wides[3]), EPS).unwrap();
             assert_close(&y, &f64s(&expected), unit, &what);
-            // From the rounded sum, which is what is normalized.
+            // From the rounded sum, which the norm reads.
             let expected = rms_norm(&wide(&h), &wides[2], EPS).unwrap();
             assert_close(&normed, &f64s(&expected), unit, &what);
             let total = (y.to_dtype(DType::F64).unwrap() + normed.to_dtype(DType::F64).unwrap()).unwrap();
@@ -144,7 +148,7 @@ fn mixes_without_kernels_take_candles_path() {
         let f32s = |shape: &[usize]| on.var::<f32>(shape, 1);
         let f64 = |shape: &[usize]| wide(&f32s(shape));
         let (f16, bf16) = (|shape: &[usize]| on.var::<f16>(shape, 2), |shape: &[usize]| on.var::<bf16>(shape, 3));
-        // Half a unit in the last place of y, and what f32 leaves before it is rounded.
+        // Half a unit in the last place of y, plus the f32 error before rounding.
         let (of_f32, of_f16, of_bf16) = (2f64.powi(-20), 2f64.powi(-10), 2f64.powi(-7));
         check(f32s(&shape), f32s(&shape), f64(&[24]), f32s(&[24]), of_f32);
         check(f16(&shape), f16(&shape), bf16(&[24]), bf16(&[24]), of_f16);

@@ -179,7 +179,7 @@ fn quantized_settings_that_make_no_sense_are_refused_in_a_line() {
         (&["--codes", "int8", "--scale", "mx"], "MX has codes of floating point, got int8"),
         (&["--codes", "e4m3", "--amax-floor=-1"], "the floor of amax is finite and not negative, got -1"),
         (&["--codes", "e4m3", "--scale", "row"], "scale must not be given"),
-        (&["--codes", "e4m3", "--scale", "tensor", "--columnwise", "1"], "only scales of blocks of columns, or of MX"),
+        (&["--codes", "e4m3", "--scale", "tensor", "--columnwise", "1"], "only ScaleKind::Block and ScaleKind::Mx"),
     ] {
         let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out"], args].concat());
         assert_eq!(outcome.code, Some(2), "{args:?}: {}", outcome.stderr);

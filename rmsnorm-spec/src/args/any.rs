@@ -1,5 +1,6 @@
-//! Calls whose dtypes are values. Backends launch calls in this form, so that they are compiled once and not once for every mix of dtypes.
-//! A view in such a call has one of seven element types, and says which.
+//! Calls whose dtypes are run-time values. Backends launch calls in this form, so they are compiled
+//! once and not once for each mix of dtypes. A view in such a call is an enum of seven element
+//! types.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::{AnyCall, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16};
 
-/// Runs `body` with the view and its element type, whichever it is.
+/// Runs `body` with the view and its element type.
 macro_rules! each {
     ($any:expr, $views:ident, $view:ident: $element:ident => $body:expr) => {
         match $any {
@@ -46,7 +47,7 @@ macro_rules! any {
             E5m2(B::$view<'a, F8E5M2>),
             /// Codes in 8-bit integers.
             Int8(B::$view<'a, i8>),
-            /// Scales in bytes, as MX has them.
+            /// Scales as bytes (E8M0).
             E8m0(B::$view<'a, u8>),
         }
 
@@ -59,7 +60,7 @@ macro_rules! any {
             /// The view with its type.
             ///
             /// # Errors
-            /// `InvalidArgument` if it has another one.
+            /// `InvalidArgument` if its elements have another type.
             pub fn typed<T: Stored>(self) -> Result<B::$view<'a, T>, Error> {
                 let storage = self.storage();
                 T::$of(self).ok_or_else(|| other_type::<T>(storage))
@@ -69,12 +70,12 @@ macro_rules! any {
 }
 
 any! {
-    /// A read-only view that says the type of its elements.
+    /// A read-only view of any element type.
     AnyIn of In, in_of
 }
 
 any! {
-    /// A view that is written, and says the type of its elements.
+    /// A writable view of any element type.
     AnyOut of Out, out_of
 }
 
@@ -91,24 +92,24 @@ impl<B: Memory + ?Sized> AnyIn<'_, B> {
 }
 
 impl<B: Memory + ?Sized> AnyOut<'_, B> {
-    /// Elements of the view, to be written.
+    /// Elements of the view, for writing.
     pub fn part(&mut self, range: Range<usize>) -> AnyOut<'_, B> {
         each!(self, AnyOut, view: E => E::any_out(B::part_out::<E>(view, range)))
     }
 
-    /// The same view again, to be written.
+    /// The same view again, for writing.
     pub fn whole(&mut self) -> AnyOut<'_, B> {
         self.part(0..Untyped::<B>::out_span::<f32>(self).len)
     }
 
-    /// The view, to be read before or after.
+    /// The view, for reading before or after it is written.
     pub fn read(&self) -> AnyIn<'_, B> {
         each!(self, AnyOut, view: E => E::any_in(B::read_out::<E>(view)))
     }
 }
 
-/// A marker that takes the place of `B` in argument structs. Its views are [`AnyIn`] and [`AnyOut`] of `B`, whatever element type is
-/// named. No value of it exists.
+/// A marker that replaces `B` in argument structs. Its views are [`AnyIn`] and [`AnyOut`] of `B`,
+/// for every element type. It has no values.
 pub struct Untyped<B: ?Sized>(Infallible, PhantomData<fn(&B)>);
 
 impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
@@ -144,22 +145,24 @@ impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
     }
 }
 
-/// A [`Forward`] call whose dtypes are values, which its `dtypes` has. The `f32` here is a placeholder, and says nothing about the views.
+/// A [`Forward`] call whose dtypes are run-time values, in its field `dtypes`. The `f32` here is a
+/// placeholder for the type parameters.
 pub type AnyForward<'a, B> = Forward<'a, Untyped<B>, f32>;
 
-/// A [`Backward`] call whose dtypes are values: see [`AnyForward`].
+/// A [`Backward`] call whose dtypes are run-time values: see [`AnyForward`].
 pub type AnyBackward<'a, B> = Backward<'a, Untyped<B>, f32>;
 
-/// A [`QuantizedForward`] call whose dtypes and type of codes are values: see [`AnyForward`].
+/// A [`QuantizedForward`] call whose dtypes and type of codes are run-time values: see
+/// [`AnyForward`].
 pub type AnyQuantizedForward<'a, B> = QuantizedForward<'a, Untyped<B>, f32, i8>;
 
-/// A [`ColumnStatistics`] call whose dtypes are values: see [`AnyForward`].
+/// A [`ColumnStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
 pub type AnyColumnStatistics<'a, B> = ColumnStatistics<'a, Untyped<B>, f32>;
 
-/// A [`BackwardStatistics`] call whose dtypes are values: see [`AnyForward`].
+/// A [`BackwardStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
 pub type AnyBackwardStatistics<'a, B> = BackwardStatistics<'a, Untyped<B>, f32>;
 
-/// A visitor of views of every type can visit views that say their type.
+/// A visitor of typed views also visits views of any type.
 impl<'a, B: NormBackend + ?Sized, V: Visitor<'a, B>> Visitor<'a, Untyped<B>> for V {
     fn read<T: Stored>(&mut self, tensor: Tensor, rows: Rows<AnyIn<'a, B>>) -> Result<(), Error> {
         let Rows { view, row_stride, groups } = rows;
@@ -172,13 +175,13 @@ impl<'a, B: NormBackend + ?Sized, V: Visitor<'a, B>> Visitor<'a, Untyped<B>> for
     }
 }
 
-/// A change of all views of a call: [`Erase`] or [`Restore`].
+/// A conversion of all views of a call: [`Erase`] or [`Restore`].
 pub(super) trait Change<'a> {
-    /// The backend whose views are given.
+    /// The backend of the views before.
     type From: NormBackend + ?Sized;
-    /// The backend whose views are made.
+    /// The backend of the views after.
     type To: NormBackend + ?Sized;
-    /// The reason why a view cannot be changed.
+    /// The reason why a view cannot be converted.
     type Error;
 
     fn of_read<F: Stored, T: Stored>(
@@ -190,10 +193,10 @@ pub(super) trait Change<'a> {
     ) -> Result<<Self::To as NormBackend>::Out<'a, T>, Self::Error>;
 }
 
-/// Views with types become views that say their types.
+/// Typed views become [`AnyIn`] and [`AnyOut`].
 pub(super) struct Erase<B: ?Sized>(PhantomData<fn(&B)>);
 
-/// Views that say their types become views with types.
+/// [`AnyIn`] and [`AnyOut`] become typed views.
 pub(super) struct Restore<B: ?Sized>(PhantomData<fn(&B)>);
 
 impl<'a, B: NormBackend + ?Sized> Change<'a> for Erase<B> {
@@ -225,10 +228,7 @@ impl<'a, B: NormBackend + ?Sized> Change<'a> for Restore<B> {
 }
 
 fn other_type<T: Stored>(got: Storage) -> Error {
-    Error::InvalidArgument {
-        arg: "dtypes",
-        rule: format!("a view has elements of {got}, and was taken for one of {}", T::STORAGE),
-    }
+    Error::InvalidArgument { arg: "dtypes", rule: format!("expected a view of {} elements, got {got}", T::STORAGE) }
 }
 
 type In<'a, B, T> = <B as NormBackend>::In<'a, T>;
@@ -269,7 +269,7 @@ pub(super) fn scales<'a, C: Change<'a>>(scales: ScalesOf<'a, C::From>) -> Result
 }
 
 impl<'g, B: NormBackend + ?Sized, A> Given<'g, B, A> {
-    /// The same half with its tensors changed by `change`, and with statistics that say their type.
+    /// The same call with its tensors converted by `change`, and statistics of any type.
     pub fn erase<E>(self, change: impl FnOnce(A) -> E) -> Given<'g, Untyped<B>, E> {
         let Given { args, statistics, columns } = self;
         Given { args: change(args), statistics: f32::any_in(statistics), columns }

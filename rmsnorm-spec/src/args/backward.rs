@@ -13,13 +13,14 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`, `dweight_sum`,
-/// `dbias_sum`: (cols). `mean`, `rstd`: (rows).
-/// `workspace`: at least [`NormBackend::workspace_len`] elements.
+/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`,
+/// `dweight_sum`, `dbias_sum`: (cols). `mean`, `rstd`: (rows). `workspace`: at least
+/// [`NormBackend::workspace_len`] elements.
 ///
 /// # Dtypes
-/// One for all to begin with. [`f32_weight`](Self::f32_weight) makes those of the parameters f32; where the residual
-/// stream is f32, [`mixed`](Self::mixed) takes `x` in it. `dweight_sum` and `dbias_sum` are f32.
+/// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) makes the parameters
+/// f32. For an f32 residual stream, [`mixed`](Self::mixed) takes `x` in f32. `dweight_sum` and
+/// `dbias_sum` are always f32.
 ///
 /// # Example
 /// ```
@@ -37,10 +38,12 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 /// }
 /// ```
 ///
-/// Of the two norms around a residual that [`NormSpec::residual_after`](crate::NormSpec::residual_after) makes in one call, backward is
-/// two: the last norm's, whose `x` is the sum, then the first's, whose `dy` is what the last norm gave. What arrives at the sum from
-/// elsewhere goes into the one, and the residual's gradient comes out of it. Without a next norm there is only the other, and the residual's
-/// gradient is `dy`.
+/// # Two norms around a residual
+/// A forward call with [`NormSpec::residual_after`](crate::NormSpec::residual_after) and a next
+/// norm has two backward calls. The first differentiates the next norm: its `x` is the sum, its
+/// `dresidual_out` the gradient that the sum has from later layers, its `dx` the gradient of the
+/// residual. The second differentiates the first norm: its `dy` is that `dx`. Without a next norm
+/// there is only the second call, and the gradient of the residual is `dy`.
 /// ```
 /// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec};
 /// struct Saved<'a> { x: &'a [f32], rstd: &'a [f32], sum: &'a [f32], next_rstd: &'a [f32] }
@@ -60,9 +63,11 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 #[non_exhaustive]
 pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
-    /// The gradient of `y`; of `residual_out` where the residual was added after the norm, which is the residual's gradient, too.
+    /// The gradient of `y`. If the residual was added after the norm: the gradient of
+    /// `residual_out`, which is also the residual's.
     pub dy: Rows<B::In<'a, T>>,
-    /// The tensor that was normalized: the forward pass's `x`, or its `residual_out` where a residual was added before the norm.
+    /// The tensor that forward normalized: its `x`, or its `residual_out` if a residual was added
+    /// before the norm.
     pub x: Rows<B::In<'a, R>>,
     /// The forward pass's weight; ones if absent.
     pub weight: Option<B::In<'a, W>>,
@@ -70,38 +75,39 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     pub mean: Option<B::In<'a, f32>>,
     /// The forward pass's rstd.
     pub rstd: B::In<'a, f32>,
-    /// The gradient that arrives at `residual_out` from elsewhere; added to `dx` in f32, before the rounding.
+    /// The gradient of `residual_out` from later layers; added to `dx` in f32, before rounding.
     pub dresidual_out: Option<Rows<B::In<'a, R>>>,
-    /// Receives the gradient of `x`, which is the gradient of `residual` too, in the dtype of `y`.
+    /// Receives the gradient of `x`, which is also the gradient of `residual`, in the dtype of `y`.
     pub dx: Rows<B::Out<'a, T>>,
     /// Receives the gradient of `weight`. Overwritten, never added to.
     pub dweight: Option<B::Out<'a, W>>,
     /// Receives the gradient of `bias`. Overwritten, never added to.
     pub dbias: Option<B::Out<'a, W>>,
-    /// Room for the partial sums of `dweight` and `dbias`; the backend allocates it if absent. Contents are
-    /// unspecified before and after.
+    /// Memory for the partial sums of `dweight` and `dbias`; the backend allocates it if absent.
+    /// Its values are unspecified before and after.
     pub workspace: Option<B::Out<'a, f32>>,
-    /// Receives what `dx` receives, rounded to the residual stream's dtype instead: the gradient that goes on along an f32
+    /// Receives the same gradient as `dx`, rounded to the dtype of the residual stream: for an f32
     /// stream.
     pub dresidual: Option<Rows<B::Out<'a, R>>>,
-    /// Receives the gradient of `weight` as the f32 sum that it is, whatever the weight's dtype: in place of `dweight`, for a bucket in which
-    /// several devices add theirs before the one rounding.
+    /// Receives the gradient of `weight` as an unrounded f32 sum, for every dtype of the weight,
+    /// instead of `dweight`: several devices can add their sums before one rounding.
     pub dweight_sum: Option<B::Out<'a, f32>>,
-    /// Receives the gradient of `bias` in the same way, in place of `dbias`.
+    /// Receives the gradient of `bias` as an unrounded f32 sum, instead of `dbias`.
     pub dbias_sum: Option<B::Out<'a, f32>>,
-    /// Whether `dweight_sum` and `dbias_sum` are added to what is there.
+    /// Whether the call adds to the values in `dweight_sum` and `dbias_sum`.
     pub accumulate: bool,
     /// How `dweight` and `dbias` are summed.
     pub grad_reduction: GradReduction,
-    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    /// The name of a tensor that a later change of its dtype dropped. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
+    /// validation compares them with it.
     pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> Backward<'a, B, T> {
-    /// `dx` from `dy`, the normalized tensor `x` and its saved `rstd`. Matrices are views of dense rows, or
-    /// [`Rows::strided`] or [`Rows::grouped`]. Layer norm needs [`mean`](Self::mean) too.
+    /// `dx` from `dy`, the normalized tensor `x` and its saved `rstd`. Matrices are views of dense
+    /// rows, [`Rows::strided`] or [`Rows::grouped`]. Layer norm needs [`mean`](Self::mean) too.
     pub fn new(
         dy: impl Into<Rows<B::In<'a, T>>>,
         x: impl Into<Rows<B::In<'a, T>>>,
@@ -113,8 +119,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Backward<'a, B, T> {
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
-    /// As [`new`](Backward::new), where the residual stream (`R`: `x` and `dresidual_out`) or the weight (`W`) has a dtype
-    /// of its own: that of the activations, or f32.
+    /// As [`new`](Backward::new), if the residual stream (`R`: `x` and `dresidual_out`) or the
+    /// weight (`W`) may have another dtype than the activations: f32.
     pub fn mixed(
         dy: impl Into<Rows<B::In<'a, T>>>,
         x: impl Into<Rows<B::In<'a, R>>>,
@@ -144,11 +150,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'a, B, T, W, R> {
-    /// With `dweight_sum` and `dbias_sum` added to what is there, in f32, once they are sums over all rows of this call: micro-batches one
-    /// after the other, or norms that share a weight. The views must hold values.
+    /// Adds `dweight_sum` and `dbias_sum`, complete sums over the rows of this call, to the values
+    /// in these views, in f32: for consecutive micro-batches, or norms that share a weight. The
+    /// views must hold values.
     ///
     /// # Example
-    /// A bucket of a trainer's, which is summed over the devices when the last micro-batch is done:
+    /// A trainer's gradient bucket, summed over the devices after the last micro-batch:
     /// ```
     /// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec, bf16};
     /// struct Saved<'a> { x: &'a [bf16], rstd: &'a [f32] }
@@ -168,7 +175,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
         Backward { accumulate: true, ..self }
     }
 
-    /// With this way of summing `dweight` and `dbias` over the rows.
+    /// Sums `dweight` and `dbias` over the rows in this way.
     pub fn grad_reduction(self, grad_reduction: GradReduction) -> Self {
         Backward { grad_reduction, ..self }
     }

@@ -1,4 +1,5 @@
-//! [`ColumnStatistics`], [`BackwardStatistics`] and [`Given`]: the two halves of a call whose columns are divided among ranks.
+//! [`ColumnStatistics`], [`BackwardStatistics`] and [`Given`]: the two halves of a call whose
+//! columns are divided among ranks.
 
 use std::fmt;
 
@@ -9,11 +10,11 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// The tensors of the first half of a forward call on a rank's columns: [math](crate::math), (15).
 ///
 /// # Shapes
-/// `x`, `residual`: (rows, cols), where `cols` counts the columns of this rank. `statistics`: (rows, numbers), as many as
-/// [`Norm::statistics_len`](crate::Norm::statistics_len) says.
+/// `x`, `residual`: (rows, cols), where `cols` counts the columns of this rank. `statistics`:
+/// (rows, [`Norm::statistics_len`](crate::Norm::statistics_len)).
 ///
 /// # Example
-/// One row of two ranks:
+/// One row, divided between two ranks:
 /// ```
 /// # use rmsnorm_spec::{ColumnStatistics, Error, Forward, Given, NormBackend, NormSpec};
 /// fn normalize_halves<B>(backend: &B, [low, high]: [&[f32]; 2], [y_low, y_high]: [&mut [f32]; 2]) -> Result<(), Error>
@@ -26,7 +27,7 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 ///     let (of_low, of_high) = found.split_at_mut(1);
 ///     backend.column_statistics(&spec(0), ColumnStatistics::<_, f32>::new(low, of_low))?;
 ///     backend.column_statistics(&spec(1), ColumnStatistics::<_, f32>::new(high, of_high))?;
-///     // Between two devices, each gathers here what both have found.
+///     // On two devices, an all-gather of the statistics belongs here.
 ///     backend.forward_given(&spec(0), Given::new(Forward::<_, f32>::new(low, y_low), &found[..], &columns))?;
 ///     backend.forward_given(&spec(1), Given::new(Forward::<_, f32>::new(high, y_high), &found[..], &columns))
 /// }
@@ -35,23 +36,25 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element = T> {
     /// The input.
     pub x: Rows<B::In<'a, T>>,
-    /// Added to it; the sum is rounded to `R`.
+    /// Added to `x`; the sum is rounded to `R`.
     pub residual: Option<Rows<B::In<'a, R>>>,
-    /// Receives what the statistics of whole rows are made of.
+    /// Receives this rank's contribution to the statistics of whole rows.
     pub statistics: B::Out<'a, f32>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
+    /// validation compares them with it.
     pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element> ColumnStatistics<'a, B, T> {
-    /// Of `x` without a residual: a view of dense rows, [`Rows::strided`] or [`Rows::grouped`].
+    /// Statistics of `x` without a residual: a view of dense rows, [`Rows::strided`] or
+    /// [`Rows::grouped`].
     pub fn new(x: impl Into<Rows<B::In<'a, T>>>, statistics: B::Out<'a, f32>) -> Self {
         ColumnStatistics::mixed(x, None, statistics)
     }
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B, T, R> {
-    /// Of `x` and a residual, if there is one: in the activations' dtype or f32.
+    /// Statistics of `x + residual`, or of `x`. The residual is in the activations' dtype or f32.
     pub fn mixed(
         x: impl Into<Rows<B::In<'a, T>>>,
         residual: Option<Rows<B::In<'a, R>>>,
@@ -77,7 +80,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B
         })
     }
 
-    /// Hands over every tensor but what is found, which it returns.
+    /// Passes every tensor to the visitor, except the statistics, which it returns.
     pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
         visitor.read::<T>(Tensor::X, self.x)?;
         if let Some(residual) = self.residual {
@@ -95,13 +98,13 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B
 /// The tensors of the first half of a backward call on a rank's columns: [math](crate::math), (17).
 ///
 /// # Shapes
-/// `dy`, `x`: (rows, cols), where `cols` counts the columns of this rank. `weight`: (cols). `mean`, `rstd`: (rows).
-/// `statistics`: (rows, numbers), as many as [`Norm::statistics_len`](crate::Norm::statistics_len) says.
+/// `dy`, `x`: (rows, cols), where `cols` counts the columns of this rank. `weight`: (cols). `mean`,
+/// `rstd`: (rows). `statistics`: (rows, [`Norm::statistics_len`](crate::Norm::statistics_len)).
 #[non_exhaustive]
 pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
     /// The gradient of `y`.
     pub dy: Rows<B::In<'a, T>>,
-    /// The tensor that was normalized.
+    /// The tensor that forward normalized.
     pub x: Rows<B::In<'a, R>>,
     /// The forward pass's weight; ones if absent.
     pub weight: Option<B::In<'a, W>>,
@@ -109,15 +112,16 @@ pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Elemen
     pub mean: Option<B::In<'a, f32>>,
     /// The `rstd` of whole rows.
     pub rstd: B::In<'a, f32>,
-    /// Receives what the averages over whole rows are made of.
+    /// Receives this rank's contribution to the averages over whole rows.
     pub statistics: B::Out<'a, f32>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
+    /// validation compares them with it.
     pub dtypes: DTypes,
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardStatistics<'a, B, T, W, R> {
-    /// Of what [`Backward::mixed`](crate::Backward::mixed) takes. Matrices are views of dense rows, or [`Rows::strided`] or [`Rows::grouped`]; layer norm
-    /// needs [`mean`](Self::mean), too.
+    /// The tensors of [`Backward::mixed`](crate::Backward::mixed). Matrices are views of dense
+    /// rows, [`Rows::strided`] or [`Rows::grouped`]. Layer norm needs [`mean`](Self::mean), too.
     pub fn new(
         dy: impl Into<Rows<B::In<'a, T>>>,
         x: impl Into<Rows<B::In<'a, R>>>,
@@ -158,7 +162,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
         })
     }
 
-    /// Hands over every tensor but what is found, which it returns.
+    /// Passes every tensor to the visitor, except the statistics, which it returns.
     pub(crate) fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<B::Out<'a, f32>, Error> {
         visitor.read::<R>(Tensor::X, self.x)?;
         if let Some(weight) = self.weight {
@@ -181,25 +185,27 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
     }
 }
 
-/// The second half of a call on a rank's columns: its tensors, [`Forward`](crate::Forward) or [`Backward`](crate::Backward), and what all ranks have found in the first.
+/// The second half of a call on a rank's columns: its tensors, [`Forward`](crate::Forward) or
+/// [`Backward`](crate::Backward), and the statistics of all ranks from the first half.
 #[non_exhaustive]
 pub struct Given<'a, B: NormBackend + ?Sized, A> {
-    /// The tensors of the columns that are here. What is the same for all columns of a row, `mean` and `rstd`, is of whole rows.
+    /// The tensors of this rank's columns. `mean` and `rstd` are of whole rows.
     pub args: A,
-    /// (ranks, rows, numbers): what every rank's first half wrote, in the order of the ranks.
+    /// (ranks, rows, [`Norm::statistics_len`](crate::Norm::statistics_len)): the `statistics` of
+    /// every rank's first half, in rank order.
     pub statistics: B::In<'a, f32>,
-    /// How many columns each rank has.
+    /// The number of columns of each rank, in rank order.
     pub columns: &'a [usize],
 }
 
 impl<'a, B: NormBackend + ?Sized, A> Given<'a, B, A> {
-    /// These tensors with that.
+    /// The call `args` with the statistics of all ranks.
     pub fn new(args: A, statistics: B::In<'a, f32>, columns: &'a [usize]) -> Self {
         Given { args, statistics, columns }
     }
 }
 
-/// The tensors of a first half, as [`Forward`](crate::Forward)'s.
+/// Prints the tensors as [`Forward`](crate::Forward) does.
 impl<B: NormBackend + ?Sized, T: Element, R: Element> fmt::Debug for ColumnStatistics<'_, B, T, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
@@ -207,7 +213,7 @@ impl<B: NormBackend + ?Sized, T: Element, R: Element> fmt::Debug for ColumnStati
     }
 }
 
-/// As [`ColumnStatistics`]'s.
+/// Prints the tensors as [`Forward`](crate::Forward) does.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for BackwardStatistics<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
@@ -215,7 +221,7 @@ impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for
     }
 }
 
-/// The tensors of the call, and how many columns each rank has.
+/// Prints the tensors of the call, and the number of columns of each rank.
 impl<B: NormBackend + ?Sized, A: fmt::Debug> fmt::Debug for Given<'_, B, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Given { args, statistics, columns } = self;

@@ -10,25 +10,48 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// h = x (+ residual)        x_hat = (h - mean) * rstd        y = x_hat * (weight + weight_offset) + bias
 /// ```
 ///
-/// With [`NormSpec::residual_after`](crate::NormSpec::residual_after) the residual is added to the result instead, and `y`, if there is
-/// one, is the next norm, of the sum; without ([`onto_residual`](Self::onto_residual)) there is no next norm:
+/// With [`NormSpec::residual_after`](crate::NormSpec::residual_after) the norm is added to the
+/// residual. With `y`, a next norm of the sum is computed too;
+/// [`onto_residual`](Self::onto_residual) makes the call without `y`:
 ///
 /// ```text
 /// residual_out = residual + norm(x) * (weight + weight_offset) + bias
 /// y            = norm(residual_out) * (next_weight + weight_offset) + next_bias
 /// ```
 ///
+/// # Which tensors go together
+/// `norm` and `next_norm` include weight and bias; `h` is the rounded sum. Each line is a valid
+/// call, the last four with [`residual_after`](crate::NormSpec::residual_after):
+///
+/// | call | computes | needs | may have |
+/// |---|---|---|---|
+/// | [`new`](Self::new) | `y = norm(x)` | `x`, `y` | |
+/// | [`new`](Self::new), [`residual`](Self::residual) | `h = x + residual`, `y = norm(h)` | `x`, `y`, `residual` | `residual_out` (receives `h`) |
+/// | [`new`](Self::new), [`parts`](Self::parts) | `h = x[0] + x[1] + .. (+ residual)`, `y = norm(h)` | `x`, `y` | `residual`, and with it `residual_out` |
+/// | [`in_place`](Self::in_place) | `x = norm(x)` | `x` | |
+/// | [`in_place`](Self::in_place), [`residual_in_place`](Self::residual_in_place) | `residual = x + residual`, `x = norm(residual)` | `x`, `residual` | |
+/// | [`onto_residual`](Self::onto_residual), [`residual`](Self::residual) | `h = residual + norm(x)` | `x`, `residual`, `residual_out` (receives `h`) | |
+/// | [`onto_residual`](Self::onto_residual), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)` | `x`, `residual` | |
+/// | [`new`](Self::new), [`residual`](Self::residual) | `h = residual + norm(x)`, `y = next_norm(h)` | `x`, `y`, `residual`, `residual_out` | the `next_*` tensors |
+/// | [`new`](Self::new), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)`, `y = next_norm(residual)` | `x`, `y`, `residual` | the `next_*` tensors |
+///
+/// Every call may have `weight`, `bias` and `rstd`, and for layer norm `mean`. The `next_*` tensors
+/// are `next_weight`, `next_bias`, `next_rstd`, and for layer norm `next_mean`. Other combinations
+/// return `Missing`, `Unexpected`, `InvalidArgument` or `Unsupported`, see [`Error`].
+///
 /// # Shapes
-/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`, `next_bias`: (cols). `mean`, `rstd`,
-/// `next_mean`, `next_rstd`: (rows).
+/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`,
+/// `next_bias`: (cols). `mean`, `rstd`, `next_mean`, `next_rstd`: (rows).
 ///
 /// # Dtypes
-/// One for all to begin with. [`f32_weight`](Self::f32_weight) and [`f32_residual`](Self::f32_residual) make those of the
-/// parameters and of the residual stream f32, while the activations have 16 bits.
+/// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) and
+/// [`f32_residual`](Self::f32_residual) make the parameters and the residual stream f32 while the
+/// activations have 16 bits. Call them before the tensors are passed.
 ///
 /// # Example
-/// Code that is generic over the backend names the dtype. With a concrete backend it follows from the views, and
-/// `Forward::new(x, y)` is enough through the backend's own alias, such as `rmsnorm_cpu::Forward`.
+/// Code that is generic over the backend names the dtype. With a concrete backend the views
+/// determine it, and `Forward::new(x, y)` of the backend's alias, such as `rmsnorm_cpu::Forward`,
+/// is enough.
 /// ```
 /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
 /// fn normalize<B>(backend: &B, x: &[f32], weight: &[f32], y: &mut [f32], rstd: &mut [f32]) -> Result<(), Error>
@@ -41,38 +64,43 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// ```
 #[non_exhaustive]
 pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
-    /// The input; in place it holds `y` afterwards.
+    /// The input. In place, the call overwrites it with `y`.
     pub x: Source<B::In<'a, T>, B::Out<'a, T>>,
-    /// Multiplied with the normalized row, after `weight_offset` was added to it; ones if absent.
+    /// Multiplied with the normalized row, after `weight_offset` is added to it; ones if absent.
     pub weight: Option<B::In<'a, W>>,
-    /// Added to that; zeros if absent.
+    /// Added after the multiplication; zeros if absent.
     pub bias: Option<B::In<'a, W>>,
-    /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized. In place it
-    /// holds the rounded sum afterwards, as `residual_out` would. With
-    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After) the norm of `x` is added to it.
+    /// Added to `x` before the norm: the call normalizes the sum, rounded to `R`. In place, the
+    /// call overwrites it with the rounded sum. With
+    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After) the norm of `x` is added to
+    /// it.
     pub residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
-    /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual` that is not overwritten.
+    /// Receives the rounded sum, which is backward's `x`. Only with a `residual` that is not
+    /// overwritten.
     pub residual_out: Option<Rows<B::Out<'a, R>>>,
-    /// The output; `None` if it overwrites `x`, or where a residual is added after the norm and no next norm is wanted.
+    /// The output. `None` if it overwrites `x`, or if the residual is added after the norm and no
+    /// next norm is wanted.
     pub y: Option<Rows<B::Out<'a, T>>>,
     /// Receives the mean of every row. Layer norm only.
     pub mean: Option<B::Out<'a, f32>>,
     /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass.
     pub rstd: Option<B::Out<'a, f32>>,
-    /// Multiplied with the normalized sum, after `weight_offset` was added to it; ones if absent. This and the other three of the next
-    /// norm: only with a residual that is added after the norm, and with `y`.
+    /// The weight of the next norm, to which `weight_offset` is added; ones if absent. The four
+    /// `next_*` tensors need `y` and a residual that is added after the norm.
     pub next_weight: Option<B::In<'a, W>>,
-    /// Added to that; zeros if absent.
+    /// The bias of the next norm; zeros if absent.
     pub next_bias: Option<B::In<'a, W>>,
-    /// Receives the mean of every row of `residual_out`. Layer norm only.
+    /// Receives the mean of every row of the sum. Layer norm only.
     pub next_mean: Option<B::Out<'a, f32>>,
-    /// Receives `1 / sqrt(var + eps)` of every row of `residual_out`, for the next norm's backward pass.
+    /// Receives `1 / sqrt(var + eps)` of every row of the sum, for the next norm's backward pass.
     pub next_rstd: Option<B::Out<'a, f32>>,
-    /// Where `x` is the sum of several matrices: how many, and where they lie. Not in place, and not with a residual after the norm.
+    /// The count and stride of the matrices that `x` is the sum of. Not in place, and not with a
+    /// residual after the norm.
     pub parts: Option<Parts>,
-    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    /// The name of a tensor that a later change of its dtype dropped. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
+    /// validation compares them with it.
     pub dtypes: DTypes,
 }
 
@@ -82,7 +110,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
         Forward { y: Some(y.into()), ..Forward::of(Source::Read(x.into())) }
     }
 
-    /// `y` over `x`. A residual is overwritten, too: [`residual_in_place`](Self::residual_in_place).
+    /// Overwrites `x` with `y`. A residual is overwritten too:
+    /// [`residual_in_place`](Self::residual_in_place).
     ///
     /// # Example
     /// ```
@@ -99,8 +128,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
         Forward::of(Source::Overwrite(x.into()))
     }
 
-    /// The norm of `x` on its way to a residual, with no next norm behind it:
-    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After), and no `y`. `x` stays as it is.
+    /// Adds the norm of `x` to a residual and computes no next norm (no `y`): with
+    /// [`ResidualPlacement::After`](crate::ResidualPlacement::After). `x` is only read.
     ///
     /// # Example
     /// ```
@@ -140,20 +169,21 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
 }
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a, B, T, W, R> {
-    /// With this [`residual`](Self#structfield.residual), which stays as it is: a view of dense rows, or
+    /// With this [`residual`](Self#structfield.residual), which is only read: a view of dense rows,
     /// [`Rows::strided`] or [`Rows::grouped`].
     pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Read(residual.into())), ..self }
     }
 
-    /// Of the sum of `count` matrices, which `x` is a view of: the first where its rows begin, each `stride` elements further on than the
-    /// one before. They are added in their order, in f32, then the residual; the sum is rounded once, to `R`, residual or not:
+    /// Normalizes the sum of `count` matrices in the view `x`: the first begins where `x` begins,
+    /// each next one `stride` elements later. They are added in their order in f32, then the
+    /// residual is added; the sum is rounded once, to `R`, with or without a residual:
     /// [math](crate::math), equation (1').
     ///
     /// # Example
     /// ```
     /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec};
-    /// /// y = norm(x[0] + x[1] + x[2] + residual), of matrices that lie one after the other; the sum overwrites nothing.
+    /// /// y = norm(x[0] + x[1] + x[2] + residual): three matrices, one after the other in `x`.
     /// fn combine<B>(
     ///     backend: &B, x: &[f32], residual: &[f32], weight: &[f32], y: &mut [f32], sum: &mut [f32],
     /// ) -> Result<(), Error>
@@ -169,8 +199,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
         Forward { parts: Some(Parts { count, stride }), ..self }
     }
 
-    /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only with
-    /// [`in_place`](Forward::in_place), or where it is added after the norm.
+    /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only
+    /// with [`in_place`](Forward::in_place), or if it is added after the norm.
     pub fn residual_in_place(self, residual: impl Into<Rows<B::Out<'a, R>>>) -> Self {
         Forward { residual: Some(Source::Overwrite(residual.into())), ..self }
     }

@@ -5,32 +5,35 @@ use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::quant::QuantSpec;
 use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 
-/// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to (Q5).
+/// The tensors of a quantized forward call: [math](crate::math), equations (1) to (6) and (Q1) to
+/// (Q5).
 ///
 /// ```text
 /// y as in Forward        scale from max |y| of those who share it        code = nearest code of y / scale
 /// ```
 ///
 /// # Shapes
-/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`: (cols, rows). `weight`, `bias`: (cols).
-/// `mean`, `rstd`: (rows). `scale`, `amax`: (1). `scales`: [`QuantSpec::scales_len`] of them, laid out as [`QuantSpec::layout`] says;
-/// `scales_columnwise`: as many as [`QuantSpec::columnwise`] has for `cols` rows of `rows` columns.
+/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`:
+/// (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`: (rows). `scale`, `amax`: (1). `scales`:
+/// [`QuantSpec::scales_len`] elements in the layout [`QuantSpec::layout`]. `scales_columnwise`:
+/// `scales_len` of [`QuantSpec::columnwise`] for a (cols, rows) matrix.
 ///
 /// # Dtypes
-/// Of the activations, the weight and the residual stream as in [`Forward`](crate::Forward). `C` is the type of the codes, which
-/// [`QuantSpec::codes`] names too. Scales are f32, or bytes where [`QuantSpec::scale_type`] says so.
+/// Activations, weight and residual stream as in [`Forward`](crate::Forward). `C` is the type of
+/// the codes, which must match [`QuantSpec::codes`]. Scales are f32 or bytes:
+/// [`QuantSpec::scale_type`].
 ///
 /// # Which tensors go with which scales
 /// | [`ScaleKind`](crate::quant::ScaleKind) | `scale` | `scales` | `amax` | `codes_t` | `codes_columnwise`, `scales_columnwise` |
 /// |---|---|---|---|---|---|
 /// | `Given` | read | - | optional | optional | - |
-/// | `Current` | - | one | - | optional | - |
-/// | `Row` | - | of rows | - | - | - |
-/// | `Block`, `Mx` | - | of blocks | - | - | optional |
+/// | `Current` | - | 1 | - | optional | - |
+/// | `Row` | - | one a row | - | - | - |
+/// | `Block`, `Mx` | - | one a block | - | - | optional |
 ///
 /// # Training
-/// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or `residual_out`), `mean` and `rstd` of
-/// this call, and needs nothing else.
+/// Gradients flow as if `y` had not been quantized: [`Backward`](crate::Backward) takes `x` (or
+/// `residual_out`), `mean` and `rstd` of this call, and needs nothing else.
 ///
 /// # Example
 /// ```
@@ -54,44 +57,51 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     pub quant: QuantSpec,
     /// The input.
     pub x: Rows<B::In<'a, T>>,
-    /// Multiplied with the normalized row, after `weight_offset` was added to it; ones if absent.
+    /// Multiplied with the normalized row, after `weight_offset` is added to it; ones if absent.
     pub weight: Option<B::In<'a, W>>,
     /// Added last; zeros if absent.
     pub bias: Option<B::In<'a, W>>,
-    /// Added to `x` before the norm. The sum is rounded to `R`, and the rounded value is what is normalized.
+    /// Added to `x` before the norm: the call normalizes the sum, rounded to `R`.
     pub residual: Option<Rows<B::In<'a, R>>>,
-    /// Receives the rounded sum; backward takes it as its `x`. Only with a `residual`.
+    /// Receives the rounded sum, which is backward's `x`. Only with a `residual`.
     pub residual_out: Option<Rows<B::Out<'a, R>>>,
-    /// Receives the result as floats, beside the codes.
+    /// Receives the unquantized result as well.
     pub y: Option<Rows<B::Out<'a, T>>>,
-    /// Receives the mean of every row. Layer norm only, which needs it for `codes_columnwise`.
+    /// Receives the mean of every row. Layer norm only; required with `codes_columnwise`.
     pub mean: Option<B::Out<'a, f32>>,
-    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass; `codes_columnwise` need it.
+    /// Receives `1 / sqrt(var + eps)` of every row, for the backward pass; required with
+    /// `codes_columnwise`.
     pub rstd: Option<B::Out<'a, f32>>,
     /// Receives the codes.
     pub codes: Rows<B::Out<'a, C>>,
-    /// Receives the same codes, transposed. Only where one scale serves all of them; its rows are not in groups.
+    /// Receives the same codes, transposed. Only with one scale for the whole tensor. Its rows are
+    /// not in groups.
     pub codes_t: Option<Rows<B::Out<'a, C>>>,
-    /// The scale of all codes. It is the device's to read: one that is not positive and finite leaves the codes unspecified.
+    /// The scale of the whole tensor, with [`ScaleKind::Given`](crate::quant::ScaleKind::Given).
+    /// The device reads it, so validation cannot: if it is not positive and finite, the codes are
+    /// unspecified.
     pub scale: Option<B::In<'a, f32>>,
     /// Receives the scales.
     pub scales: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
-    /// Receives what `y` transposed is quantized to, by scales of its own, which go along columns: for the product that sums
-    /// over rows, of the weight's gradient. [`QuantSpec::columnwise`] says how; it has other codes than `codes`, made of what
-    /// those are made of. It takes `rstd`, and layer norm's `mean`; its rows are not in groups.
+    /// Receives the quantized transpose of `y`, with its own scales along the columns: for the
+    /// matrix product over rows in the weight gradient of the next linear layer.
+    /// [`QuantSpec::columnwise`] is its spec. Its codes differ from `codes`, but both quantize the
+    /// same values. It needs `rstd`, and layer norm's `mean`. Its rows are not in groups.
     pub codes_columnwise: Option<Rows<B::Out<'a, C>>>,
     /// Receives the scales of `codes_columnwise`.
     pub scales_columnwise: Option<Scales<B::Out<'a, f32>, B::Out<'a, u8>>>,
-    /// Receives the largest magnitude that was quantized, by which a caller chooses the next call's scale; NaN if there is one.
-    /// With [`QuantSpec::folds_amax`] the larger of that and of what is there, which is then not negative.
+    /// Receives the largest magnitude of the quantized values, to choose the next call's scale; NaN
+    /// if one value is NaN. With [`QuantSpec::folds_amax`] it receives the larger of this and its
+    /// old value, which must not be negative.
     pub amax: Option<B::Out<'a, f32>>,
-    /// A tensor that was given before its dtype was changed, and is gone. Validation refuses the call.
+    /// The name of a tensor that a later change of its dtype dropped. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
-    /// The dtypes of the type parameters. Where views say their types, the caller sets this, and validation compares them with it.
+    /// The dtypes of the type parameters. Set it where views carry their types at run time;
+    /// validation compares them with it.
     pub dtypes: DTypes,
 }
 
-/// Where scales go: as f32, or as bytes.
+/// A buffer for scales: f32 or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scales<F, E> {
     /// f32.
@@ -132,7 +142,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> Q
         QuantizedForward { scales: Some(Scales::F32(scales)), ..self }
     }
 
-    /// With these [`scales`](Self#structfield.scales), as bytes: of MX, and of [`ScaleLayout::PackedUe8m0`](crate::quant::ScaleLayout).
+    /// With these [`scales`](Self#structfield.scales), as bytes: for MX and
+    /// [`ScaleLayout::PackedUe8m0`](crate::quant::ScaleLayout).
     pub fn scales_e8m0(self, scales: B::Out<'a, u8>) -> Self {
         QuantizedForward { scales: Some(Scales::E8m0(scales)), ..self }
     }

@@ -1,8 +1,8 @@
-//! [`RowLayout`]: a tensor of any rank, as rows at one distance or two.
+//! [`RowLayout`]: a tensor of any rank as rows with one stride or two.
 
 use super::Rows;
 
-/// Rows in groups: what the heads of a token are in a fused QKV buffer.
+/// Rows in groups, such as the heads of each token in a fused QKV buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowGroups {
     /// Rows of a group, at least 1. The last group may have fewer.
@@ -12,34 +12,38 @@ pub struct RowGroups {
 }
 
 impl RowGroups {
-    /// Elements from the first row's start to this row's, of rows `row_stride` apart within a group.
+    /// Elements from the start of the first row to the start of `row`, if rows of a group are
+    /// `row_stride` apart.
     pub const fn start(self, row_stride: usize, row: usize) -> usize {
         row / self.rows * self.stride + row % self.rows * row_stride
     }
 
-    /// Elements from the first row's start to the end of the last group's stride, for so many rows; `None` if they exceed `usize`.
+    /// Elements from the start of the first row to the end of the last group's stride, for `rows`
+    /// rows; `None` if they exceed `usize`.
     pub fn padded_span(self, rows: usize) -> Option<usize> {
         rows.div_ceil(self.rows).checked_mul(self.stride)
     }
 
-    /// Whether the first row of a group is where the next row of the group before would be.
+    /// Whether each group begins exactly one row stride after the last row of the previous group.
     fn are_at(&self, row_stride: usize) -> bool {
         self.rows.checked_mul(row_stride) == Some(self.stride)
     }
 }
 
-/// Where the rows of a tensor of any rank lie, as [`fold`](Self::fold) finds them or a call that was checked has them: what other libraries' (dims, strides) come to.
+/// The positions of the rows of a tensor of any rank: [`fold`](Self::fold) makes it from other
+/// libraries' dimensions and strides, and a checked call has it.
 ///
 /// # Example
-/// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized over `head_dim`:
+/// The heads of the keys in a fused QKV buffer of (batch, tokens, 3 * heads * head_dim), normalized
+/// over `head_dim`:
 /// ```
 /// # use rmsnorm_spec::{RowGroups, RowLayout};
 /// let (tokens, heads, head_dim) = (7, 4, 64);
 /// let token = 3 * heads * head_dim;
-/// // One head of every token: rows that are apart.
+/// // One head of every token: strided rows.
 /// let one = RowLayout::fold(&[2, tokens, head_dim], &[(tokens * token) as isize, token as isize, 1]);
 /// assert_eq!(one.map(|one| (one.rows, one.row_stride, one.groups)), Some((2 * tokens, token, None)));
-/// // All heads: between the last of a token and the first of the next lie queries and values.
+/// // All heads: queries and values lie between the last head of a token and the first of the next.
 /// let all = RowLayout::fold(&[tokens, heads, head_dim], &[token as isize, head_dim as isize, 1]);
 /// let groups = Some(RowGroups { rows: heads, stride: token });
 /// assert_eq!(all.map(|all| (all.rows, all.row_stride, all.groups)), Some((tokens * heads, head_dim, groups)));
@@ -50,18 +54,20 @@ impl RowGroups {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct RowLayout {
-    /// The product of all dimensions but the last.
+    /// The product of all dimensions except the last.
     pub rows: usize,
     /// The last dimension.
     pub cols: usize,
-    /// Elements from the start of a row to the start of the next of its group, at least `cols`.
+    /// Elements from the start of a row to the start of the next row of its group, at least `cols`.
     pub row_stride: usize,
-    /// The groups that the rows lie in, if they are not all `row_stride` apart. There are at least two, of at least two rows.
+    /// The groups of the rows, if one stride does not describe them: at least two groups of at
+    /// least two rows.
     pub groups: Option<RowGroups>,
 }
 
 impl RowLayout {
-    /// The rows of a dense tensor. `None` for a tensor without dimensions, or one whose size exceeds `usize`.
+    /// The rows of a dense tensor. `None` for a tensor without dimensions, or if its size exceeds
+    /// `usize`.
     pub fn dense(dims: &[usize]) -> Option<Self> {
         let (&cols, batch) = dims.split_last()?;
         let rows = batch.iter().try_fold(1usize, |rows, dim| rows.checked_mul(*dim))?;
@@ -71,9 +77,9 @@ impl RowLayout {
 
     /// The rows of a tensor with these strides, in elements.
     ///
-    /// `None` if they lie at more than two distances: the last dimension is not dense, rows overlap, are repeated (a stride of
-    /// 0) or go backwards, or the dimensions before it follow one another at more than two strides. Dimensions of one element
-    /// may have any stride. A copy is needed then.
+    /// `None` if the rows need more than two strides, and a copy is needed: the last dimension is
+    /// not dense, rows overlap, repeat (a stride of 0) or go backwards, or the other dimensions do
+    /// not fold into two strides. Dimensions of one element may have any stride.
     pub fn fold(dims: &[usize], strides: &[isize]) -> Option<Self> {
         let dense = RowLayout::dense(dims)?;
         if strides.len() != dims.len() {
@@ -86,7 +92,7 @@ impl RowLayout {
         if outer.next().is_some_and(|(&cols, &stride)| cols > 1 && stride != 1) {
             return None;
         }
-        // Runs of rows at one distance, the innermost first: the distance, and how many rows.
+        // Runs of rows with one stride, innermost first: (stride, number of rows).
         let mut runs: [Option<(usize, usize)>; 2] = [None; 2];
         let mut run = 0;
         for (&dim, &stride) in outer.filter(|(dim, _)| **dim > 1) {
@@ -105,18 +111,18 @@ impl RowLayout {
         (folded.follow_one_another() && folded.padded_span().is_some()).then_some(folded)
     }
 
-    /// In the form with the fewest strides. These may be anything.
+    /// The form with the fewest strides, of any strides.
     pub(crate) fn new((rows, cols): (usize, usize), row_stride: usize, groups: Option<RowGroups>) -> Self {
         let (row_stride, groups) = match groups {
             Some(groups) if groups.rows == 1 => (groups.stride, None),
-            // Groups of no rows are left, to be refused.
+            // Groups without rows stay, and are refused later.
             Some(groups) if groups.rows > 0 && (groups.rows >= rows || groups.are_at(row_stride)) => (row_stride, None),
             groups => (row_stride, groups),
         };
         RowLayout { rows, cols, row_stride, groups }
     }
 
-    /// Whether each row, and each group, begins after the end of the one before.
+    /// Whether each row, and each group, begins after the end of the previous one.
     pub(crate) fn follow_one_another(&self) -> bool {
         let group = |rows: usize| (rows - 1).checked_mul(self.row_stride)?.checked_add(self.cols);
         let are_apart =
@@ -124,15 +130,16 @@ impl RowLayout {
         self.row_stride >= self.cols && self.groups.is_none_or(are_apart)
     }
 
-    /// Elements from group to group, in a call whose matrices have groups of so many rows: rows at one distance lie in such
-    /// groups, too. 0 where no matrix has groups.
+    /// Elements from group to group, in a call whose grouped matrices have `rows_per_group` rows in
+    /// each; also for a matrix with one stride. 0 if no matrix has groups.
     pub fn group_stride(&self, rows_per_group: Option<usize>) -> usize {
-        // More rows than a group has fit the address space.
+        // Does not overflow: the matrix has more rows than a group, and fits the address space.
         let dense = rows_per_group.map_or(0, |rows| rows * self.row_stride);
         self.groups.map_or(dense, |groups| groups.stride)
     }
 
-    /// Elements to the end of the last row's stride, or of the last group's; `None` if they exceed `usize`.
+    /// Elements to the end of the last row's stride, or of the last group's; `None` if they exceed
+    /// `usize`.
     pub(crate) fn padded_span(&self) -> Option<usize> {
         match self.groups {
             Some(groups) => groups.padded_span(self.rows),
@@ -140,7 +147,8 @@ impl RowLayout {
         }
     }
 
-    /// Elements from the first row's start to this row's. Wraps, or divides by zero, only for a layout that no call would accept.
+    /// Elements from the start of the first row to the start of `row`. Wraps, or divides by zero,
+    /// only for a layout that every call refuses.
     pub const fn start(&self, row: usize) -> usize {
         match self.groups {
             Some(groups) => groups.start(self.row_stride, row),
@@ -148,12 +156,12 @@ impl RowLayout {
         }
     }
 
-    /// Elements from the first to the one after the last; 0 without rows, or of rows without elements.
+    /// Elements from the first to one past the last; 0 if there are no rows or no columns.
     pub const fn span(&self) -> usize {
         if self.rows == 0 || self.cols == 0 { 0 } else { self.start(self.rows - 1) + self.cols }
     }
 
-    /// A view of these rows, which begins with the first element.
+    /// `view` as a matrix with these strides; it begins with the first element of row 0.
     pub const fn rows<V>(&self, view: V) -> Rows<V> {
         Rows { view, row_stride: Some(self.row_stride), groups: self.groups }
     }
@@ -190,23 +198,23 @@ mod tests {
         // Slices of a fused buffer.
         assert_eq!(RowLayout::fold(&[6, 4], &[12, 1]), layout(6, 4, 12));
         assert_eq!(RowLayout::fold(&[2, 3, 4], &[36, 12, 1]), layout(6, 4, 12));
-        // Any stride where there is one element.
+        // Any stride for dimensions of one element.
         assert_eq!(RowLayout::fold(&[1, 3, 4], &[-5, 12, 1]), layout(3, 4, 12));
         assert_eq!(RowLayout::fold(&[3, 1, 4], &[12, 0, 1]), layout(3, 4, 12));
         assert_eq!(RowLayout::fold(&[3, 1], &[2, 77]), layout(3, 1, 2));
         assert_eq!(RowLayout::fold(&[1, 4], &[0, 1]), layout(1, 4, 4));
-        // Groups: of a fused buffer, in dimensions that fold on either side, and of dense rows.
+        // Groups: in a fused buffer, in dimensions that fold on either side, and of dense rows.
         assert_eq!(RowLayout::fold(&[2, 3, 4], &[40, 12, 1]), grouped(6, 4, 12, (3, 40)));
         assert_eq!(RowLayout::fold(&[5, 2, 1, 3, 4], &[80, 40, 7, 12, 1]), grouped(30, 4, 12, (3, 40)));
         assert_eq!(RowLayout::fold(&[5, 2, 3, 4], &[80, 24, 8, 1]), grouped(30, 4, 8, (6, 80)));
         assert_eq!(RowLayout::fold(&[2, 3, 4], &[20, 4, 1]), grouped(6, 4, 4, (3, 20)));
         for (dims, strides) in [
-            // Three distances, groups within groups, and groups that lie in one another.
+            // Three strides, groups within groups, and interleaved groups.
             (&[2usize, 2, 3, 4][..], &[200isize, 40, 12, 1][..]),
             (&[2, 3, 4], &[4, 12, 1]),
             (&[2, 3, 4], &[27, 12, 1]),
             (&[2, 3, 4], &[-40, 12, 1]),
-            // Beyond what an index counts.
+            // Beyond the range of an index.
             (&[3, 4], &[isize::MAX, 1]),
             (&[3, 2, 4], &[isize::MAX, 4, 1]),
             (&[3, 4], &[1, 3]),
@@ -224,10 +232,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4096) })]
 
-        /// Every element is where the strides say, and what does not fold has an element that is elsewhere.
+        /// Folding keeps the position of every element; a tensor that does not fold has an element
+        /// at another position.
         #[test]
         fn folding_moves_no_element(dims in prop::collection::vec(1usize..4, 1..5), pads in prop::collection::vec(0usize..3, 5)) {
-            // Strides of a tensor that was cut out of a larger one, in each dimension.
+            // Strides of a tensor cut out of a larger one in each dimension.
             let mut strides = vec![1isize; dims.len()];
             for i in (0..dims.len() - 1).rev() {
                 strides[i] = strides[i + 1] * (dims[i + 1] + pads[i]) as isize;
@@ -250,7 +259,7 @@ mod tests {
                     prop_assert_eq!(folded.span(), at(count - 1) + 1);
                 }
                 None => {
-                    // No two distances and no size of groups give all rows.
+                    // No pair of strides and no group size describes all rows.
                     let rows = count / cols;
                     let first = |row: usize| at(row.min(rows - 1) * cols);
                     let is_form = |group: usize| {

@@ -1,12 +1,13 @@
-//! [`Rows`]: a view and the distances between its rows.
+//! [`Rows`]: a view and the strides of its rows.
 
 use super::{RowGroups, RowLayout};
 use crate::Stored;
 
-/// A matrix: a view of its elements and the distances between its rows.
+/// A matrix: a view of its elements and the strides of its rows.
 ///
-/// Wherever a call takes a matrix, a view of dense rows will do, `Rows::strided(view, row_stride)` where they are apart, and
-/// [`Rows::grouped`] where they lie in groups. [`RowLayout::fold`] finds out which, from dimensions and strides.
+/// Calls take a matrix as a view of dense rows, as `Rows::strided(view, row_stride)` for rows with
+/// gaps, or as [`Rows::grouped`] for rows with two strides. [`RowLayout::fold`] converts dimensions
+/// and strides to one of these.
 ///
 /// # Example
 /// The middle third of every row of a fused buffer of 3 * `cols` columns:
@@ -25,7 +26,7 @@ pub struct Rows<V> {
     pub view: V,
     /// Elements from the start of a row to the start of the next; `None` means `cols`.
     pub row_stride: Option<usize>,
-    /// Where the rows are not all `row_stride` apart: the groups that they lie in.
+    /// The groups of the rows, if a second stride separates groups of rows.
     pub groups: Option<RowGroups>,
 }
 
@@ -35,19 +36,19 @@ impl<V> Rows<V> {
         Rows { view, row_stride: None, groups: None }
     }
 
-    /// Rows that start `row_stride` elements after one another, which is at least `cols`.
+    /// Rows that start `row_stride` elements apart, at least `cols`.
     pub const fn strided(view: V, row_stride: usize) -> Self {
         Rows { view, row_stride: Some(row_stride), groups: None }
     }
 
-    /// Rows at two distances: `row_stride` elements within a group, `groups.stride` from group to group. The last group may
-    /// have fewer rows.
+    /// Rows with two strides: `row_stride` elements from row to row within a group, `groups.stride`
+    /// from group to group. The last group may have fewer rows.
     ///
-    /// Groups follow one another in memory. All matrices of a call that have groups have as many rows in each; rows that are
-    /// all at one distance go with any.
+    /// Each group begins after the end of the previous one. All grouped matrices of a call must have
+    /// the same number of rows in a group; matrices with one stride fit every grouping.
     ///
     /// # Example
-    /// All heads of the keys in a fused QKV buffer, each a row of its own:
+    /// All heads of the keys in a fused QKV buffer, one row a head:
     /// ```
     /// # use rmsnorm_spec::{RowGroups, Rows};
     /// let (tokens, heads, head_dim) = (7, 4, 64);
@@ -62,13 +63,14 @@ impl<V> Rows<V> {
         Rows { view, row_stride: Some(row_stride), groups: Some(groups) }
     }
 
-    /// Another view of rows at the same distances.
+    /// Another view with the same strides.
     pub const fn with<U>(&self, view: U) -> Rows<U> {
         Rows { view, row_stride: self.row_stride, groups: self.groups }
     }
 
-    /// Where the rows begin, in the form with the fewest strides: groups that lie `rows` row strides apart, that have one
-    /// row, or of which there is one, are none. Of rows that no call would accept nothing is promised.
+    /// The layout in the form with the fewest strides: groups become a plain row stride if they are
+    /// `rows` row strides apart, have one row, or if there is only one. Unspecified for rows that a
+    /// call would refuse.
     pub fn layout(&self, rows: usize, cols: usize) -> RowLayout {
         RowLayout::new((rows, cols), self.row_stride.unwrap_or(cols), self.groups)
     }
@@ -104,30 +106,32 @@ impl<'a, E: Stored, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
     }
 }
 
-/// Several matrices in one view: the same rows, each time `stride` elements further on.
+/// Several matrices in one view: the same rows, `stride` elements apart.
 ///
-/// What ranks of a group have sent, one after the other (`stride` is `rows * cols`), or the results of a token's experts side by side
-/// (`stride` is `cols`, and rows are `count * cols` apart).
+/// Examples: the addends of several ranks, one after the other (`stride` is `rows * cols`); the
+/// results of a token's experts, side by side (`stride` is `cols`, the row stride `count * cols`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// How many there are, at least 1.
+    /// The number of matrices, at least 1.
     pub count: usize,
-    /// Elements from an element of one to the same of the next, at least 1 where there are several, and rows.
+    /// Elements from an element of one matrix to the same element of the next; at least 1 if there
+    /// are several matrices and any rows.
     pub stride: usize,
 }
 
 impl Parts {
-    /// Elements from an element of the first to the same of the last, if they can be counted.
+    /// Elements from an element of the first matrix to the same element of the last; `None` on
+    /// overflow.
     pub(crate) const fn span(self) -> Option<usize> {
         self.count.saturating_sub(1).checked_mul(self.stride)
     }
 }
 
-/// A matrix that is read, and perhaps overwritten by what the call computes from it.
+/// A matrix that a call reads, or overwrites with its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<I, O> {
-    /// It is read, and stays as it is; the result goes elsewhere.
+    /// Only read; the result goes to another tensor.
     Read(Rows<I>),
-    /// The result takes its place.
+    /// Overwritten with the result.
     Overwrite(Rows<O>),
 }

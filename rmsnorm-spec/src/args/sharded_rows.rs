@@ -1,22 +1,23 @@
-//! [`ShardedRows`]: a forward call whose residual stream is divided by rows among ranks.
+//! [`ShardedRows`]: a forward call on a residual stream that is sharded over ranks by rows.
 
 use std::ops::Range;
 
-/// The rows of `y` that a rank gets of a call whose residual stream is divided by rows.
+/// The rows of `y` that a rank receives in a [`ShardedRows`] call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum YRows {
-    /// All, the same on every rank.
+    /// All rows, with equal bits on every rank.
     #[default]
     All,
-    /// Those that the rank owns.
+    /// The rows that the rank owns.
     Own,
 }
 
-/// The tensors of a forward call on ranks that own some of the rows each, as this rank has them.
+/// One rank's tensors of a forward call, if each rank owns some of the rows.
 ///
 /// # Shapes
-/// `x`, of which every rank has a part: (rows, cols). `residual`, `residual_out`, `mean`, `rstd`: of the own rows. `y`: of all or of the
-/// own ones. Where `y` overwrites `x` it overwrites its rows of it, and nothing else.
+/// `x`, which is summed over the ranks: (rows, cols). `residual`, `residual_out`, `mean`, `rstd`:
+/// the own rows. `y`: all rows or the own rows. If `y` overwrites `x`, only these rows of `x` are
+/// written.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ShardedRows<A> {
@@ -29,7 +30,7 @@ pub struct ShardedRows<A> {
 }
 
 impl<A> ShardedRows<A> {
-    /// These tensors, on the rank that owns those rows.
+    /// These tensors, on the rank that owns the rows `own`.
     pub const fn new(args: A, own: Range<usize>, y_rows: YRows) -> Self {
         ShardedRows { args, own, y_rows }
     }

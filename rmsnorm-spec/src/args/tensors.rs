@@ -1,13 +1,18 @@
-//! The one list of an argument struct's tensors, and what is made of it.
+//! The list of an argument struct's tensors, and the code generated from it.
 
-/// The tensors of an argument struct, in the order of validation: `presence kind Tensor = field: In|Out Element;`.
+/// The tensors of an argument struct, in the order of validation:
+/// `presence kind Tensor = field: In|Out Element;`.
 ///
-/// Presence: a `given` tensor is always there. An `optional` one has a builder method. One `by_hand` is optional, too, and its builder is
-/// written by hand. Kind: a `matrix` is [`Rows`](super::Rows), a `vector` its view. A `source` is read as the first tensor, or overwritten
-/// as the second. `scales` are f32 or bytes. A `sum` is a vector in the place of another of that tensor, under its own name.
+/// Presence: a `given` tensor is required. An `optional` one has a builder method. One marked
+/// `by_hand` is optional too, with a hand-written builder. Kind: a `matrix` is
+/// [`Rows`](super::Rows), a `vector` its view. A `source` is read as the first tensor, or
+/// overwritten as the second. `scales` are f32 or bytes. A `sum` is a vector that replaces another
+/// vector of the same tensor, under its own name.
 ///
-/// In brackets stands the type parameter of codes, where the struct has one, and the name of what it is changed to. `with` names the fields that are no tensors; `lost` and `dtypes` are there besides. Made of the list are [`Views`](super::Views), the
-/// builders, `erase`, `restore`, `f32_weight` and `weight_dtype`; with `and residual`, `f32_residual` and `residual_dtype`, too.
+/// The brackets hold the type parameter of codes, if the struct has one, and the name of its
+/// replacement. `with` names the fields that are not tensors, besides `lost` and `dtypes`. The list
+/// generates [`Views`](super::Views), the builders, `erase`, `restore`, `f32_weight` and
+/// `weight_dtype`; with `and residual` also `f32_residual` and `residual_dtype`.
 macro_rules! tensors {
     ($args:ident $codes:tt $table:tt with $rest:tt $(and $residual:ident)?) => {
         tensors!(@views $args $codes $table);
@@ -45,7 +50,7 @@ macro_rules! tensors {
         impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element>
             $args<'a, B, T, $($code,)? W, R>
         {
-            /// The same call with dtypes that are values. Backends launch this form.
+            /// The same call with run-time dtypes. Backends launch this form.
             pub fn erase(self) -> $args<'a, Untyped<B>, f32, $(tensors!(@any $code),)? f32, f32> {
                 let Ok(args) = self.change::<Erase<B>, f32, $(tensors!(@any $code),)? f32, f32>();
                 args
@@ -67,7 +72,7 @@ macro_rules! tensors {
             /// The same call with types.
             ///
             /// # Errors
-            /// `InvalidArgument` if a view has not the type that is named here.
+            /// `InvalidArgument` if a view has another type than the one named here.
             pub fn restore<T: Element, $($code: Code,)? W: Element, R: Element>(
                 self,
             ) -> Result<$args<'a, B, T, $($code,)? W, R>, Error> {
@@ -99,12 +104,14 @@ macro_rules! tensors {
         impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element>
             $args<'a, B, T, $($code,)? W, R>
         {
-            /// With parameters in f32, whatever the activations' dtype: all tensors of dtype `W`. To be called before they are given.
+            /// With f32 parameters, for every dtype of the activations: all tensors of dtype `W`.
+            /// Call it before they are passed.
             pub fn f32_weight(self) -> $args<'a, B, T, $($code,)? f32, R> {
                 self.weight_dtype()
             }
 
-            /// With parameters of that type, for code that is generic over it: the activations' or f32. To be called before they are given.
+            /// With parameters of that type, for code that is generic over it: the activations'
+            /// dtype or f32. Call it before they are passed.
             pub fn weight_dtype<V: Element>(self) -> $args<'a, B, T, $($code,)? V, R> {
                 let dtypes = DTypes { weight: V::DTYPE, ..self.dtypes };
                 tensors!(@without W self $args dtypes $table $rest)
@@ -115,13 +122,14 @@ macro_rules! tensors {
         impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element>
             $args<'a, B, T, $($code,)? W, R>
         {
-            /// With a residual stream in f32, whatever the activations' dtype: all tensors of dtype `R`. To be called before they are given.
+            /// With an f32 residual stream, for every dtype of the activations: all tensors of
+            /// dtype `R`. Call it before they are passed.
             pub fn f32_residual(self) -> $args<'a, B, T, $($code,)? W, f32> {
                 self.residual_dtype()
             }
 
-            /// With a residual stream of that type, for code that is generic over it: the activations' or f32. To be called before it is
-            /// given.
+            /// With a residual stream of that type, for code that is generic over it: the
+            /// activations' dtype or f32. Call it before they are passed.
             pub fn residual_dtype<Q: Element>(self) -> $args<'a, B, T, $($code,)? W, Q> {
                 let dtypes = DTypes { residual: Q::DTYPE, ..self.dtypes };
                 tensors!(@without R self $args dtypes $table $rest)

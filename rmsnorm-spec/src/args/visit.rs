@@ -1,19 +1,19 @@
-//! The tensors of the argument structs, one after the other: by value for launches, by their spans for validation.
+//! Visits the tensors of the argument structs: by value for launches, by span for validation.
 
 use std::fmt;
 
 use super::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source};
 use crate::{Code, Element, Error, NormBackend, Span, Storage, Stored, Tensor};
 
-/// What a backend does with each tensor of a call, whatever its element type.
+/// A backend's handling of each tensor of a call, for every element type.
 pub trait Visitor<'a, B: NormBackend + ?Sized> {
-    /// A tensor that is read. A vector is one row.
+    /// A tensor that the call reads. A vector is one row.
     ///
     /// # Errors
     /// Ends the visit.
     fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<B::In<'a, E>>) -> Result<(), Error>;
 
-    /// A tensor that is written. A vector is one row.
+    /// A tensor that the call writes. A vector is one row.
     ///
     /// # Errors
     /// Ends the visit.
@@ -23,7 +23,7 @@ pub trait Visitor<'a, B: NormBackend + ?Sized> {
 /// A tensor's view without its type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
-    /// The argument, which in place is another than the tensor.
+    /// The argument's name; in place it differs from the tensor's.
     pub arg: &'static str,
     pub storage: Storage,
     /// A vector is one row.
@@ -31,35 +31,35 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Elements to the end of the last group's stride, in the groups that it was given with.
+    /// Elements to the end of the last group's stride, in the groups that the caller gave.
     pub(crate) fn padded_span(&self, rows: usize) -> Option<usize> {
         self.rows.groups.filter(|given| given.rows > 0)?.padded_span(rows)
     }
 
-    /// Of a matrix with these rows, the groups that it was given with if all rows lie in the first, cut to them, and a next one
-    /// would begin behind.
+    /// The groups that the caller gave to a matrix with these rows, cut to the rows, if all rows
+    /// lie in the first group and a next group would begin after it.
     pub(crate) fn single_group(&self, rows: &RowLayout) -> Option<RowGroups> {
         let given = self.rows.groups.filter(|given| given.rows >= rows.rows && rows.rows > 0)?;
         (rows.span() <= given.stride).then_some(RowGroups { rows: rows.rows, ..given })
     }
 }
 
-/// Takes note of each tensor.
+/// Records each tensor.
 pub(crate) trait SpanVisitor {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error>;
 }
 
-/// Arguments whose tensors can be gone through.
+/// Arguments whose tensors can be visited.
 pub(crate) trait Views<'a, B: NormBackend + ?Sized> {
     /// Shows each tensor's view.
     fn spans(&self, visitor: &mut impl SpanVisitor) -> Result<(), Error>;
 
-    /// Hands each tensor over.
+    /// Passes each tensor to the visitor.
     fn visit(self, visitor: &mut impl Visitor<'a, B>) -> Result<(), Error>;
 }
 
-/// The tensors that there are, and their dtypes, lengths and strides: `Forward { x: f32[8] by 4, y: f32[6], .. }`. What
-/// they hold may be on a device.
+/// Prints the tensors with their dtypes, lengths and strides:
+/// `Forward { x: f32[8] by 4, y: f32[6], .. }`, without values, which may be on a device.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Forward<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut described = f.debug_struct("Forward");
@@ -70,7 +70,7 @@ impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for
     }
 }
 
-/// As [`Forward`]'s, and how weight gradients are summed.
+/// As [`Forward`], and the reduction of weight gradients.
 impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for Backward<'_, B, T, W, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut described = f.debug_struct("Backward");
@@ -79,7 +79,7 @@ impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for
     }
 }
 
-/// As [`Forward`]'s, and how the result is quantized.
+/// As [`Forward`], and the quantization.
 impl<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R: Element> fmt::Debug
     for QuantizedForward<'_, B, T, C, W, R>
 {
@@ -104,7 +104,7 @@ impl SpanVisitor for Fields<'_, '_, '_> {
     }
 }
 
-/// Ends with the tensors that `spans` shows.
+/// Appends the tensors that `spans` shows, and finishes.
 pub(super) fn describe(
     mut to: fmt::DebugStruct<'_, '_>,
     spans: impl FnOnce(&mut Fields<'_, '_, '_>) -> Result<(), Error>,
@@ -113,13 +113,13 @@ pub(super) fn describe(
     to.finish()
 }
 
-/// What a backend's matrix is read from.
+/// A matrix that a backend reads or overwrites.
 type SourceOf<'a, B, E> = Source<<B as NormBackend>::In<'a, E>, <B as NormBackend>::Out<'a, E>>;
 
-/// Where a backend's scales go.
+/// A backend's buffer for scales.
 type ScalesOf<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBackend>::Out<'a, u8>>;
 
-/// The visitor's answer.
+/// The visitor's result.
 type Shown = Result<(), Error>;
 
 pub(super) fn source<B: NormBackend + ?Sized, E: Stored>(

@@ -3,8 +3,9 @@
 use super::{Norm, NormSpec, ResidualPlacement};
 use crate::RowLayout;
 
-/// A [`NormSpec`] without its size, for libraries whose calls take it from their tensors: the adapters of candle and burn. `eps` is
-/// f64, as theirs is, and is rounded to f32 with the size.
+/// A [`NormSpec`] without its size, for libraries that read the size from their tensors: the
+/// adapters of candle and burn. `eps` is f64 as in these libraries; [`sized`](Self::sized) rounds
+/// it to f32.
 ///
 /// # Example
 /// ```
@@ -30,12 +31,12 @@ pub struct UnsizedNorm {
 }
 
 impl UnsizedNorm {
-    /// A norm of that kind, with no weight offset, and a residual, if any, added before.
+    /// A norm of that kind, with no weight offset, and residuals added before the norm.
     pub const fn new(norm: Norm, eps: f64) -> Self {
         UnsizedNorm { norm, eps, weight_offset: 0.0, residual_placement: ResidualPlacement::Before }
     }
 
-    /// RMS norm by `1 + weight`.
+    /// RMS norm with `1 + weight`.
     pub const fn gemma(eps: f64) -> Self {
         UnsizedNorm { weight_offset: 1.0, ..UnsizedNorm::new(Norm::Rms, eps) }
     }
@@ -45,12 +46,12 @@ impl UnsizedNorm {
         UnsizedNorm { residual_placement: ResidualPlacement::After, ..self }
     }
 
-    /// Whether `eps` is not negative, and finite as an f32: what a call asks of it.
+    /// Whether a call accepts `eps`: not negative, and finite as an f32.
     pub const fn has_valid_eps(&self) -> bool {
         (self.eps as f32).is_finite() && self.eps >= 0.0
     }
 
-    /// Of these rows.
+    /// The spec of this norm for these rows.
     pub const fn sized(&self, rows: &RowLayout) -> NormSpec {
         let spec = NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32);
         NormSpec { weight_offset: self.weight_offset, residual_placement: self.residual_placement, ..spec }

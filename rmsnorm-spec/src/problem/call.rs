@@ -1,4 +1,4 @@
-//! [`AnyCall`]: a validated call, whichever it is.
+//! [`AnyCall`]: a validated call of any operation.
 
 use super::Checked;
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     NormBackend, NormSpec, Problem, Untyped, Visitor,
 };
 
-/// A validated call on its way to a backend's [`launch`](NormBackend::launch). A second half (`..Given`) borrows what all ranks have found
-/// for `'g`, its tensors for `'a`.
+/// A validated call, the argument of a backend's [`launch`](NormBackend::launch). A second half
+/// (`..Given`) borrows the statistics of all ranks for `'g`, its tensors for `'a`.
 pub enum AnyCall<'a, 'g, B: NormBackend + ?Sized> {
     /// [`NormBackend::forward`].
     Forward(Checked<AnyForward<'a, B>>),
@@ -25,15 +25,16 @@ pub enum AnyCall<'a, 'g, B: NormBackend + ?Sized> {
     BackwardGiven(Checked<Given<'g, Untyped<B>, AnyBackward<'a, B>>>),
 }
 
-/// The statistics of a call whose columns are divided among ranks, which its first half finds and its second half is given.
+/// The statistics of a call whose columns are divided among ranks: an output of its first half, an
+/// input of its second half.
 pub enum Statistics<'a, 'g, B: NormBackend + ?Sized> {
-    /// Where a first half writes what it finds in a rank's columns: (rows, numbers).
+    /// Receives the statistics of this rank's columns: (rows, numbers).
     Found(B::Out<'a, f32>),
-    /// What all ranks have found.
+    /// The statistics of all ranks.
     Given {
-        /// (ranks, rows, numbers), in the order of the ranks.
+        /// (ranks, rows, numbers), in rank order.
         numbers: B::In<'g, f32>,
-        /// How many columns each rank has.
+        /// The number of columns of each rank.
         columns: &'g [usize],
     },
 }
@@ -54,7 +55,7 @@ macro_rules! each {
 }
 
 impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
-    /// What is computed.
+    /// The norm that is computed.
     pub const fn spec(&self) -> &NormSpec {
         each!(self, checked => checked.spec())
     }
@@ -64,13 +65,13 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
         each!(self, checked => checked.problem())
     }
 
-    /// Elements from a part of `x` to the next; 0 where there is one.
+    /// Elements from one part of `x` to the next; 0 for one part.
     pub fn part_stride(&self) -> usize {
         if let AnyCall::Forward(call) = self { call.part_stride() } else { 0 }
     }
 
-    /// Hands every tensor to the visitor, in the order of [`Tensor::ALL`](crate::Tensor::ALL) but for what in place takes an input's turn.
-    /// Returns the statistics of a half.
+    /// Passes every tensor to the visitor, in the order of [`Tensor::ALL`](crate::Tensor::ALL); an
+    /// in-place output comes in its input's place. Returns the statistics of a half.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -92,7 +93,7 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
         }
     }
 
-    /// The answer of a backend of that name that has no such calls.
+    /// The error of the backend named `backend`, if it has no such operation.
     pub fn unsupported(&self, backend: &str) -> Error {
         let what = match self {
             AnyCall::Forward(_) => "does not normalize",
@@ -101,7 +102,7 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
             AnyCall::ColumnStatistics(_)
             | AnyCall::ForwardGiven(_)
             | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => "normalizes no rows whose columns are divided among ranks",
+            | AnyCall::BackwardGiven(_) => "has no calls on columns that are divided among ranks",
         };
         Error::Unsupported { rule: format!("the {backend} backend {what}") }
     }

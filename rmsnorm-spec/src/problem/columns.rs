@@ -13,7 +13,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatisti
     /// Validates the first half of a forward call.
     ///
     /// # Errors
-    /// The first rule that does not hold, as the variant of [`Error`] that names the argument.
+    /// The first rule that fails, as the variant of [`Error`] that names the argument.
     pub fn column_statistics(spec: NormSpec, args: ColumnStatistics<'a, B, T, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
@@ -73,7 +73,8 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
 impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
     Checked<Given<'g, B, Backward<'a, B, T, W, R>>>
 {
-    /// Validates the second half of a backward call; the backend says how much workspace it needs.
+    /// Validates the second half of a backward call. The backend determines the length of the
+    /// workspace.
     ///
     /// # Errors
     /// As [`Checked::column_statistics`].
@@ -87,7 +88,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
     }
 }
 
-/// A second half whose tensors `check` finds valid, if what was found in the first belongs to them.
+/// Validates a second half: its tensors with `check`, then the statistics and columns.
 fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
     given: Given<'g, B, A>,
     direction: Direction,
@@ -103,7 +104,7 @@ fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
 }
 
 impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
-    /// Hands every tensor to the visitor, and returns the view of what is found.
+    /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -113,7 +114,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
 }
 
 impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
-    /// Hands every tensor to the visitor, and returns the view of what is found.
+    /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -122,14 +123,15 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
     }
 }
 
-/// A call, what all ranks have found for it, and how many columns each has.
+/// A call, the statistics of all ranks, and the number of columns of each.
 type CallParts<'g, B, A> = (Checked<A>, <B as NormBackend>::In<'g, f32>, &'g [usize]);
 
 impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
-    /// The call on the columns that are here, what all ranks have found, and how many columns each has.
+    /// The call on this rank's columns, the statistics of all ranks, and the number of columns of
+    /// each.
     ///
     /// # Errors
-    /// `InvalidArgument` if that is not f32.
+    /// `InvalidArgument` if the statistics are not f32.
     pub fn into_parts(self) -> Result<CallParts<'g, B, A>, Error> {
         let Checked { spec, args: Given { args, statistics, columns }, problem } = self;
         Ok((Checked { spec, args, problem }, statistics.typed()?, columns))
@@ -137,25 +139,26 @@ impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
 }
 
 impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {
-    /// The columns of all ranks.
+    /// The number of columns of all ranks together.
     pub fn whole_cols(&self) -> usize {
         self.args.columns.iter().sum()
     }
 }
 
-/// Every rank has columns, one of them as many as are here, and they can be counted.
+/// Every rank has columns, one rank has `here` columns, and their sum fits usize.
 fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
     let refuse = |rule| Err(Error::InvalidArgument { arg: "columns", rule });
     if columns.contains(&0) || !columns.contains(&here) {
-        return refuse(format!("every rank has some, and one of them the {here} that are here, got {columns:?}"));
+        return refuse(format!("each must be at least 1, and one must be this rank's cols, {here}, got {columns:?}"));
     }
     match columns.iter().try_fold(0usize, |sum, &columns| sum.checked_add(columns)) {
         Some(_) => Ok(()),
-        None => refuse(format!("their sum is a number of columns, got {columns:?}")),
+        None => refuse(format!("their sum must fit usize, got {columns:?}")),
     }
 }
 
-/// What has no form where columns are divided among ranks: for who validates such a call before anything is sent.
+/// Refuses forms that cannot divide columns among ranks: for callers that validate before they send
+/// anything.
 ///
 /// # Errors
 /// `Unsupported` for a residual that is added after the norm, and for an `x` of several parts.
@@ -163,7 +166,7 @@ pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), E
     check_divided("columns", "one matrix", spec, parts)
 }
 
-/// The same of what is divided, and of what x is then.
+/// The same check, with words for the divided dimension and for `x`.
 pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     let unsupported = |rule: String| Err(Error::Unsupported { rule });
     match (spec.residual_placement, parts) {
@@ -177,13 +180,13 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
     }
 }
 
-/// Numbers of rows that are written, or were, in a view of this shape.
+/// A statistics tensor of this shape, read or written.
 fn statistics(span: Span, storage: Storage, shape: &[usize]) -> Result<Placed, Error> {
     let arg = "statistics";
     if storage != f32::STORAGE {
         return Err(Error::InvalidArgument { arg, rule: format!("its elements are f32, got {storage}") });
     }
-    // More than memory has is no length of a view.
+    // A saturated product is longer than any view.
     let len = shape.iter().fold(1usize, |len, &factor| len.saturating_mul(factor));
     if span.len == len {
         Ok(Placed::whole(&View { arg, storage: f32::STORAGE, rows: Rows::dense(span) }))
@@ -192,11 +195,11 @@ fn statistics(span: Span, storage: Storage, shape: &[usize]) -> Result<Placed, E
     }
 }
 
-/// That no tensor which is written shares memory with the statistics that are read; or, where these are written, none at all. Gaps between
-/// a tensor's rows count as its own.
+/// Checks overlap with the statistics: if the call reads them, no written tensor overlaps them; if
+/// it writes them, no tensor does. Gaps between rows count as part of a tensor.
 struct Beside {
     statistics: Placed,
-    /// Of a second half.
+    /// The direction of a second half.
     direction: Option<Direction>,
 }
 

@@ -1,4 +1,5 @@
-//! Where the tensors of a call lie: their sizes are right, and no output shares memory with another tensor.
+//! The places of a call's tensors in memory: their sizes are right, and no output overlaps another
+//! tensor.
 
 use std::iter;
 
@@ -9,41 +10,42 @@ use crate::{
     Tensor, TensorSet, TensorShape,
 };
 
-/// One tensor of a call, reduced to what the checks need.
+/// One tensor of a call, as the checks need it.
 #[derive(Clone, Copy)]
 pub(super) struct Placed {
     arg: &'static str,
     storage: Storage,
     /// `None` for a vector.
     matrix: Option<RowLayout>,
-    /// The groups that it was given with, if all its rows lie in the first.
+    /// The groups that the caller gave, if all rows lie in the first.
     single_group: Option<RowGroups>,
     span: Span,
     bytes: (u64, u64),
 }
 
-/// The tensors of a call, each at its place in [`Tensor::ALL`]: a fixed array, because a call must not allocate.
+/// The tensors of a call, indexed as in [`Tensor::ALL`]: a fixed array, because a call must not
+/// allocate.
 pub(super) struct Layout {
     direction: Direction,
     dtypes: DTypes,
     rows: usize,
     cols: usize,
-    /// Tensors that have fewer rows, and how many.
+    /// The tensors that have only a rank's own rows, and the number of these rows.
     own: Option<(TensorSet, usize)>,
-    /// What the length of scales follows from.
+    /// Determines the length of scales.
     quant: Option<QuantSpec>,
-    /// Of `x`, if there are several.
+    /// The parts of `x`, if there are several.
     parts: Option<Parts>,
     tensors: TensorSet,
     outputs: TensorSet,
-    /// Of the matrices that have groups.
+    /// The rows of a group, in all grouped matrices.
     rows_per_group: Option<usize>,
     list: [Option<Placed>; Tensor::COUNT],
 }
 
 impl Layout {
-    /// Which tensors these arguments have, and how many rows their groups, if their sizes are right and no output overlaps
-    /// another tensor.
+    /// The tensors of the call and the rows of their groups, if sizes are right and no output
+    /// overlaps another tensor.
     pub(super) fn check<'a, B: NormBackend + ?Sized>(
         spec: &NormSpec,
         call: (Direction, DTypes),
@@ -57,7 +59,7 @@ impl Layout {
         layout.of_spans(|layout| args.spans(layout))
     }
 
-    /// The same of tensors that are shown one by one.
+    /// The same check for tensors that `spans` visits.
     pub(super) fn check_spans(
         spec: &NormSpec,
         call: (Direction, DTypes),
@@ -66,7 +68,7 @@ impl Layout {
         Layout::new(spec, call).of_spans(spans)
     }
 
-    /// The same where some of the tensors have only so many of the rows.
+    /// The same check if some tensors have only a rank's own rows.
     pub(super) fn check_own_rows(
         spec: &NormSpec,
         call: (Direction, DTypes),
@@ -94,12 +96,12 @@ impl Layout {
         }
     }
 
-    /// Rows that a tensor has.
+    /// The number of rows of a tensor.
     fn rows_of(&self, tensor: Tensor) -> usize {
         self.own.filter(|(tensors, _)| tensors.has(tensor)).map_or(self.rows, |(_, rows)| rows)
     }
 
-    /// By reference, as it has room for every tensor: a copy takes as long as the rest.
+    /// By reference: `Layout` holds every tensor, and a copy would take as long as the checks.
     fn of_spans(
         &mut self,
         spans: impl FnOnce(&mut Layout) -> Result<(), Error>,
@@ -109,7 +111,8 @@ impl Layout {
         Ok((self.tensors, self.rows_per_group))
     }
 
-    /// The elements are stored as the call's dtypes and its codes say. A sum that takes the place of a gradient is f32.
+    /// The view's elements have the type that the call's dtypes and codes require. A sum that
+    /// replaces a gradient is f32.
     fn check_storage(&self, tensor: Tensor, view: &View) -> Result<(), Error> {
         let is_sum = matches!(tensor, Tensor::Dweight | Tensor::Dbias) && view.arg != tensor.name();
         let expected = match is_sum {
@@ -125,8 +128,8 @@ impl Layout {
         }
     }
 
-    /// Where the rows of a matrix of this shape begin, if they and their groups follow one another, and the elements that it may
-    /// have, fewest and most.
+    /// The layout of a matrix of this shape, if its rows and groups do not interleave, and the
+    /// fewest and most elements of its view.
     fn matrix(&mut self, view: &View, shape: (usize, usize)) -> Result<(RowLayout, (usize, usize)), Error> {
         let (arg, rows) = (view.arg, view.rows.layout(shape.0, shape.1));
         let RowLayout { rows: count, cols, row_stride, groups } = rows;
@@ -136,7 +139,7 @@ impl Layout {
         if let Some(groups) = groups {
             self.check_groups(arg, &rows, groups)?;
         }
-        // A byte size above isize::MAX cannot be a Rust slice nor be indexed by any backend.
+        // A byte size above isize::MAX cannot be a Rust slice, and no backend can index it.
         let most = most_elements(view.storage);
         let Some(padded) = rows.padded_span().filter(|&padded| padded <= most) else {
             let storage = view.storage;
@@ -149,13 +152,14 @@ impl Layout {
             );
             return Err(Error::InvalidArgument { arg, rule });
         };
-        // The last row, or group, need not be padded to the stride, but may be: also one that is the only one, or at no other
-        // distance than rows, and so none of the layout's.
+        // The view may end with the last row or group, or with its padding to the stride. The
+        // padding counts as the caller gave it: also for a single group, or for groups that the
+        // layout replaced with one stride.
         let padded = view.padded_span(shape.0).filter(|&given| given <= most).map_or(padded, |given| given.max(padded));
         Ok((rows, (rows.span(), padded)))
     }
 
-    /// The same of `x`, where it is a view of several matrices: the elements of all, in no pattern.
+    /// The same for `x` as a view of several matrices: one range of elements, without a layout.
     fn parts(
         &self,
         view: &View,
@@ -164,7 +168,7 @@ impl Layout {
     ) -> Result<(Option<RowLayout>, (usize, usize)), Error> {
         let most = most_elements(view.storage);
         match parts.span().and_then(|behind| Some((min.checked_add(behind)?, max.checked_add(behind)?))) {
-            // Without rows there is nothing of any part.
+            // Without rows no part has elements.
             _ if rows.span() == 0 => Ok((None, (min, max))),
             Some(len) if len.1 <= most => Ok((None, len)),
             Some(_) | None => {
@@ -179,33 +183,33 @@ impl Layout {
         }
     }
 
-    /// How many scales there are of a matrix of that shape, quantized like this.
+    /// The number of scales of a quantized matrix of this shape.
     fn scales(&self, view: &View, quant: Option<QuantSpec>, (rows, cols): (usize, usize)) -> Result<usize, Error> {
         let Some(quant) = quant else { return Ok(0) };
         quant.scales_len(rows, cols).ok_or_else(|| {
             let rule = format!(
-                "scales have room for every row in {:?}, and can be counted, got {rows} rows of {cols} columns",
+                "the layout {:?} must have ld >= rows and a length that fits usize, got {rows} rows of {cols} columns",
                 quant.layout
             );
             Error::InvalidArgument { arg: view.arg, rule }
         })
     }
 
-    /// Groups of rows lie apart, and have one size throughout the call.
+    /// Groups of rows do not interleave, and have one size throughout the call.
     fn check_groups(&mut self, arg: &'static str, rows: &RowLayout, groups: RowGroups) -> Result<(), Error> {
         let RowGroups { rows: count, stride } = groups;
         let refuse = |rule| Err(Error::InvalidArgument { arg, rule });
         if !rows.follow_one_another() {
             let row_stride = rows.row_stride;
             return refuse(format!(
-                "groups have at least one row and lie apart, got groups of {count} rows at a stride of {row_stride}, \
-                 {stride} elements from group to group"
+                "groups must have at least 1 row and must not overlap, got groups of {count} rows at a stride of \
+                 {row_stride}, {stride} elements from group to group"
             ));
         }
         match self.rows_per_group.replace(count) {
-            Some(other) if other != count => {
-                refuse(format!("the groups of a call's matrices have as many rows, got {count} and {other}"))
-            }
+            Some(other) if other != count => refuse(format!(
+                "all matrices of a call must have the same number of rows in a group, got {count} and {other}"
+            )),
             Some(_) | None => Ok(()),
         }
     }
@@ -227,7 +231,8 @@ impl Layout {
     }
 }
 
-/// Elements of the largest size that any allocation has. Sizes are powers of two, and a shift takes less than a division.
+/// The most elements that an allocation can have. Sizes are powers of two, and a shift is faster
+/// than a division.
 const fn most_elements(storage: Storage) -> usize {
     (isize::MAX as usize) >> storage.size().trailing_zeros()
 }
@@ -249,7 +254,7 @@ impl SpanVisitor for Layout {
             }
             TensorShape::Cols => (None, (self.cols, self.cols)),
             TensorShape::Rows => (None, (rows, rows)),
-            // The backend says how many it needs, when the problem is known.
+            // The backend determines the length, from the problem.
             TensorShape::Workspace => (None, (0, usize::MAX)),
             TensorShape::One => (None, (1, 1)),
             TensorShape::Scales => {
@@ -276,33 +281,35 @@ impl SpanVisitor for Layout {
     }
 }
 
-/// First byte and the byte after the last. No view reaches beyond the last address.
+/// First byte and one past the last. No view reaches beyond the last address.
 const fn bytes(span: &Span, storage: Storage) -> (u64, u64) {
     let (start, len) = (span.start, span.len as u64);
     (start, start.saturating_add(len.saturating_mul(storage.size() as u64)))
 }
 
 impl Placed {
-    /// A tensor of which every element of its view counts, be it between rows.
+    /// A tensor that occupies every element of its view, gaps between rows included.
     pub(super) fn whole(view: &View) -> Self {
         let View { arg, storage, rows: Rows { view: span, .. } } = *view;
         Placed { arg, storage, matrix: None, single_group: None, span, bytes: bytes(&span, storage) }
     }
 
-    /// Whether the two share an element. Rows that take turns (slices of one fused buffer) do not.
+    /// Whether the two share an element. Interleaved rows (slices of one fused buffer) share none.
     pub(super) fn overlaps(&self, other: &Placed) -> bool {
         let (a, b) = (self.bytes, other.bytes);
-        // Where the later one starts is before the earlier end: never so for a view without elements.
+        // They meet if the later start lies before the earlier end; never for a view without
+        // elements.
         let ranges_meet = self.span.allocation == other.span.allocation && a.0.max(b.0) < a.1.min(b.1);
         ranges_meet && !self.takes_turns_with(other)
     }
 
-    /// As rows at one distance or two; or, where there is one group, as what it would be with more of them.
+    /// Compares their rows with one stride or two; a single group is also compared as the first of
+    /// several.
     fn takes_turns_with(&self, other: &Placed) -> bool {
         self.patterns().any(|pattern| other.patterns().any(|other| pattern.takes_turns_with(&other)))
     }
 
-    /// None for a vector.
+    /// Empty for a vector.
     fn patterns(&self) -> impl Iterator<Item = Pattern> {
         iter::once(None).chain(self.single_group.map(Some)).filter_map(|single_group| self.pattern(single_group))
     }
@@ -311,7 +318,7 @@ impl Placed {
         elements as u128 * self.storage.size() as u128
     }
 
-    /// Of a matrix, with these groups if it has no others.
+    /// The pattern of a matrix, with these groups if it has no others.
     fn pattern(&self, single_group: Option<RowGroups>) -> Option<Pattern> {
         let RowLayout { cols, row_stride, groups, .. } = self.matrix?;
         let groups = groups.or(single_group).unwrap_or(RowGroups { rows: 1, stride: row_stride });
@@ -325,21 +332,23 @@ impl Placed {
     }
 }
 
-/// The bytes of a matrix, as what repeats for ever: a group of rows, or one row where there are no groups.
+/// The bytes of a matrix as an endless pattern: it repeats a group of rows, or one row if there are
+/// no groups.
 struct Pattern {
     start: u128,
     /// Bytes of a row.
     row: u128,
     /// Rows of a group.
     rows: u128,
-    /// Bytes from row to row of a group; 0 if it has one.
+    /// Bytes from row to row of a group; 0 for groups of one row.
     row_stride: u128,
     /// Bytes from group to group.
     period: u128,
 }
 
 impl Pattern {
-    /// Whether the two repeat alike and share no byte: either the groups as a whole lie side by side, or their rows do.
+    /// Whether the two have the same period and share no byte: their groups lie side by side, or
+    /// their rows do.
     fn takes_turns_with(&self, other: &Pattern) -> bool {
         if self.period == 0 || self.period != other.period {
             return false;
@@ -347,7 +356,7 @@ impl Pattern {
         let distance = (other.start % self.period + self.period - self.start % self.period) % self.period;
         let groups_are_apart = distance >= self.len() && distance + other.len() <= self.period;
         let is_alike = (self.rows, self.row_stride) == (other.rows, other.row_stride) && self.rows > 1;
-        // Of the other's groups one begins within this one's period, and the one before it a period earlier.
+        // One group of `other` begins within this period, and the previous one a period earlier.
         groups_are_apart
             || is_alike && self.rows_are_apart(other, distance) && other.rows_are_apart(self, self.period - distance)
     }
@@ -357,13 +366,15 @@ impl Pattern {
         (self.rows - 1) * self.row_stride + self.row
     }
 
-    /// Whether no row of this group meets one of an equal group that begins so many bytes later.
+    /// Whether no row of this group overlaps a row of an equal group that begins `distance` bytes
+    /// later.
     fn rows_are_apart(&self, later: &Pattern, distance: u128) -> bool {
-        // The row of this group at or before the later one's first; or this group has ended.
+        // The row of this group at or before the later group's first row; or this group has ended.
         let row = distance / self.row_stride;
         let into = distance % self.row_stride;
         let before = row >= self.rows || into >= self.row;
-        // The next row of this group meets the later one's first, too, if that is long; the last has none.
+        // The next row of this group overlaps the later group's first row if that is long; the last
+        // row has no next row.
         let after = row + 1 >= self.rows || into + later.row <= self.row_stride;
         before && after
     }

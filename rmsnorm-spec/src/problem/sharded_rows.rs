@@ -1,4 +1,4 @@
-//! Validation of a forward call whose residual stream is divided by rows among ranks.
+//! Validation of a forward call on a residual stream that is sharded over ranks by rows.
 
 use super::columns::check_divided;
 use super::layout::Layout;
@@ -9,21 +9,22 @@ use crate::{
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ShardedRows<Forward<'a, B, T, W, R>>> {
-    /// Validates such a call of a rank. Its [`problem`](Self::problem) has all rows; of them `residual`, `residual_out`, `mean`,
-    /// `rstd`, and `y` with [`YRows::Own`], have the rank's own.
+    /// Validates one rank's call. Its [`problem`](Self::problem) has all rows; `residual`,
+    /// `residual_out`, `mean`, `rstd`, and `y` with [`YRows::Own`], have only the rank's own rows.
     ///
     /// # Errors
-    /// The first rule that does not hold, as the variant of [`Error`] that names the argument. `Unsupported` for a residual that is
-    /// added after the norm, for an `x` of several parts, and for rows in groups; `InvalidArgument` if the own rows are none of `spec`.
+    /// The first rule that fails, as the variant of [`Error`] that names the argument.
+    /// `Unsupported` for a residual that is added after the norm, for an `x` of several parts, and
+    /// for grouped rows; `InvalidArgument` if the own rows exceed the rows of `spec`.
     pub fn forward_rows(spec: NormSpec, call: ShardedRows<Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
         let ShardedRows { args, own, y_rows } = &call;
         check_divided("rows", "one matrix on every rank", &spec, args.parts)?;
         check_forward(&spec, args)?;
         if own.start > own.end || own.end > spec.rows {
-            let rule = format!("a rank owns some of the {} rows, got {own:?}", spec.rows);
+            let rule = format!("it must be a range within the {} rows, got {own:?}", spec.rows);
             return Err(Error::InvalidArgument { arg: "own", rule });
         }
-        // What y overwrites has all rows.
+        // A `y` that overwrites x has all rows.
         let has_own_y = *y_rows == YRows::Own && args.y.is_some();
         let of_own = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
         let of_own = (of_own.set(Tensor::Y, has_own_y), own.len());
@@ -34,12 +35,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
         Ok(Checked { spec, args: call, problem })
     }
 
-    /// The rows that this rank owns, and those of `y`.
+    /// The rows that this rank owns, and the rows of `y` that it receives.
     pub fn own_rows(&self) -> (std::ops::Range<usize>, YRows) {
         (self.args.own.clone(), self.args.y_rows)
     }
 
-    /// Hands every tensor to the visitor, as [`Checked::<Forward>::visit`](Checked::visit) does.
+    /// Passes every tensor to the visitor, as [`Checked::<Forward>::visit`](Checked::visit) does.
     ///
     /// # Errors
     /// The first of the visitor's.
@@ -48,7 +49,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     }
 }
 
-/// That no matrix has its rows in groups: a rank's would begin amid one.
+/// Refuses grouped matrices: a rank's rows could begin inside a group.
 struct WithoutGroups;
 
 impl SpanVisitor for WithoutGroups {
@@ -56,9 +57,8 @@ impl SpanVisitor for WithoutGroups {
         match view.rows.groups {
             None => Ok(()),
             Some(_) => {
-                let rule =
-                    format!("where rows are divided among ranks they lie in no groups, those of {} do", view.arg);
-                Err(Error::Unsupported { rule })
+                let divided = "cannot be grouped if rows are divided among ranks: pass rows with one stride";
+                Err(Error::Unsupported { rule: format!("{} {divided}", view.arg) })
             }
         }
     }

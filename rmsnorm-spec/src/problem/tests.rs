@@ -1,8 +1,8 @@
-//! Validation by the table of tensors: every pair of them in every way that two views can lie, every set of optional ones,
-//! every field of the problem that comes out. On a backend whose views are numbers.
+//! Tests validation with a table of tensors: every pair in every relative position, every set of
+//! optional tensors, and every field of the resulting problem. The backend's views are numbers.
 //!
-//! The argument structs are written as literals here, so that a new tensor breaks the build, and the names that they look
-//! up are compared with the table, so that it must be added there.
+//! The argument structs are written as literals here, so a new tensor breaks the build; the names
+//! that they look up are compared with the table, so it must be added there.
 
 mod any;
 mod columns;
@@ -22,10 +22,10 @@ use crate::{
     Access, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16,
 };
 
-/// With gradients as f32 sums, or without.
+/// A backend whose views are numbers, with or without f32 gradient sums.
 struct Numbers<const SUMS: bool = false>;
 
-/// Where a tensor lies, of whatever type.
+/// The place of a tensor of any type.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     span: Span,
@@ -79,14 +79,14 @@ const WORKSPACE: usize = 17;
 enum Form {
     Forward,
     InPlace,
-    /// The residual is added after the norm, and the sum has a norm of its own.
+    /// The residual is added after the norm, and the sum has a next norm.
     After,
-    /// It is overwritten, and there is no next norm.
+    /// The residual is overwritten after the norm, without a next norm.
     AfterInPlace,
     Backward,
-    /// To codes, by a scale that is given.
+    /// Quantized with a given scale.
     Given,
-    /// To codes, with scales as bytes.
+    /// Quantized with scales as bytes.
     Mx,
 }
 
@@ -101,7 +101,7 @@ impl Form {
         }
     }
 
-    /// Whether the norm's result takes the place of x.
+    /// Whether the result overwrites x.
     const fn overwrites_x(self) -> bool {
         matches!(self, Form::InPlace)
     }
@@ -141,18 +141,18 @@ enum Shape {
     Workspace,
 }
 
-/// Which of a call's dtypes a tensor has.
+/// The dtype of a tensor within a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Activation,
     Weight,
     Residual,
     F32,
-    /// A code, or a scale as one.
+    /// A code, or a byte scale.
     Byte,
 }
 
-/// One line of the table.
+/// A line of the table.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     name: &'static str,
@@ -166,7 +166,7 @@ const fn entry(name: &'static str, shape: Shape, dtype: Type, is_output: bool, i
     Entry { name, shape, dtype, is_output, is_optional }
 }
 
-/// Every tensor of a call of layer norm.
+/// Every tensor of a layer norm call.
 fn table(form: Form) -> &'static [Entry] {
     use Shape::{Matrix, OfCols, OfRows, One, Transposed, Workspace};
     use Type::{Activation, Byte, F32, Residual, Weight};
@@ -237,7 +237,7 @@ fn table(form: Form) -> &'static [Entry] {
         entry("scale", One, F32, false, false),
         entry("amax", One, F32, true, true),
     ];
-    // Of blocks of 32 columns a row has one.
+    // A row has one block of 32 columns.
     const MX: &[Entry] = &[
         entry("x", Matrix, Activation, false, false),
         entry("weight", OfCols, Weight, false, true),
@@ -267,14 +267,14 @@ struct Call {
     form: Form,
     spec: NormSpec,
     grad_reduction: GradReduction,
-    /// Of a quantized call.
+    /// Only in a quantized call.
     quant: Option<QuantSpec>,
-    /// Of a forward call.
+    /// Only in a forward call.
     parts: Option<Parts>,
     tensors: Vec<(&'static str, Place)>,
 }
 
-/// The dtypes of activations, weight and residual, as data.
+/// The dtypes of activations, weight and residual.
 type Mix = [DType; 3];
 
 const MIXES: [Mix; 5] = [
@@ -297,7 +297,7 @@ fn size(entry: &Entry, mix: Mix) -> usize {
 }
 
 impl Call {
-    /// A layer norm with every tensor, each dense in an allocation of its own.
+    /// A layer norm with every tensor, each dense in its own allocation.
     fn full(form: Form) -> Call {
         let place = |(i, entry): (usize, &Entry)| {
             let len = match entry.shape {
@@ -432,15 +432,15 @@ impl Call {
     }
 }
 
-/// What validation gives.
+/// The result of validation.
 #[derive(Debug)]
 struct Validated {
     problem: Problem,
-    /// Every tensor that a launch is handed.
+    /// Every tensor that a launch receives.
     visited: Vec<(Tensor, Place)>,
 }
 
-/// Takes note of what a launch is handed.
+/// Records the tensors that a launch receives.
 struct Visited {
     problem: Problem,
     tensors: Vec<(Tensor, Place)>,
@@ -476,7 +476,7 @@ impl Visitor<'_, Numbers> for Visited {
     }
 }
 
-/// Looks tensors up, and notes which.
+/// Looks up tensors, and records their names.
 struct Names<'a> {
     call: &'a Call,
     names: &'a RefCell<BTreeSet<&'static str>>,
@@ -496,7 +496,7 @@ impl Names<'_> {
         if is_overwritten { Source::Overwrite(self.rows(name)) } else { Source::Read(self.rows(name)) }
     }
 
-    /// Absent where the source is overwritten, or what it is of is added only, and not looked up then.
+    /// The target of a source, or `None` (and no look-up) if the call has no such target.
     fn target<E>(&self, name: &'static str, is_absent: bool) -> Option<Rows<View<E>>> {
         let is_given = !is_absent && self.find(name).is_some();
         is_given.then(|| self.rows(name))
@@ -506,7 +506,7 @@ impl Names<'_> {
         self.find(name).map(|_| self.rows(name))
     }
 
-    /// What every quantized call has, and may have.
+    /// The tensors that every quantized call must or may have.
     fn quantized<'v, T: Element, C: Code, W: Element, R: Element>(
         &self,
         quant: Option<QuantSpec>,
@@ -540,7 +540,7 @@ impl Names<'_> {
     }
 }
 
-/// The two names of the error of an overlap; `None` where the call was accepted. Panics on any other error.
+/// The two names in an overlap error; `None` if the call was accepted. Panics on any other error.
 fn overlap(result: Result<Validated, Error>) -> Option<(&'static str, &'static str)> {
     match result {
         Ok(_) => None,
@@ -549,13 +549,13 @@ fn overlap(result: Result<Validated, Error>) -> Option<(&'static str, &'static s
     }
 }
 
-/// Every pair of tensors of a form, as (where one stays, what is moved).
+/// Every pair of tensors of a form, as (fixed, moved).
 fn pairs(form: Form) -> impl Iterator<Item = (&'static Entry, &'static Entry)> {
     let all = table(form);
     all.iter().flat_map(move |a| all.iter().filter(move |b| b.name != a.name).map(move |b| (a, b)))
 }
 
-/// Holds the answer of a call to whether the two tensors must be kept apart.
+/// Checks that the call is refused exactly if the two tensors must not share memory.
 fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &str) {
     let form = call.form;
     let what = format!("{what}: {} and {} of {form:?} in {mix:?}", a.name, b.name);
@@ -572,7 +572,7 @@ fn expect(call: &Call, mix: Mix, (a, b): (&Entry, &Entry), shares: bool, what: &
     }
 }
 
-/// All of it, a byte at either end, side by side, and the same addresses in another allocation.
+/// Full overlap, one byte at either end, adjacent, and equal addresses in another allocation.
 #[test]
 fn every_pair_of_tensors_is_kept_apart_unless_both_are_read() {
     for form in Form::ALL {
@@ -595,9 +595,9 @@ fn every_pair_of_tensors_is_kept_apart_unless_both_are_read() {
                     call.set(b.name, |place| place.span.len = place_b.span.len);
                     expect(&call, mix, (a, b), shares, what);
                 }
-                // Where all of them lie to begin with.
+                // All tensors in their own allocations.
                 expect(&whole, mix, (a, b), false, "other allocations");
-                // A vector has no rows, whatever its distance is a multiple of. Views begin with an element.
+                // A vector has no rows, at any distance. Views begin at an element.
                 if a.shape != Shape::Matrix || b.shape != Shape::Matrix {
                     let step = size(a, mix).min(size(b, mix)) as u64;
                     for moved in (start - len_b - step..=start + len_a + step).step_by(step as usize) {
@@ -622,11 +622,11 @@ fn bytes(place: Place, row_stride: usize, size: usize) -> BTreeSet<u64> {
     (0..ROWS).flat_map(row).collect()
 }
 
-/// Rows of two matrices that take turns in one buffer: whatever their dtypes, they are apart exactly if no byte is in both.
-/// With another distance in bytes from row to row that is not looked into, and they are refused.
+/// Interleaved rows of two matrices in one buffer, of any dtypes: accepted exactly if they share no
+/// byte. Different row strides in bytes are not analyzed, and refused.
 #[test]
 fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
-    // 60 and 120 elements from row to row are 240 bytes in either size; in a row of 20 or 40 bytes.
+    // Strides of 60 or 120 elements, both 240 bytes, for rows of 20 or 40 bytes.
     for form in Form::ALL {
         for mix in MIXES {
             let both_matrices = |(a, b): &(&Entry, &Entry)| a.shape == Shape::Matrix && b.shape == Shape::Matrix;
@@ -657,7 +657,7 @@ fn rows_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
     }
 }
 
-/// A vector has no rows that could take turns with a matrix's, wherever in the gaps it lies.
+/// A vector in the gaps of a matrix is not interleaved with its rows.
 #[test]
 fn a_vector_between_the_rows_of_a_matrix_is_refused() {
     for form in Form::ALL {
@@ -675,16 +675,17 @@ fn a_vector_between_the_rows_of_a_matrix_is_refused() {
     }
 }
 
-/// A single row, or a view that reaches to the end of its stride, takes turns as any other rows do; and a vector as long as
-/// the stride does not.
+/// A single row, or a view that ends with its stride, interleaves like other rows; a vector as long
+/// as the stride does not.
 #[test]
 fn single_rows_and_whole_strides_take_turns_too() {
     let place =
         |start: u64, len| Place { span: Span { allocation: 7, start, len }, row_stride: Some(3 * COLS), groups: None };
     for (rows, len) in [(1, COLS), (1, 3 * COLS), (3, 7 * COLS), (3, 9 * COLS)] {
-        // Rows of 40 bytes, 120 apart.
+        // Rows of 40 bytes, at a stride of 120.
         for (start, shares) in [(0, true), (36, true), (40, false), (80, false), (84, rows > 1)] {
-            // A single row's view that reaches to the next may not have another's elements in it.
+            // The view of a single row that reaches the next row must not hold elements of the
+            // other matrix.
             if (rows, len, start) == (1, 3 * COLS, 84) {
                 continue;
             }
@@ -718,7 +719,7 @@ fn tensors_of_no_rows_overlap_nothing() {
         for entry in
             table(form).iter().filter(|entry| matches!(entry.shape, Shape::Matrix | Shape::Transposed | Shape::OfRows))
         {
-            // In the middle of every vector of cols.
+            // Inside every vector of `cols` elements.
             call.set(entry.name, |place| place.span = Span { allocation: 1, start: 4096 + 8, len: 0 });
         }
         for entry in table(form).iter().filter(|entry| entry.shape == Shape::OfCols && !entry.is_output) {
@@ -742,7 +743,8 @@ fn addresses_at_the_end_of_their_range_do_not_wrap() {
     assert_eq!(overlap(call.check(MIXES[0])), Some(("y", "x")));
 }
 
-/// All sets of optional tensors: accepted but for a sum without a residual, and told as they are.
+/// All sets of optional tensors are accepted, except a sum without a residual, and reported
+/// correctly.
 #[test]
 fn the_problem_says_which_tensors_there_are() {
     for form in Form::ALL {
@@ -767,7 +769,7 @@ fn the_problem_says_which_tensors_there_are() {
             let checked = result.expect("a good call");
             for tensor in Tensor::ALL {
                 let expected = match (form, tensor) {
-                    // What is overwritten is the result already.
+                    // An overwritten tensor is the result.
                     (Form::InPlace, Tensor::X | Tensor::Residual) | (Form::AfterInPlace, Tensor::Residual) => false,
                     (Form::InPlace, Tensor::Y) => true,
                     (Form::InPlace | Form::AfterInPlace, Tensor::ResidualOut) => is_given("residual"),
@@ -827,7 +829,8 @@ fn the_problem_says_what_is_computed() {
     }
 }
 
-/// Every tensor lies elsewhere and every matrix has a stride of its own, and a launch is handed just that.
+/// Each tensor has its own address and each matrix its own stride, and a launch receives them
+/// unchanged.
 #[test]
 fn views_and_strides_come_out_as_they_went_in() {
     for form in Form::ALL {
@@ -856,7 +859,7 @@ fn views_and_strides_come_out_as_they_went_in() {
     }
 }
 
-/// A result has one place, and a residual is overwritten exactly where x is.
+/// A result has one destination, and a residual is overwritten exactly if x is.
 #[test]
 fn what_is_overwritten_is_said_once() {
     type Args<'a> = Forward<'a, Numbers, f32>;
@@ -880,7 +883,7 @@ fn what_is_overwritten_is_said_once() {
     assert_eq!(refused(in_place().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
 }
 
-/// The sum of a residual and a norm has a place, and the next norm a y.
+/// The sum of a residual and a norm has a destination, and the next norm has a y.
 #[test]
 fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     type Args<'a> = Forward<'a, Numbers, f32>;
@@ -917,7 +920,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     assert_eq!(after(alone().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
     assert_eq!(after(Args::in_place(view(1)).residual_in_place(view(3))), "x");
     assert_eq!(after(paired().residual_in_place(view(3)).next_mean(vector(5, ROWS))), "next_mean");
-    // Each of the next norm's is refused without one, and where the residual is added before.
+    // Each tensor of the next norm is refused without a y, and with a residual before the norm.
     type Give = for<'a> fn(Args<'a>, View<f32>, View<f32>) -> Args<'a>;
     let next: [(&str, Give); 4] = [
         ("next_weight", |args, of_cols, _| args.next_weight(of_cols)),
@@ -931,7 +934,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
         assert_eq!(refused(before, given(paired())), name);
     }
 
-    // The residual's gradient is dy, and no call has codes of such a sum.
+    // The residual's gradient is dy, and no call quantizes such a sum.
     let backward = || Backward::<Numbers, f32>::new(view(1), view(2), vector(3, ROWS), view(4));
     let check =
         |args| Checked::backward(&Numbers::<false>, before.residual_after(), args).map(|checked| *checked.problem());
@@ -946,7 +949,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     assert!(matches!(call.check(MIXES[0]), Err(Error::Unsupported { .. })));
 }
 
-/// The dtype of a tensor is said before the tensor is given; what comes too late is no silent loss.
+/// A tensor's dtype must be set before the tensor; a later change is an error, not a silent loss.
 #[test]
 fn a_tensor_given_before_its_dtype_changes_is_named() {
     fn view<E>(allocation: u64, len: usize) -> View<E> {
@@ -984,7 +987,7 @@ fn a_tensor_given_before_its_dtype_changes_is_named() {
     assert_eq!(backward_of(backward().dbias(narrow(5)).f32_weight()), "dbias");
 }
 
-/// One element less, one more, and a stride of one less, of every tensor.
+/// One element fewer, one more, and a stride one less, for every tensor.
 #[test]
 fn every_length_and_stride_is_held_to_its_limits() {
     for form in Form::ALL {
@@ -1018,7 +1021,8 @@ fn every_length_and_stride_is_held_to_its_limits() {
     }
 }
 
-/// Holds the answer of a call to whether the tensor's length is between these, which the message says both.
+/// Checks that the length of the tensor is accepted exactly within these limits, and that the
+/// message has both.
 fn expect_length(call: &Call, (name, len): (&str, usize), (least, most): (usize, usize)) {
     match call.check(MIXES[4]) {
         Ok(_) => assert!((least..=most).contains(&len), "{name}: {len}"),
@@ -1030,7 +1034,7 @@ fn expect_length(call: &Call, (name, len): (&str, usize), (least, most): (usize,
     }
 }
 
-/// Rows apart: the padding after the last one may be there or not, and the message says both.
+/// Strided rows: the padding after the last row is optional, and the message has both lengths.
 #[test]
 fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
     for form in Form::ALL {
@@ -1045,7 +1049,7 @@ fn a_strided_matrix_may_end_with_its_last_element_or_its_stride() {
     }
 }
 
-/// The largest size of a tensor is isize::MAX bytes, of each dtype.
+/// The largest size of a tensor is isize::MAX bytes, for each dtype.
 #[test]
 fn the_largest_tensor_is_admitted_and_no_larger_one() {
     for (mix, size) in [(MIXES[0], 4), (MIXES[1], 2)] {
@@ -1083,12 +1087,12 @@ fn scalars_are_held_to_their_limits() {
     }
 }
 
-/// Statistics: what each norm and direction must have, may have and must not.
+/// Statistics that each norm and direction must, may and must not have.
 #[test]
 fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
     for form in Form::ALL {
         for norm in Norm::ALL {
-            // Backward's rstd is no option, by its type.
+            // Backward's rstd has no Option type.
             for (has_mean, has_rstd) in [(true, true), (true, false), (false, true), (false, false)] {
                 if form == Form::Backward && !has_rstd {
                     continue;
@@ -1114,7 +1118,8 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
     }
 }
 
-/// The workspace is held to the length that the backend asks for this problem; where it asks for none, any will do.
+/// The workspace must have the length that the backend requires for this problem; if it requires
+/// none, any length is accepted.
 #[test]
 fn the_workspace_is_as_long_as_the_backend_says() {
     for (dweight, dbias) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -1130,7 +1135,7 @@ fn the_workspace_is_as_long_as_the_backend_says() {
     }
 }
 
-/// Reports and messages name a direction by this.
+/// Reports and messages use these names.
 #[test]
 fn directions_have_names() {
     assert_eq!(Direction::ALL.map(Direction::name), ["forward", "backward", "quantized_forward"]);

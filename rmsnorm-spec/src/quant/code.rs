@@ -5,19 +5,21 @@ use std::fmt;
 /// The format of a code: 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CodeType {
-    /// OCP's E4M3, without infinities (`float8_e4m3fn`): 1 + 4 + 3 bits, bias 7, largest value 448, NaN `0x7F` and `0xFF`.
+    /// OCP's E4M3, without infinities (`float8_e4m3fn`): 1 + 4 + 3 bits, bias 7, largest value 448,
+    /// NaN `0x7F` and `0xFF`.
     E4m3,
-    /// OCP's E5M2 (`float8_e5m2`): 1 + 5 + 2 bits, bias 15, largest value 57344, with infinities and NaN as IEEE has them.
+    /// OCP's E5M2 (`float8_e5m2`): 1 + 5 + 2 bits, bias 15, largest value 57344, with infinities
+    /// and NaN as IEEE has them.
     E5m2,
     /// An integer from -128 to 127. There is no NaN.
     Int8,
 }
 
-/// A floating-point format: what its conversion by integers needs.
+/// A floating-point format: the constants of a conversion with integer arithmetic.
 struct Format {
-    /// Bits of an f32's significand that a code has not.
+    /// Bits of an f32's significand that a code drops.
     shift: u32,
-    /// The biased exponent of an f32 that is the smallest normal code.
+    /// The biased f32 exponent of the smallest normal code.
     min_exponent: u32,
     /// The bits of the largest code's value as f32.
     largest: u32,
@@ -28,7 +30,7 @@ struct Format {
 const E4M3: Format = Format { shift: 20, min_exponent: 121, largest: 0x43e0_0000, step: 1.0 / 512.0 };
 const E5M2: Format = Format { shift: 21, min_exponent: 113, largest: 0x4760_0000, step: 1.0 / 65536.0 };
 
-/// What NaN becomes, in both formats.
+/// The code of NaN, in both formats.
 const NAN: u8 = 0x7f;
 
 impl CodeType {
@@ -49,7 +51,8 @@ impl CodeType {
         CodeType::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// `Q`: the value of the largest code that a scale makes use of. Of int8 this is 127, so that signs are alike.
+    /// `Q`: the value of the largest code that scales use. For int8 127, so that the range is
+    /// symmetric.
     pub const fn largest(self) -> f32 {
         match self {
             CodeType::E4m3 => 448.0,
@@ -58,13 +61,13 @@ impl CodeType {
         }
     }
 
-    /// (Q5): the code of the nearest value, ties to even; beyond the largest it is the largest, also of infinities. NaN stays
-    /// NaN; int8, which has none, has 0.
+    /// (Q5): the code of the nearest value, ties to even. Values beyond the largest, infinities
+    /// included, become the largest. NaN becomes NaN, and 0 in int8, which has no NaN.
     pub fn encode(self, value: f32) -> u8 {
         match self {
             CodeType::E4m3 => E4M3.encode(value),
             CodeType::E5m2 => E5M2.encode(value),
-            // The cast saturates, and makes 0 of NaN.
+            // The cast saturates, and turns NaN into 0.
             CodeType::Int8 => (value.round_ties_even() as i8).cast_unsigned(),
         }
     }
@@ -95,7 +98,8 @@ fn sign(code: u8) -> f32 {
 }
 
 impl Format {
-    /// By integers alone, as devices without an instruction for it convert: they may round sums of floats either way.
+    /// With integer arithmetic only, as on devices without a conversion instruction, which may
+    /// round float sums either way.
     fn encode(&self, value: f32) -> u8 {
         let sign = (value.to_bits() >> 24) as u8 & 0x80;
         if value.is_nan() {
@@ -104,10 +108,10 @@ impl Format {
         let bits = (value.to_bits() & 0x7fff_ffff).min(self.largest);
         let exponent = bits >> 23;
         let code = if exponent >= self.min_exponent {
-            // A carry runs into the exponent, as it should.
+            // A carry into the exponent is right.
             half_to_even(bits, self.shift) - (((self.min_exponent - 1) << 23) >> self.shift)
         } else {
-            // From 25 on all are shifted out, also those of an f32 that is subnormal itself.
+            // A shift by 25 or more drops all bits, also for a subnormal f32.
             let shift = (self.shift + self.min_exponent - exponent).min(25);
             half_to_even(bits & 0x007f_ffff | 0x0080_0000, shift)
         };
@@ -118,13 +122,13 @@ impl Format {
         let mantissa_bits = 23 - self.shift;
         let magnitude = u32::from(code & 0x7f);
         let (exponent, mantissa) = (magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1));
-        // In steps of the smallest code: a subnormal one has as many as its bits say.
+        // In units of the smallest code; the bits of a subnormal code count them directly.
         let steps = if exponent == 0 { mantissa } else { (mantissa | 1 << mantissa_bits) << (exponent - 1) };
         sign(code) * steps as f32 * self.step
     }
 }
 
-/// Without its lowest bits, rounded to nearest, ties to even.
+/// Drops the lowest `shift` bits, rounding to nearest, ties to even.
 const fn half_to_even(bits: u32, shift: u32) -> u32 {
     (bits + (1 << (shift - 1)) - 1 + ((bits >> shift) & 1)) >> shift
 }
@@ -140,8 +144,8 @@ mod tests {
         assert!(got == expected, "{value:e} in {format}: {code:#x} is {got}, not {expected}");
     }
 
-    /// Every sign, exponent and leading bit, with nothing, a little, half and all of the bits behind: a result depends on no
-    /// more.
+    /// Every sign, exponent and leading bit, followed by 0, 1, half or all of the remaining bits.
+    /// Results depend on no other bits.
     #[test]
     fn every_value_becomes_the_nearest_code() {
         for format in CodeType::ALL {
@@ -170,7 +174,7 @@ mod tests {
         }
     }
 
-    /// As the formats' definitions have them, and where a cast in other libraries does otherwise.
+    /// As the formats define it, also where casts of other libraries differ.
     #[test]
     fn what_has_no_code_is_the_largest_or_nan() {
         let codes = |value| CodeType::ALL.map(|format| format.encode(value));
@@ -180,7 +184,7 @@ mod tests {
         assert_eq!(codes(f32::NAN), [0x7f, 0x7f, 0]);
         assert_eq!(codes(-f32::NAN), [0xff, 0xff, 0]);
         assert_eq!(codes(-0.0), [0x80, 0x80, 0]);
-        // 464 is halfway to what would come next in E4M3, and 61440 in E5M2.
+        // 464 is halfway to the next value that E4M3 lacks, and 61440 in E5M2.
         assert_eq!([448.0, 464.0, 465.0, 1e9].map(|value| CodeType::E4m3.encode(value)), [0x7e; 4]);
         assert_eq!([57344.0, 61439.0, 61440.0].map(|value| CodeType::E5m2.encode(value)), [0x7b; 3]);
         assert_eq!(

@@ -1,28 +1,31 @@
-//! Where the scales of blocks lie.
+//! The layout of block scales.
 
-/// How a matrix of scales, one of each row and group of columns, lies in memory. What is no scale in it is written as zeros.
+/// The memory layout of a matrix of scales, one for each row and group of columns. Padding is
+/// written as zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleLayout {
-    /// (rows, groups), dense: for reading, and for code that will lay them out itself.
+    /// (rows, groups), dense: easy to read, or to convert.
     #[default]
     RowMajor,
-    /// (groups, `ld`): at `group * ld + row`. What matrix products on Hopper read.
+    /// (groups, `ld`), at `group * ld + row`: for matrix products on Hopper.
     ColumnMajor {
-        /// Scales from group to group, at least the rows.
+        /// Scales from group to group, at least the number of rows.
         ld: usize,
     },
-    /// (groups / 4, `ld`, 4) bytes: at `(group / 4 * ld + row) * 4 + group % 4`. DeepGEMM's on Blackwell.
+    /// (groups / 4, `ld`, 4) bytes, at `(group / 4 * ld + row) * 4 + group % 4`: for DeepGEMM on
+    /// Blackwell.
     PackedUe8m0 {
-        /// Fours from group to group, at least the rows.
+        /// Words of 4 bytes from one group of four to the next, at least the number of rows.
         ld: usize,
     },
-    /// (rows / 128, groups / 4) tiles of 512 bytes: of each at `row % 32 * 16 + row % 128 / 32 * 4 + group % 4`. cuBLAS's and
-    /// tcgen05's.
+    /// (rows / 128, groups / 4) tiles of 512 bytes, in each at
+    /// `row % 32 * 16 + row % 128 / 32 * 4 + group % 4`: for cuBLAS and tcgen05.
     Swizzled128x4,
 }
 
 impl ScaleLayout {
-    /// Scales in all, with what is written as zeros; `None` if that is more than can be counted, or `ld` less than the rows.
+    /// The number of scales, padding included; `None` if it exceeds `usize`, or if `ld` is less
+    /// than the number of rows.
     pub fn len(self, rows: usize, groups: usize) -> Option<usize> {
         match self {
             ScaleLayout::ColumnMajor { ld } | ScaleLayout::PackedUe8m0 { ld } if ld < rows => None,
@@ -33,7 +36,7 @@ impl ScaleLayout {
         }
     }
 
-    /// Where the scale of a row and group is, of a matrix with so many groups in a row.
+    /// The index of the scale of a row and group, in a matrix with `groups` groups in a row.
     pub const fn index(self, groups: usize, row: usize, group: usize) -> usize {
         match self {
             ScaleLayout::RowMajor => row * groups + group,
@@ -73,18 +76,18 @@ mod tests {
         }
     }
 
-    /// By hand, from the documents of who reads them.
+    /// By hand, from the documentation of the libraries that read them.
     #[test]
     fn layouts_are_those_of_their_readers() {
         let index = |layout: ScaleLayout, row, group| layout.index(6, row, group);
         assert_eq!(index(ScaleLayout::RowMajor, 2, 5), 17);
         assert_eq!(index(ScaleLayout::ColumnMajor { ld: 8 }, 2, 5), 42);
-        // The second word of fours: row 2, the second byte.
+        // The second group of 4: row 2, second byte.
         assert_eq!(index(ScaleLayout::PackedUe8m0 { ld: 8 }, 2, 5), (8 + 2) * 4 + 1);
         let swizzled = |row, group| index(ScaleLayout::Swizzled128x4, row, group);
         assert_eq!([swizzled(0, 0), swizzled(0, 3), swizzled(1, 0), swizzled(31, 0)], [0, 3, 16, 496]);
         assert_eq!([swizzled(32, 0), swizzled(64, 1), swizzled(127, 3)], [4, 9, 511]);
-        // The next tile of columns, then the next of rows, of two in a row.
+        // The next tile along the columns, then along the rows, with two tiles in a row.
         assert_eq!([swizzled(0, 4), swizzled(128, 0), swizzled(128, 4)], [512, 1024, 1536]);
     }
 

@@ -1,38 +1,40 @@
-//! Which elements share a scale, and how it follows from the largest of them: (Q3) and (Q4).
+//! The elements that share a scale, and the scale of their largest magnitude: (Q3) and (Q4).
 
 use std::hash::{Hash, Hasher};
 
 use super::{CodeType, ScaleLayout};
 use crate::Error;
 
-/// The elements that share a scale, and where it comes from.
+/// The elements that share a scale, and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleKind {
-    /// All of the tensor, by a scale that the caller gives: static, or delayed by the history of `amax`.
+    /// The whole tensor, with a scale that the caller passes: static, or delayed (from the history
+    /// of `amax`).
     Given,
-    /// All of the tensor, by its own largest element.
+    /// The whole tensor, with the scale of its own largest magnitude.
     Current,
-    /// A row: a token.
+    /// One row, which is a token.
     Row,
-    /// Columns of a row side by side.
+    /// Adjacent columns of a row.
     Block {
-        /// How many: 128 or 64. The last block of a row has what is left.
+        /// The number of columns: 128 or 64. The last block of a row has the rest.
         cols: usize,
         /// Whether the scale is rounded up to a power of two.
         is_power_of_two: bool,
     },
-    /// 32 columns of a row by the byte of a power of two: OCP's MXFP8.
+    /// 32 adjacent columns of a row, with a power of two as a byte: OCP's MXFP8.
     Mx {
-        /// To which power.
+        /// The rounding to a power of two.
         rounding: ScaleRounding,
     },
 }
 
 impl ScaleKind {
-    /// Columns of a block.
+    /// Columns of an MX block.
     pub const MX_COLS: usize = 32;
 
-    /// Columns side by side that share a scale, the last ones of a row being fewer; `None` where the tensor has one.
+    /// Adjacent columns that share a scale; the last ones of a row may be fewer. `None` for one
+    /// scale of the whole tensor.
     pub const fn set_cols(self, cols: usize) -> Option<usize> {
         match self {
             ScaleKind::Given | ScaleKind::Current => None,
@@ -42,7 +44,7 @@ impl ScaleKind {
         }
     }
 
-    /// Scales of a row, where a row has some of its own.
+    /// Scales of a row; `None` for one scale of the whole tensor, or without columns.
     pub const fn groups(self, cols: usize) -> Option<usize> {
         match self.set_cols(cols) {
             Some(0) | None => None,
@@ -54,14 +56,15 @@ impl ScaleKind {
 /// The power of two that a scale is rounded to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleRounding {
-    /// The least that is not below `amax / Q`: nothing saturates.
+    /// The least power that is at least `amax / Q`: nothing saturates.
     #[default]
     Up,
-    /// By the exponents alone, as OCP's specification has it: what exceeds `Q`, by up to a seventh of it, saturates.
+    /// From the exponents alone, as in OCP's specification: values above `Q`, by up to a seventh,
+    /// saturate.
     Floor,
 }
 
-/// What a scale is written as.
+/// The storage type of a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleType {
     /// f32.
@@ -70,17 +73,18 @@ pub enum ScaleType {
     E8m0,
 }
 
-/// What is quantized.
+/// The values that are quantized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QuantSource {
     /// `y` in f32.
     #[default]
     F32,
-    /// `y` rounded to the dtype of the activations first, as a norm that writes it and a second kernel would have it.
+    /// `y` rounded to the dtype of the activations, as by a norm followed by a separate
+    /// quantization kernel.
     Rounded,
 }
 
-/// How a result is quantized.
+/// The quantization of a result.
 ///
 /// # Example
 /// ```
@@ -95,24 +99,26 @@ pub enum QuantSource {
 pub struct QuantSpec {
     /// The format of the codes.
     pub codes: CodeType,
-    /// What shares a scale.
+    /// The elements that share a scale.
     pub scale: ScaleKind,
-    /// What is quantized.
+    /// The values that are quantized.
     pub source: QuantSource,
-    /// Where the scales of blocks lie.
+    /// The layout of block scales.
     pub layout: ScaleLayout,
-    /// Where those of the copy along columns lie, of which a row is a column: [`columnwise`](Self::columnwise). Its `ld` has room for
-    /// the columns.
+    /// The layout of `scales_columnwise`, as a (cols, rows) matrix: see
+    /// [`columnwise`](Self::columnwise). Its `ld` is at least the number of columns.
     pub columnwise_layout: ScaleLayout,
-    /// A smaller `amax` counts as this: not negative, 0 by default.
+    /// The floor of `amax`: smaller values count as this. Not negative, 0 by default.
     pub amax_floor: f32,
-    /// A larger `amax` counts as this, and what exceeds it saturates: at least the floor, infinite by default.
+    /// The ceiling of `amax`: larger values count as this, and saturate. At least the floor,
+    /// infinite by default.
     pub amax_ceiling: f32,
-    /// Whether the tensor `amax` takes up what it holds already, as the largest of several calls; else it is overwritten.
+    /// Whether the tensor `amax` receives the larger of its old and new value, over several calls,
+    /// instead of being overwritten.
     pub folds_amax: bool,
 }
 
-/// Equal in every bit, so that a spec can be looked up.
+/// Compares bits, so that a spec can be a key.
 impl PartialEq for QuantSpec {
     fn eq(&self, other: &Self) -> bool {
         self.fields() == other.fields()
@@ -127,11 +133,12 @@ impl Hash for QuantSpec {
     }
 }
 
-/// The exponent field of an f32.
+/// The number of bits below the exponent field of an f32.
 const EXPONENT_BITS: u32 = 23;
 
 impl QuantSpec {
-    /// Codes of that format with such scales: of `y` in f32, row-major, with neither floor nor ceiling.
+    /// Codes of that format with such scales: from `y` in f32, row-major, with neither floor nor
+    /// ceiling.
     pub const fn new(codes: CodeType, scale: ScaleKind) -> Self {
         QuantSpec {
             codes,
@@ -151,50 +158,51 @@ impl QuantSpec {
         (codes, scale, source, [layout, columnwise_layout], limits, folds_amax)
     }
 
-    /// With that source.
+    /// With this source.
     pub const fn source(self, source: QuantSource) -> Self {
         QuantSpec { source, ..self }
     }
 
-    /// With scales of blocks that lie so.
+    /// With this layout of block scales.
     pub const fn layout(self, layout: ScaleLayout) -> Self {
         QuantSpec { layout, ..self }
     }
 
-    /// With scales of the copy along columns that lie so.
+    /// With this layout of `scales_columnwise`.
     pub const fn columnwise_layout(self, columnwise_layout: ScaleLayout) -> Self {
         QuantSpec { columnwise_layout, ..self }
     }
 
-    /// How the copy along columns is quantized: as the transposed matrix would be, of `cols` rows of `rows` columns, with the layout
-    /// of its own.
+    /// The quantization of `codes_columnwise`: as a (cols, rows) matrix, the transpose, with the
+    /// layout [`columnwise_layout`](Self::columnwise_layout).
     pub const fn columnwise(&self) -> QuantSpec {
         QuantSpec { layout: self.columnwise_layout, ..*self }
     }
 
-    /// Whether there can be such a copy: where scales are of blocks. With one scale the transposed codes are it, and with scales
-    /// of rows a matrix product over rows has no use for it.
+    /// Whether a call can write `codes_columnwise`: with block scales. With one scale for the
+    /// tensor, `codes_t` is the transpose; with a scale for each row, a matrix product over rows
+    /// cannot use it.
     pub const fn has_columnwise(&self) -> bool {
         matches!(self.scale, ScaleKind::Block { .. } | ScaleKind::Mx { .. })
     }
 
-    /// With that floor of `amax`.
+    /// With this floor of `amax`.
     pub const fn amax_floor(self, amax_floor: f32) -> Self {
         QuantSpec { amax_floor, ..self }
     }
 
-    /// With that ceiling of `amax`.
+    /// With this ceiling of `amax`.
     pub const fn amax_ceiling(self, amax_ceiling: f32) -> Self {
         QuantSpec { amax_ceiling, ..self }
     }
 
-    /// With an `amax` that takes up what it holds already: the largest of several calls, such as micro-batches.
+    /// With an `amax` that keeps the largest of several calls, such as micro-batches.
     pub const fn folds_amax(self) -> Self {
         QuantSpec { folds_amax: true, ..self }
     }
 
-    /// How many scales a call of so many rows and columns writes, padding included: none of a given scale, one of a tensor;
-    /// `None` if they are more than can be counted, or `ld` is less than the rows.
+    /// The number of scales that a call writes, padding included: 0 for a given scale, 1 for a
+    /// tensor; `None` if it exceeds `usize`, or if `ld` is less than `rows`.
     pub fn scales_len(&self, rows: usize, cols: usize) -> Option<usize> {
         match (self.scale, self.scale.groups(cols)) {
             (ScaleKind::Given, _) => Some(0),
@@ -203,7 +211,7 @@ impl QuantSpec {
         }
     }
 
-    /// What scales are written as.
+    /// The storage type of scales.
     pub const fn scale_type(&self) -> ScaleType {
         match (self.scale, self.layout) {
             (ScaleKind::Mx { .. }, _) | (_, ScaleLayout::PackedUe8m0 { .. }) => ScaleType::E8m0,
@@ -211,18 +219,18 @@ impl QuantSpec {
         }
     }
 
-    /// Whether these go together.
+    /// Checks that the fields are consistent.
     ///
     /// # Errors
-    /// `InvalidArgument` with the rule that does not hold: the limits of `amax`, the length of a block, a layout for scales
-    /// that are not laid out so, MX of integers.
+    /// `InvalidArgument` with the rule that fails: the limits of `amax`, the length of a block, a
+    /// layout that these scales do not have, or MX with int8.
     pub fn check(&self) -> Result<(), Error> {
         let refuse = |rule| Err(Error::InvalidArgument { arg: "quant", rule });
         let QuantSpec { amax_floor, amax_ceiling, .. } = *self;
         if !(amax_floor.is_finite() && amax_floor >= 0.0) {
             return refuse(format!("the floor of amax is finite and not negative, got {amax_floor}"));
         }
-        // Neither is a ceiling of NaN.
+        // This refuses a ceiling of NaN, too.
         if !(amax_ceiling >= amax_floor && amax_ceiling > 0.0) {
             return refuse(format!("the ceiling of amax is positive and no less than its floor, got {amax_ceiling}"));
         }
@@ -232,13 +240,13 @@ impl QuantSpec {
             return refuse(format!("a block has 64 or 128 columns, got {cols}"));
         }
         if self.folds_amax && self.scale != ScaleKind::Given {
-            return refuse(format!("amax is there to fold into where the scale is given, got {:?}", self.scale));
+            return refuse(format!("folds_amax needs ScaleKind::Given, got {:?}", self.scale));
         }
         if matches!(self.scale, ScaleKind::Mx { .. }) && self.codes == CodeType::Int8 {
             return refuse("MX has codes of floating point, got int8".to_owned());
         }
         if let Some(layout) = [self.layout, self.columnwise_layout].into_iter().find(|&layout| !self.can_lie(layout)) {
-            return refuse(format!("there is no layout {layout:?} of scales by {:?}", self.scale));
+            return refuse(format!("{:?} has no scales in the layout {layout:?}", self.scale));
         }
         Ok(())
     }
@@ -254,8 +262,8 @@ impl QuantSpec {
         }
     }
 
-    /// The scale of elements of which that is the largest magnitude; NaN of NaN. As f32 it is at least 2^-126, and 1 where
-    /// all elements are 0 and no floor says otherwise.
+    /// The scale of elements whose largest magnitude is `amax`; NaN for NaN. An f32 scale is at
+    /// least 2^-126, and 1 if all elements are 0 and there is no floor.
     #[inline]
     pub fn scale(&self, amax: f32) -> f32 {
         if let Some(byte) = self.scale_byte(amax) {
@@ -275,7 +283,8 @@ impl QuantSpec {
         }
     }
 
-    /// The byte of [`scale`](Self::scale), where scales are bytes: 255 of NaN, 254 of an infinity, 0 of zeros.
+    /// The byte of [`scale`](Self::scale), if scales are bytes: 255 for NaN, 254 for an infinity, 0
+    /// for zeros.
     #[inline]
     pub fn scale_byte(&self, amax: f32) -> Option<u8> {
         if self.scale_type() != ScaleType::E8m0 {
@@ -291,7 +300,8 @@ impl QuantSpec {
         Some(match self.scale {
             ScaleKind::Mx { rounding: ScaleRounding::Floor } => {
                 let exponent = |value: f32| (value.abs().to_bits() >> EXPONENT_BITS) as u8;
-                // Q's exponent, not its value. Of a subnormal amax it is too large by far to matter.
+                // Q's exponent, not its value. For a subnormal amax it is too large by far to
+                // matter.
                 exponent(amax).saturating_sub(exponent(self.codes.largest()) - 127)
             }
             ScaleKind::Mx { rounding: ScaleRounding::Up }
@@ -302,11 +312,12 @@ impl QuantSpec {
         })
     }
 
-    /// The byte of the least power of two that is not below a finite `amax / Q`: the difference of their exponents, and one more
-    /// where amax has the larger significand. A subnormal amax is far below the least of them.
+    /// The byte of the least power of two that is at least a finite `amax / Q`: the difference of
+    /// their exponents, plus one if amax has the larger significand. A subnormal amax is far below
+    /// the least power.
     const fn power_not_below(&self, amax: f32) -> u8 {
         const SIGNIFICAND: u32 = (1 << EXPONENT_BITS) - 1;
-        // Of a zero of either sign.
+        // The mask also handles -0.
         let (bits, largest) = (amax.to_bits() & 0x7fff_ffff, self.codes.largest().to_bits());
         let is_larger = (bits & SIGNIFICAND > largest & SIGNIFICAND) as u32;
         let exponent = (bits >> EXPONENT_BITS) + is_larger + 127;
@@ -314,13 +325,13 @@ impl QuantSpec {
         if byte > 254 { 254 } else { byte as u8 }
     }
 
-    /// (Q3). NaN stays NaN.
+    /// (Q3); NaN stays NaN.
     fn clamped(&self, amax: f32) -> f32 {
         if amax.is_nan() { amax } else { amax.max(self.amax_floor).min(self.amax_ceiling) }
     }
 }
 
-/// The value of a scale that is a byte: 2^(byte - 127), NaN of 255.
+/// The value of a byte scale: 2^(byte - 127), NaN for 255.
 #[inline]
 pub const fn e8m0_value(byte: u8) -> f32 {
     match byte {
@@ -339,7 +350,7 @@ mod tests {
     const BLOCK: ScaleKind = ScaleKind::Block { cols: 128, is_power_of_two: false };
     const BLOCK_POWER: ScaleKind = ScaleKind::Block { cols: 64, is_power_of_two: true };
 
-    /// Both rules at powers of two, at 448 2^k and beside them.
+    /// Both rules at powers of two, at 448 2^k and at their neighbours.
     #[test]
     fn powers_of_two_are_those_of_the_rules() {
         let (below, beyond) = (f32::from_bits(448f32.to_bits() - 1), f32::from_bits(448f32.to_bits() + 1));
@@ -352,7 +363,7 @@ mod tests {
         assert_eq!(bytes(FLOOR), [119, 119, 127, 127, 127, 127, 127, 128, 128, 118, 0]);
     }
 
-    /// The rule itself, in f64: of every significand there is one power, whatever the exponent.
+    /// Compares with the least power of two that is at least amax / Q, computed in f64.
     #[test]
     fn the_least_power_that_holds_all_is_found() {
         for codes in [CodeType::E4m3, CodeType::E5m2] {
@@ -388,7 +399,7 @@ mod tests {
             (spec.scale_byte(1.0), QuantSpec::new(CodeType::Int8, ScaleKind::Row).scale_byte(1.0)),
             (None, None)
         );
-        // The least beyond 127 2^k, of which the quotient is hardly more than a power of two.
+        // The least value above 127 2^k; its quotient is hardly more than a power of two.
         let int8 = QuantSpec::new(CodeType::Int8, BLOCK_POWER);
         assert_eq!([127.0, f32::from_bits(127f32.to_bits() + 1)].map(|amax| int8.scale(amax)), [1.0, 2.0]);
         let mx = QuantSpec::new(CodeType::E5m2, UP);
@@ -457,7 +468,7 @@ mod tests {
             (row.amax_ceiling(0.0), "ceiling"),
             (row.amax_ceiling(f32::NAN), "ceiling"),
             (row.amax_floor(2.0).amax_ceiling(1.0), "ceiling"),
-            (row.folds_amax(), "fold into where the scale is given"),
+            (row.folds_amax(), "folds_amax needs ScaleKind::Given"),
             (
                 QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 32, is_power_of_two: false }),
                 "64 or 128 columns",

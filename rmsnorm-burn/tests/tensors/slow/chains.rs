@@ -13,10 +13,10 @@ fn scalar(tensor: Tensor<1>) -> f64 {
     f64s(&tensor)[0]
 }
 
-/// What a chain comes to.
+/// A chain of functions, and its scalar result.
 type Chain = fn(&Leaves, &Tensor<2>) -> Tensor<1>;
 
-/// Of all functions.
+/// Chains of all functions.
 const CHAINS: [(&str, Chain); 2] = [("norms", Leaves::norms), ("sums with norms", Leaves::sums)];
 
 impl Leaves {
@@ -37,8 +37,8 @@ impl Leaves {
     }
 }
 
-/// In f64, along one direction for each variable: a step of 2^-17 leaves its square times a third derivative, and 2^-53 / 2^-17
-/// of the value in roundings.
+/// In f64, along one direction for each variable. A step of 2^-17 has errors of its square times a
+/// third derivative, and of 2^-53 / 2^-17 of the value from roundings.
 #[test]
 fn gradients_are_slopes() {
     let (matrix, vector) = (|seed| var64(&device(), [3, 40], seed), |seed| var64(&device(), [40], seed));
@@ -64,8 +64,9 @@ fn gradients_are_slopes() {
     }
 }
 
-/// The kernels' gradients in f32 are those of the same chain in f64. What single calls may differ by is derived in bounds.rs; a
-/// chain of four calls, or of six, is given 64 times the unit roundoff of f32, of the largest value.
+/// The kernels' f32 gradients equal those of the same chain in f64. bounds.rs derives the error of
+/// single calls; these chains of four or six calls may differ by 64 units of f32 roundoff of the
+/// largest value.
 #[test]
 fn fused_and_slow_agree_on_a_chain() {
     let (matrix, vector) =

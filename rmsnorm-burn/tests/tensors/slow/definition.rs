@@ -11,7 +11,7 @@ use rmsnorm_core::{Norm, NormSpec};
 use super::{CLOSE, EPS, assert_close, devices, var64};
 use crate::kit::{f64s, frozen, loss};
 
-/// The gradients of the norm that has given `out`, from that of its result.
+/// The gradients of the norm with the result `out`, from the gradient of the result.
 fn back(spec: &NormSpec, out: &ForwardOutputs, weight: &[f64], dy: &[f64]) -> reference::BackwardOutputs {
     let (mean, rstd) = (&out.mean[..], &out.rstd[..]);
     reference::backward(spec, &BackwardInputs { dy, x: &out.h, weight: Some(weight), mean, rstd, dresidual_out: None })
@@ -24,7 +24,7 @@ fn plus(a: &[f64], b: &[f64]) -> Vec<f64> {
 const ROWS: usize = 10;
 const COLS: usize = 96;
 
-/// What the definition is computed from, with what burn's path is, and gradients of the results.
+/// The inputs of the definition and of burn's path, and gradients of the results.
 struct Given {
     x: Tensor<3>,
     r: Tensor<3>,
@@ -103,7 +103,7 @@ fn f64_with_a_residual_is_the_definition_with_its_gradients() {
                 assert_close(&b.grad(&grads).unwrap(), &backward.dbias, CLOSE, what);
             }
         }
-        // The residual's dtype is that of a rounding that there is none of here.
+        // The residual's dtype determines a rounding, which does not occur here.
         let residual = Some((&r64[..], rmsnorm_core::DType::F32));
         let gemma = spec(Norm::Rms).weight_offset(1.0);
         for (what, spec, has_bias) in [

@@ -1,4 +1,4 @@
-//! Results and gradients in dtypes that are rounded, against the same functions in f64.
+//! Results and gradients in rounded dtypes, against the same functions in f64.
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{
@@ -10,21 +10,23 @@ use rmsnorm_core::{Norm, bf16, f16};
 use super::{CLOSE, EPS, Leaves, assert_close, devices, var_on};
 use crate::kit::{device, f64s, frozen, loss, tensor_on, wide};
 
-/// Of a dtype, in parts of the largest value: half a unit in the last place, and what f32 leaves before it is rounded.
+/// The error of a dtype relative to the largest value: half a unit in the last place, plus the f32
+/// error before rounding.
 fn unit(dtype: DType) -> f64 {
     let of_f32 = 2f64.powi(-20);
     let units = [(DType::F32, of_f32), (DType::F16, 2f64.powi(-11) + of_f32), (DType::BF16, 2f64.powi(-8) + of_f32)];
     units.into_iter().find(|(of, _)| *of == dtype).map_or(CLOSE, |(_, unit)| unit)
 }
 
-/// A gradient in its tensor's own dtype, close to this one; `inner` for what was rounded on the way.
+/// Checks a gradient in its tensor's dtype against this one; `inner` is the error of earlier
+/// roundings.
 fn assert_grad<const D: usize>(got: Option<Tensor<D>>, of: &Tensor<D>, expected: &Tensor<D>, inner: f64, what: &str) {
     let got = got.expect("it is tracked");
     assert_eq!(got.dtype(), of.dtype(), "{what}");
     assert_close(&got, &f64s(expected), unit(of.dtype()) + inner, what);
 }
 
-/// Result and gradients of a function that rounds once are those of the same function in f64.
+/// Result and gradients of a function that rounds once equal those of the same function in f64.
 fn agrees(what: &str, leaves: &Leaves, function: fn(Leaves) -> Tensor<2>, result: DType) {
     let what = format!("{what} of {}", leaves.dtypes());
     let (y, of_wide) = (function(leaves.clone()), leaves.wide());
@@ -55,7 +57,7 @@ impl Leaves {
         format!("{:?} {:?} {:?} {:?}", self.x.dtype(), self.r.dtype(), self.w.dtype(), self.b.dtype())
     }
 
-    /// Mixes without kernels: computed as wide as the widest needs, rounded once.
+    /// Mixes without kernels: computed in the widest dtype, rounded once.
     fn check(&self) {
         let (of_x, of_r) = (self.x.dtype(), self.r.dtype());
         agrees("rms_norm", self, |of| rms_norm(of.x, of.w, EPS), of_x);
@@ -73,7 +75,7 @@ impl Leaves {
         self.check_pairs();
     }
 
-    /// By the sum as it was rounded, which is what is normalized, and of which the gradient is rounded too.
+    /// Uses the rounded sum, which the norm reads, and whose gradient is rounded too.
     fn check_norms_of_sums(&self) {
         let Leaves { x, r, w, b } = self;
         for norm in Norm::ALL {
@@ -100,7 +102,7 @@ impl Leaves {
         }
     }
 
-    /// By the sum as it was rounded, and by its gradient, which is the residual's.
+    /// Uses the rounded sum, and its gradient, which is the residual's.
     fn check_pairs(&self) {
         let Leaves { x, r, w, b } = self;
         let what = format!("both norms of {}", self.dtypes());
@@ -133,12 +135,12 @@ fn mixes_without_kernels_take_burns_path() {
     check(f16m(), f16m(), bf16v(), bf16v());
     check(bf16m(), f16m(), bf16v(), f32v());
     check(f32m(), bf16m(), bf16v(), bf16v());
-    // Kernels but for the second vector, be it a bias or the next weight.
+    // Kernels exist, except for the second vector: a bias or the next weight.
     check(bf16m(), bf16m(), bf16v(), f32v());
     check(wide(&f32m()), f32m(), f32v(), var_on::<f16, 1>(&ours, v, 2));
 }
 
-/// Where there are no kernels, the dtypes that have some take burn's path as well.
+/// On a device without kernels, dtypes with kernels take burn's path as well.
 #[test]
 fn devices_without_kernels_take_burns_path() {
     let [_, other] = devices();

@@ -1,9 +1,10 @@
-//! Calls whose dtypes are values: a view says its type, which is that of the call's dtypes, and both ways lead back.
+//! Calls with run-time dtypes: each view carries its type, which must match the call's dtypes, and
+//! conversions both ways are exact.
 
 use super::*;
 use crate::{AnyIn, AnyOut, Source};
 
-/// A change of a call, and the argument that it is of.
+/// A change of a call, and the name of the changed argument.
 type Changes<A, const N: usize> = [(&'static str, fn(&mut A)); N];
 
 fn view<E>(allocation: u64, len: usize) -> View<E> {

@@ -5,12 +5,12 @@ use crate::{BackwardStatistics, ColumnStatistics, Given};
 
 const COLUMNS: [usize; 3] = [12, COLS, 7];
 
-/// Elements from this address on, in an allocation of all.
+/// Elements at this address, in one common allocation.
 fn view<E>(start: u64, len: usize) -> View<E> {
     View { span: Span { allocation: 1, start, len }, element: PhantomData }
 }
 
-/// Addresses so far apart that nothing meets.
+/// Addresses far enough apart that nothing overlaps.
 const X: u64 = 0x10000;
 const RESIDUAL: u64 = 0x20000;
 const WEIGHT: u64 = 0x30000;
@@ -27,7 +27,7 @@ fn spec(norm: Norm) -> NormSpec {
     NormSpec::new(norm, ROWS, COLS, 1e-6)
 }
 
-/// The first half of a forward call, with its statistics there.
+/// The first half of a forward call, with its statistics at this place.
 fn first(spec: NormSpec, (start, len): (u64, usize)) -> Result<Problem, Error> {
     let residual = Some(Rows::dense(view(RESIDUAL, LEN)));
     let args = ColumnStatistics::<Numbers, f16, f32>::mixed(view(X, LEN), residual, view(start, len));
@@ -46,7 +46,7 @@ fn first_back(spec: NormSpec, (start, len): (u64, usize)) -> Result<Problem, Err
     Checked::backward_statistics(spec, args).map(|checked| *checked.problem())
 }
 
-/// The columns of all ranks, and the problem of a second half.
+/// The number of columns of all ranks, and the problem of a second half.
 type Second = Result<(usize, Problem), Error>;
 
 fn second(spec: NormSpec, (start, len): (u64, usize), columns: &[usize]) -> Second {
@@ -65,7 +65,7 @@ fn second_back(spec: NormSpec, (start, len): (u64, usize), columns: &[usize]) ->
     Ok((checked.whole_cols(), *checked.problem()))
 }
 
-/// What is refused, in words; nothing if nothing is.
+/// The message of a refused call; `None` if it is accepted.
 fn refused<A>(answer: Result<A, Error>) -> Option<String> {
     answer.err().map(|error| error.to_string())
 }
@@ -203,7 +203,7 @@ fn the_problem_of_a_half_is_that_of_its_tensors() {
     );
 }
 
-/// A backend that has no halves need not know of them.
+/// A backend without halves needs no code for them.
 #[test]
 fn a_backend_without_halves_says_so() {
     let is_refused = |answer: Result<(), Error>| match answer {

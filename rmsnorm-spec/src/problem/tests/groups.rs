@@ -1,11 +1,11 @@
-//! Rows in groups: what is one group size, where groups may lie, and which of them take turns.
+//! Grouped rows: equal group sizes, places of groups, and interleaved groups.
 
 use super::*;
 
 /// Two groups of three rows, and one of a single row.
 const GROUPED_ROWS: usize = 7;
 
-/// A call of [`GROUPED_ROWS`] rows, each tensor dense in an allocation of its own.
+/// A call of [`GROUPED_ROWS`] rows, each tensor dense in its own allocation.
 fn call(form: Form) -> Call {
     let mut call = Call::full(form);
     call.spec.rows = GROUPED_ROWS;
@@ -23,12 +23,12 @@ fn matrices(form: Form) -> impl Iterator<Item = &'static Entry> {
     table(form).iter().filter(|entry| entry.shape == Shape::Matrix)
 }
 
-/// The first element of a row, by the words of [`Rows::grouped`].
+/// The first element of a row, as defined by [`Rows::grouped`].
 fn start(row: usize, row_stride: usize, groups: RowGroups) -> usize {
     row / groups.rows * groups.stride + row % groups.rows * row_stride
 }
 
-/// Elements from the first to the one after the last.
+/// Elements from the first to one past the last.
 fn span(row_stride: usize, groups: RowGroups) -> usize {
     start(GROUPED_ROWS - 1, row_stride, groups) + COLS
 }
@@ -47,12 +47,13 @@ fn grouped_bytes(place: Place, size: usize) -> BTreeSet<u64> {
     (0..GROUPED_ROWS).flat_map(row).collect()
 }
 
-/// Two matrices with groups at the same distances: they are apart if no byte is in both, be it that their groups take turns or
-/// their rows. In front of the first group and behind the last one there are places that would do and are refused; none is here.
+/// Two matrices with groups at the same strides are accepted if they share no byte, with
+/// interleaved groups or interleaved rows. Before the first and after the last group some valid
+/// places are refused; none of them is here.
 #[test]
 fn groups_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
-    // Bytes from row to row and from group to group: rows of 20 or 40 bytes that leave room for another's between them, and
-    // groups that do.
+    // (row stride, group stride) in bytes, for rows of 20 or 40 bytes: the gaps hold rows of the
+    // other matrix, or whole groups.
     for (row_bytes, group_bytes) in [(96, 260), (96, 288 + 40), (48, 520)] {
         for form in Form::ALL {
             for mix in MIXES {
@@ -76,19 +77,20 @@ fn groups_of_two_matrices_may_take_turns_if_no_byte_is_shared() {
     }
 }
 
-/// Groups beside groups at another row stride, as long as the whole groups are apart; rows at one stride as long as the
-/// groups' distance; and nothing that shares a byte.
+/// Groups at different row strides are accepted if whole groups do not overlap, and so are rows
+/// whose one stride equals the groups' stride; shared bytes are refused.
 #[test]
 fn groups_at_other_distances_are_apart_only_as_a_whole() {
     let groups = RowGroups { rows: 3, stride: 100 };
     for (first, is_good) in [(0, false), (30, false), (40, false), (53, false), (54, true), (70, true), (71, false)] {
         let mut call = call(Form::Forward);
-        // 54 elements of a group, then 30 of one.
+        // A group of x has 54 elements, a group of y 30.
         call.set("x", |place| *place = self::place(4096, 22, groups));
         call.set("y", |place| *place = self::place(4096 + 4 * first, 10, groups));
         assert_eq!(overlap(call.check(MIXES[0])).is_none(), is_good, "{first}");
     }
-    // Each group of x has 50 elements, and the rows of y lie in what is left of its first seven.
+    // Each group of x has 50 elements; the rows of y lie in the gaps of the first seven periods of
+    // 100.
     for (first, is_good) in [(49, false), (50, true), (90, true), (91, false)] {
         let mut call = call(Form::Forward);
         call.set("x", |place| *place = self::place(4096, 20, groups));
@@ -98,14 +100,14 @@ fn groups_at_other_distances_are_apart_only_as_a_whole() {
         });
         assert_eq!(overlap(call.check(MIXES[0])).is_none(), is_good, "{first}");
     }
-    // Another distance between groups is not looked into.
+    // Different group strides are not analyzed.
     let mut call = call(Form::Forward);
     call.set("x", |place| *place = self::place(4096, 10, groups));
     call.set("y", |place| *place = self::place(4096 + 4 * 50, 10, RowGroups { stride: 102, ..groups }));
     assert_eq!(overlap(call.check(MIXES[0])), Some(("y", "x")));
 }
 
-/// Groups that are no groups are none, whichever tensor has them; others are told.
+/// Trivial groups are dropped for every tensor; others are reported.
 #[test]
 fn the_problem_says_how_many_rows_a_group_has() {
     let groups = |rows, stride| Some(RowGroups { rows, stride });
@@ -116,7 +118,8 @@ fn the_problem_says_how_many_rows_a_group_has() {
                 (None, groups(3, 50), 110, Some(3)),
                 (Some(12), groups(2, 50), 160, Some(2)),
                 (Some(12), groups(6, 100), 110, Some(6)),
-                // One row in each, all in one, and a distance that is no other.
+                // One row in each group, one group, and a group stride that continues the row
+                // stride.
                 (Some(12), groups(1, 50), 310, None),
                 (Some(12), groups(7, 3), 82, None),
                 (Some(12), groups(7, 300), 82, None),
@@ -136,7 +139,8 @@ fn the_problem_says_how_many_rows_a_group_has() {
     }
 }
 
-/// A view to the end of a buffer whose tokens are longer than their heads is accepted, of one token as of many; no longer one is.
+/// A view may extend to the end of a buffer whose tokens are longer than their heads, for one token
+/// or many, and no further.
 #[test]
 fn one_group_is_no_other_than_many() {
     let (heads, dim, token) = (4, COLS, 3 * 4 * COLS);
@@ -170,7 +174,7 @@ fn one_group_is_no_other_than_many() {
                 }
             }
         }
-        // Queries and keys of one buffer, their views to its end.
+        // Queries and keys of one buffer, with views to its end.
         let mut call = call(Form::Forward);
         call.spec.rows = tokens * heads;
         call.set("mean", |place| place.span.len = tokens * heads);
@@ -207,7 +211,9 @@ fn all_groups_of_a_call_have_as_many_rows() {
                         Ok(Validated { problem, .. }) => assert!(is_good && problem.rows_per_group == Some(3)),
                         Err(Error::InvalidArgument { arg, rule }) => {
                             assert!(!is_good && [a, b].contains(&arg), "{a}, {b}: {arg}");
-                            assert!(rule.starts_with("the groups of a call's matrices have as many rows, got "));
+                            assert!(
+                                rule.starts_with("all matrices of a call must have the same number of rows in a group")
+                            );
                         }
                         Err(error) => panic!("{a}, {b}: {error}"),
                     }
@@ -217,7 +223,7 @@ fn all_groups_of_a_call_have_as_many_rows() {
     }
 }
 
-/// A group has rows, and begins after the end of the one before.
+/// A group has rows, and begins after the end of the previous group.
 #[test]
 fn groups_that_lie_in_one_another_are_refused() {
     for form in Form::ALL {
@@ -255,7 +261,8 @@ fn groups_that_lie_in_one_another_are_refused() {
     }
 }
 
-/// From the last row's last element to the end of the last group's stride; and no more than memory has.
+/// A view ends between the last element and the end of the last group's stride, and within the
+/// address space.
 #[test]
 fn a_grouped_matrix_may_end_with_its_last_element_or_its_stride() {
     for form in Form::ALL {

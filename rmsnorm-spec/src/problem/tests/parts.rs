@@ -1,4 +1,4 @@
-//! An `x` of several parts: how long it must be, what it may meet, and which calls have none.
+//! An `x` of several parts: its length, its overlap with other tensors, and calls that refuse it.
 
 use super::*;
 
@@ -13,7 +13,8 @@ fn with_len(mut call: Call, len: usize) -> Call {
     call
 }
 
-/// As long as to the end of the last part: dense parts, parts side by side in rows that are apart, parts that overlap.
+/// `x` reaches to the end of the last part: dense parts, parts side by side in strided rows,
+/// overlapping parts.
 #[test]
 fn x_reaches_to_the_end_of_the_last_part() {
     let dense = ROWS * COLS;
@@ -40,10 +41,10 @@ fn x_reaches_to_the_end_of_the_last_part() {
     }
 }
 
-/// Rows of no elements have no parts either.
+/// Without rows, parts have no elements.
 #[test]
 fn without_rows_there_is_nothing_of_any_part() {
-    // Those of dense parts are 0 elements apart.
+    // Dense parts have a stride of 0 then.
     for stride in [1000, 0] {
         let mut call = with(Form::Forward, 4, stride);
         call.spec.rows = 0;
@@ -59,17 +60,17 @@ fn without_rows_there_is_nothing_of_any_part() {
 #[test]
 fn calls_that_have_no_parts_say_so() {
     let rule = |call: Call| call.check(MIX).map(|_| ()).unwrap_err().to_string();
-    assert_eq!(rule(with(Form::Forward, 0, COLS)), "x: a sum has at least 1 part, got 0");
-    assert_eq!(rule(with(Form::InPlace, 2, ROWS * COLS)), "x: a sum of parts is not made in place");
-    let apart = "x: parts lie apart, got a stride of 0";
+    assert_eq!(rule(with(Form::Forward, 0, COLS)), "x: the number of parts must be at least 1, got 0");
+    assert_eq!(rule(with(Form::InPlace, 2, ROWS * COLS)), "x: a sum of parts cannot overwrite x: use Forward::new");
+    let apart = "x: the stride of parts must be at least 1, got 0";
     assert_eq!([2, usize::MAX].map(|count| rule(with(Form::Forward, count, 0))), [apart; 2]);
-    let after = "unsupported: no call adds parts and, after the norm, a residual";
+    let after = "unsupported: no call combines parts with a residual after the norm";
     for form in [Form::After, Form::AfterInPlace] {
         assert_eq!(rule(with(form, 2, ROWS * COLS)), after);
     }
 }
 
-/// A product that wraps is no small one, and what no memory holds is refused by its size.
+/// A product that would wrap is refused as too large.
 #[test]
 fn sizes_that_overflow_are_refused() {
     for (count, stride) in
@@ -81,7 +82,7 @@ fn sizes_that_overflow_are_refused() {
     }
 }
 
-/// An output in any part of x is one that the call would read after it was written.
+/// An output must not overlap any part of x, which the call would read after the write.
 #[test]
 fn outputs_overlap_no_part() {
     let len = 3 * ROWS * COLS;
@@ -98,7 +99,7 @@ fn outputs_overlap_no_part() {
     }
 }
 
-/// A dtype that is named after the parts keeps them.
+/// A change of dtype after `parts` keeps the parts.
 #[test]
 fn parts_survive_a_change_of_dtype() {
     let view = |allocation, len| View { span: Span { allocation, start: 0, len }, element: PhantomData::<bf16> };

@@ -1,4 +1,4 @@
-//! Quantized calls: which tensors go with which scales, in which types, and how many scales there are.
+//! Quantized calls: the tensors of each kind of scale, their types, and the number of scales.
 
 use super::*;
 use crate::quant::ScaleLayout;
@@ -23,7 +23,7 @@ fn args<'a, C: Code>(quant: QuantSpec, (rows, cols): (usize, usize)) -> Args<'a,
     QuantizedForward::new(quant, view(1, rows * cols), view(2, rows * cols))
 }
 
-/// With the scales that these codes have, where they lie so.
+/// Adds the scales that `quant` requires.
 fn with_scales<'a, C: Code>(args: Args<'a, C>, (rows, cols): (usize, usize)) -> Args<'a, C> {
     let len = args.quant.scales_len(rows, cols).expect("few");
     match (args.quant.scale, args.quant.scale_type()) {
@@ -96,13 +96,13 @@ fn codes_and_scales_have_the_types_that_the_spec_says() {
     assert!(refuses(check(args::<F8E4M3>(row, SHAPE).scales_e8m0(view(3, SHAPE.0)), SHAPE)));
     let mx = QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up });
     assert!(refuses(check(args::<F8E4M3>(mx, SHAPE).scales(view(3, SHAPE.0 * 10)), SHAPE)));
-    // What does not go together is refused before any tensor is looked at.
+    // An inconsistent spec is refused before any tensor is checked.
     let odd = QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 100, is_power_of_two: false });
     let answer = check(args::<F8E4M3>(odd, SHAPE), SHAPE);
     assert!(matches!(answer, Err(Error::InvalidArgument { arg: "quant", .. })), "{answer:?}");
 }
 
-/// Padding counts, and there is no other number of scales.
+/// The number of scales includes the padding, and no other number is accepted.
 #[test]
 fn scales_are_as_many_as_their_layout_has() {
     let block = QuantSpec::new(CodeType::E4m3, ScaleKind::Block { cols: 128, is_power_of_two: true });
@@ -134,7 +134,7 @@ fn scales_are_as_many_as_their_layout_has() {
     }
     let short =
         check(args::<F8E4M3>(block.layout(ScaleLayout::ColumnMajor { ld: 4 }), SHAPE).scales(view(3, 12)), SHAPE);
-    let rule = "scales: scales have room for every row in ColumnMajor { ld: 4 }, and can be counted, got 5 rows of 300 columns";
+    let rule = "scales: the layout ColumnMajor { ld: 4 } must have ld >= rows and a length that fits usize, got 5 rows of 300 columns";
     assert_eq!(short.expect_err("no room for 5 rows").to_string(), rule);
     assert_eq!(QuantSpec::new(CodeType::E4m3, ScaleKind::Given).scales_len(5, 300), Some(0));
 }
@@ -150,7 +150,7 @@ fn transposed_codes_have_columns_for_rows() {
     assert!(matches!(narrow, Err(Error::Stride { arg: "codes_t", cols: 5, got: 4 })), "{narrow:?}");
     let short = transposed(Rows::strided(view(9, (cols - 1) * 16 + rows - 1), 16));
     assert!(matches!(short, Err(Error::Length { arg: "codes_t", .. })), "{short:?}");
-    // An empty batch has no codes, whatever the stride.
+    // An empty batch has no codes, at any stride.
     let empty = (0, cols);
     let args = with_scales(args::<F8E4M3>(quant, empty), empty).codes_t(Rows::strided(view(9, 0), 16));
     assert!(check(args, empty).is_ok());
@@ -158,7 +158,7 @@ fn transposed_codes_have_columns_for_rows() {
     assert!(matches!(grouped, Err(Error::InvalidArgument { arg: "codes_t", .. })), "{grouped:?}");
 }
 
-/// As of a matrix of 300 rows of 5 columns; made by statistics that the call stores.
+/// Scales as for a matrix of 300 rows and 5 columns; the call must store the statistics.
 #[test]
 fn a_copy_along_columns_has_its_scales_and_statistics() {
     let (rows, cols) = SHAPE;
@@ -213,7 +213,7 @@ fn a_copy_along_columns_has_its_scales_and_statistics() {
     assert!(matches!(answer, Err(Error::InvalidArgument { arg: "codes_columnwise", .. })), "{answer:?}");
 }
 
-/// What a plan is looked up by differs where any part of it does.
+/// Specs that differ in any field differ as keys of plans.
 #[test]
 fn specs_are_equal_in_every_part_or_not_at_all() {
     let spec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);

@@ -1,17 +1,18 @@
-//! A residual stream divided by rows among ranks: which tensors have the own rows, what they may meet, and what is refused.
+//! A residual stream sharded over ranks by rows: the tensors with own rows, their overlaps, and
+//! refused calls.
 
 use std::ops::Range;
 
 use super::*;
 use crate::{ShardedRows, YRows};
 
-/// Rows of the call, of which this rank owns the middle ones.
+/// Rows of the call; this rank owns the middle ones.
 const ALL: usize = 5;
 const OWN: Range<usize> = 2..4;
 const LEN: usize = ALL * COLS;
 const OWN_LEN: usize = (OWN.end - OWN.start) * COLS;
 
-/// Addresses so far apart that nothing meets.
+/// Addresses far enough apart that nothing overlaps.
 const X: u64 = 0x10000;
 const RESIDUAL: u64 = 0x20000;
 const WEIGHT: u64 = 0x30000;
@@ -20,7 +21,7 @@ const RSTD: u64 = 0x50000;
 const Y: u64 = 0x60000;
 const SUM: u64 = 0x70000;
 
-/// Where the tensors of a call are, and what it says of rows.
+/// The places of a call's tensors, and its rows.
 #[derive(Clone)]
 struct Sharded {
     spec: NormSpec,
@@ -54,7 +55,7 @@ impl Sharded {
         Sharded { spec: NormSpec::layer(ALL, COLS, 1e-5), own: OWN, y_rows, in_place, parts: None, tensors }
     }
 
-    /// The four ways to ask for y.
+    /// The four forms of y.
     fn all() -> impl Iterator<Item = Sharded> {
         [YRows::All, YRows::Own].into_iter().flat_map(|y_rows| [false, true].map(|it| Sharded::full(y_rows, it)))
     }
@@ -84,7 +85,7 @@ impl Sharded {
         Checked::forward_rows(self.spec, ShardedRows::new(args, self.own.clone(), self.y_rows))
     }
 
-    /// What is refused, in words; nothing if nothing is.
+    /// The message of a refused call; `None` if it is accepted.
     fn refused(&self) -> Option<String> {
         self.check().err().map(|error| error.to_string())
     }
@@ -117,7 +118,8 @@ fn a_good_call_has_the_problem_of_all_rows() {
     }
 }
 
-/// Fewer and more are refused by name: also as many as there are of the other kind of rows.
+/// Other lengths are refused with the name of the tensor, also all rows instead of the own rows and
+/// the reverse.
 #[test]
 fn tensors_have_all_rows_or_the_own_ones() {
     for call in Sharded::all() {
@@ -132,7 +134,7 @@ fn tensors_have_all_rows_or_the_own_ones() {
     }
 }
 
-/// To the end of the own rows' last stride, or before it.
+/// A view may end before or after the padding of the last own row.
 #[test]
 fn rows_that_lie_apart_are_counted_likewise() {
     let stride = COLS + 3;
@@ -153,7 +155,7 @@ fn rows_that_lie_apart_are_counted_likewise() {
     }
 }
 
-/// Every rank reads all rows of x: those of others are no memory to write to.
+/// Every rank reads all rows of x, so outputs must not overlap the rows of other ranks.
 #[test]
 fn outputs_share_memory_with_no_row_of_x() {
     // Rows of f16.
@@ -164,18 +166,18 @@ fn outputs_share_memory_with_no_row_of_x() {
         assert_eq!(sum(YRows::Own).refused(), overlap("residual_out", "x"), "row {row}");
         let own_y = Sharded::full(YRows::Own, false).with("y", |place| place.span.start = at);
         assert_eq!(own_y.refused(), overlap("y", "x"), "row {row}");
-        // Within that row alone, also where y overwrites the own ones.
+        // Inside one row, also if y overwrites the own rows.
         for (in_place, expected) in [(false, overlap("rstd", "x")), (true, overlap("x", "rstd"))] {
             let rstd = Sharded::full(YRows::Own, in_place).with("rstd", |place| place.span.start = at);
             assert_eq!(rstd.refused(), expected, "row {row}");
         }
     }
-    // Behind the last there is nothing of it.
+    // The end of x overlaps nothing.
     let behind = Sharded::full(YRows::Own, false).with("residual_out", |place| place.span.start = X + 2 * LEN as u64);
     assert_eq!(behind.refused(), None);
 }
 
-/// A residual of the own rows ends where they do.
+/// A residual of the own rows ends with them.
 #[test]
 fn outputs_begin_where_the_own_rows_of_another_end() {
     let end = RESIDUAL + 4 * OWN_LEN as u64;
@@ -205,7 +207,7 @@ fn a_rank_may_own_no_row_and_none_but_those_that_there_are() {
         }
         for own in [4..6, 6..6, Range { start: 4, end: 2 }, 0..usize::MAX] {
             call.own = own.clone();
-            let expected = format!("own: a rank owns some of the {ALL} rows, got {own:?}");
+            let expected = format!("own: it must be a range within the {ALL} rows, got {own:?}");
             assert_eq!(call.refused(), Some(expected));
         }
     }
@@ -226,11 +228,11 @@ fn what_has_no_form_is_refused() {
         for (name, _) in call.tensors.iter().filter(|(name, _)| is_matrix(name)) {
             let grouped = call.clone().with(name, |place| {
                 (place.row_stride, place.groups) = (Some(COLS), Some(RowGroups { rows: 2, stride: 3 * COLS }));
-                // To the end of the last group: of all rows, or of the own ones.
+                // To the end of the last group, for all rows or the own rows.
                 place.span.len = if place.span.len == LEN { 7 * COLS } else { OWN_LEN };
             });
-            let expected = format!("they lie in no groups, those of {name} do");
-            assert!(grouped.refused().is_some_and(|rule| rule.ends_with(&expected)), "{:?}", grouped.refused());
+            let expected = format!("unsupported: {name} cannot be grouped");
+            assert!(grouped.refused().is_some_and(|rule| rule.starts_with(&expected)), "{:?}", grouped.refused());
         }
     }
 }

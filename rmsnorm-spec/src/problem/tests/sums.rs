@@ -1,4 +1,5 @@
-//! Gradients of weight and bias as f32 sums: which go together, what they are in the problem, and who is asked for them.
+//! Gradients of weight and bias as f32 sums: valid combinations, the resulting problem, and
+//! backends without them.
 
 use super::*;
 
@@ -58,7 +59,8 @@ fn sums_are_held_to_their_length_and_keep_apart() {
     assert!(check(args().dweight_sum(view(4, COLS))).is_err(), "over dx");
 }
 
-/// A backend that does not say that it has them is not asked: it would take them for gradients of the weight's dtype.
+/// A backend without f32 sums receives no such call: it would treat them as gradients in the
+/// weight's dtype.
 #[test]
 fn a_backend_without_sums_is_not_asked_for_them() {
     let refused = |args: Backward<'static, Numbers, bf16>| match Checked::backward(
