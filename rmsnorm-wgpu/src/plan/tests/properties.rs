@@ -288,7 +288,7 @@ fn spin_locks_are_refused_by_rule() {
     assert_eq!(unfit, Unfit::Locks { groups: 4 });
     let text = unfit.to_string();
     assert!(
-        text.contains("the wgpu backend has GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
+        text.contains("the wgpu backend supports GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
         "{text}"
     );
     assert_eq!(workspace_len(&problem, &Caps::h200()), 0);
