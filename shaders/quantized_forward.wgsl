@@ -1,5 +1,5 @@
-// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row stays in the registers of its
-// threads.
+// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row stays in the registers of
+// its threads.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
