@@ -94,7 +94,8 @@ impl Kernels {
         let (bound, most) = (source::bindings(key).len(), self.device.limits().max_storage_buffers_per_shader_stage);
         if bound > most as usize {
             let rule = format!(
-                "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call",
+                "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call: pass \
+                 fewer tensors, or request a larger max_storage_buffers_per_shader_stage",
                 key.program.info().stem
             );
             return Err(unsupported(rule));

@@ -239,12 +239,13 @@ impl View<'_> {
             return Err(invalid(name, rule));
         };
         if !usage.contains(BufferUsages::STORAGE) {
-            return Err(invalid(name, format!("a tensor's buffer has the usage STORAGE, got {usage:?}")));
+            return Err(invalid(name, format!("a tensor's buffer needs BufferUsages::STORAGE, got {usage:?}")));
         }
         // Shaders access words, so a binding must have whole words.
         if end.next_multiple_of(4) > size {
             let rule = format!(
-                "a buffer of elements below 32 bits has a size that is a multiple of 4, got a tensor at the end of {size}"
+                "a buffer of 8-bit or 16-bit elements needs a size that is a multiple of 4, got a tensor at the end of {size}: \
+                 pad the buffer"
             );
             return Err(invalid(name, rule));
         }
