@@ -33,7 +33,7 @@ use crate::{Collective, Shares, check_len};
 ///     let ranks: Vec<_> = ThreadGroup::new(2).into_iter().zip(partial).map(rank).collect();
 ///     ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Result<Vec<_>, Error>>()
 /// })?;
-/// (7, 1) has a root mean square of 5, (7, 7) of 7.
+/// // (7, 1) has a root mean square of 5, (7, 7) of 7.
 /// assert_eq!(results, [[1.4, 0.2, 1.0, 1.0]; 2]);
 /// # Ok::<(), Error>(())
 /// ```

@@ -219,7 +219,7 @@ pub(super) const fn conversions(f16: F16) -> &'static str {
     }
 }
 
-// The zero that `settled_f16` adds.
+// The zero that `settled_f16` ORs in.
 const UNKNOWN_ZERO: &str = "
 fn unknown_zero() -> u32 { return params.zero; }
 ";
