@@ -1,7 +1,8 @@
-// Sums of dweight and dbias over rows, where atomics add them up: chunks add theirs to one row of each gradient, in the order
-// in which they come.
+// Sums of dweight and dbias over rows with atomics: all chunks add to one row of each gradient, in
+// the order of arrival.
 
-// Ends: the exchange fails spuriously, or because that of another thread has not.
+// This loop ends: a failed exchange means that another thread succeeded, or is spurious and
+// retried.
 fn add(at: u32, value: f32) {
     var seen = atomicLoad(&workspace[at]);
     loop {

@@ -1,8 +1,10 @@
-// Backward: math.md, equations (7) to (12). A row stays in the registers of its threads between its two uses.
+// Backward: math.md, equations (7) to (12). A row stays in the registers of its threads between its
+// two uses.
 //
-// A workgroup has a chunk of rows, some side by side. A thread owns the same columns in every row: the sums of dweight
-// and dbias stay in its registers for the whole chunk. Of rows for which there are registers beside those sums only once, the
-// second use reads again.
+// A workgroup has a chunk of rows and processes some side by side. A thread owns the same columns
+// in every row, so its sums of dweight and dbias stay in registers for the whole chunk. If
+// registers cannot hold both these sums and a row, the row is loaded again for its second use
+// (IS_READ_AGAIN).
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
@@ -10,18 +12,18 @@ fn main(me: Me) {
     let thread = lane % THREADS_PER_ROW;
     let chunk = work_of(me);
     if (chunk >= params.chunks) { return; }
-    // Chunks take turns with the rows, so that all of the device reads and writes in one place at a time.
+    // Chunks are interleaved, so that the whole device accesses neighbouring rows at the same time.
     let turn_rows = WORKGROUP / THREADS_PER_ROW * params.chunks;
     var row = lane / THREADS_PER_ROW * params.chunks + chunk;
     @unroll(K) {
         var dweight_K = Pair();
         var dbias_K = Pair();
     }
-    // The same for all threads of the workgroup, which meet at the barriers of the sums.
+    // Equal for all threads of the workgroup, which meet at the barriers of the sums.
     let steps = (params.rows + ROWS_AT_ONCE * turn_rows - 1u) / (ROWS_AT_ONCE * turn_rows);
     for (var step = 0u; step < steps; step += 1u) {
         @unroll(J) {
-            // A row that does not exist is all zeros.
+            // A missing row is all zeros.
             let row_J = row + J * turn_rows;
             let exists_J = row_J < params.rows;
             var statistics_J = Statistics();
@@ -45,7 +47,8 @@ fn main(me: Me) {
                 }
             }
         }
-        // A thread that moves with the step, by nothing: else compilers would load but once and keep what caches keep.
+        // `step * params.zero` is 0, but unknown to the compiler, which would otherwise hoist this
+        // load and keep it in registers.
         @unroll(K) {
             var weight_K = load_weight(0u, thread + step * params.zero, K);
         }

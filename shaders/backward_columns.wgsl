@@ -1,5 +1,5 @@
-// Backward for rows that registers do not hold, second pass: math.md, equations (10) to (12). A workgroup has one
-// pair a thread, and some rows of a chunk side by side.
+// Backward for rows that exceed the registers, second pass: math.md, equations (10) to (12). A
+// thread of a workgroup owns one pair of columns; some rows of a chunk are processed side by side.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

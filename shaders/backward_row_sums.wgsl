@@ -1,4 +1,4 @@
-// Backward for rows that registers do not hold, first pass: math.md, equations (7) to (10).
+// Backward for rows that exceed the registers, first pass: math.md, equations (7) to (10). Writes
 // mean_wdy_xhat and mean_wdy of every row.
 
 @compute @workgroup_size(WORKGROUP)
@@ -6,7 +6,7 @@ fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
-    // Threads without a row still meet the others at the barriers of the sums.
+    // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     var sums = Sum();
     if (exists) {

@@ -1,4 +1,5 @@
-// Zeroes a tensor, into which the next program folds, or in which it leaves gaps. A pass, unlike an encoder, has nothing for it.
+// Zeroes a tensor before a program that takes maxima in it or leaves gaps. A compute pass, unlike
+// an encoder, has no command for this.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

@@ -1,6 +1,6 @@
-// 8-bit codes, four to a word, the first in the lowest byte: their conversion from f32. math.md, equation (Q5).
+// Converts f32 to 8-bit codes, four per word, the first in the lowest byte. math.md, equation (Q5).
 //
-// By integers: WGSL may round a sum of floats either way.
+// Uses integer arithmetic, because WGSL may round a sum of floats in either direction.
 
 // The codes of a pair.
 alias Kept_codes = vec2<u32>;
@@ -13,15 +13,16 @@ fn highest_bytes(words: vec4<u32>) -> u32 {
     return (words.x >> 24u) | ((words.y >> 16u) & 0xff00u) | ((words.z >> 8u) & 0xff0000u) | (words.w & 0xff000000u);
 }
 
-// To the nearest, ties to even, and within [-128, 127]; 0 of NaN, which has no code.
+// Rounds to nearest even, in [-128, 127]. NaN, which has no code, becomes 0.
 fn quad_int8(values: vec4<f32>) -> u32 {
     let is_nan = (bitcast<vec4<u32>>(values) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
     let inside = clamp(select(values, vec4(0.0), is_nan), vec4(-128.0), vec4(127.0));
     return highest_bytes(bitcast<vec4<u32>>(vec4<i32>(round(inside))) << vec4(24u));
 }
 
-// Values rounded at the last bit of a code, less the least normal code, as the halves of two words: the first with the third, the second
-// with the fourth. A half has the sign, zeros, and the code, if that is a normal one; what is less or more reaches into the zeros.
+// Values rounded at the last bit of a code, minus the smallest normal code, as the halves of two
+// words: values 0 and 2, and values 1 and 3. A half has the sign, zeros, and the code if it is a
+// normal code. Smaller or larger values reach into the zeros.
 fn halves_of(values: vec4<f32>) -> vec2<u32> {
     const HALF_LESS_NORMAL = (1u << (CODE_SHIFT - 1u)) - 1u - (CODE_MIN_EXPONENT << 23u);
     let bits = bitcast<vec4<u32>>(values);
@@ -29,7 +30,7 @@ fn halves_of(values: vec4<f32>) -> vec2<u32> {
     return (rounded.xy >> vec2(16u)) | (rounded.zw & vec2(0xffff0000u));
 }
 
-// Sets the highest bit of a half that is no normal code, or beyond the largest.
+// Sets the highest bit of a half that is not a normal code or exceeds the largest code.
 fn beyond_normal(halves: vec2<u32>) -> vec2<u32> {
     const MOST = (((LARGEST_CODE_BITS >> CODE_SHIFT) - (CODE_MIN_EXPONENT << 23u >> CODE_SHIFT) + 1u) << (CODE_SHIFT - 16u)) - 1u;
     return (halves & vec2(0x7fff7fffu)) + vec2((0x7fffu - MOST) * 0x10001u);
@@ -42,7 +43,7 @@ fn quad_normal(halves: vec2<u32>) -> u32 {
     return (((signed.x >> 8u) & 0x00ff00ffu) | (signed.y & 0xff00ff00u)) + LEAST_NORMAL * 0x01010101u;
 }
 
-// Any value. Below the normal codes a code is the number of its steps, to which `round` goes exactly.
+// Any value. Below the normal codes, a code is its number of steps, which `round` computes exactly.
 fn quad_any(values: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(values);
     let inside = min(bits & vec4(0x7fffffffu), vec4(LARGEST_CODE_BITS));
@@ -54,7 +55,8 @@ fn quad_any(values: vec4<f32>) -> u32 {
     return highest_bytes((code << vec4(24u)) | (bits & vec4(0x80000000u)));
 }
 
-// One question for all four, and half a dozen instructions for each: arithmetic, not memory, is what codes wait for.
+// One test for all four values, then six instructions or so for each: arithmetic limits the speed
+// here, not memory.
 fn quad_codes(values: vec4<f32>) -> u32 {
     if (IS_INT8) { return quad_int8(values); }
     let halves = halves_of(values);

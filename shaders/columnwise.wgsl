@@ -1,7 +1,9 @@
-// The copy along columns: math.md, equations (Q1) to (Q5) of the transposed matrix. It is made of x by the statistics that forward has
-// stored. A workgroup has a tile of TILE_ROWS rows and TILE_COLS columns, and visits it twice: for the largest magnitudes, and for codes.
+// The columnwise copy: math.md, equations (Q1) to (Q5) of the transposed matrix, computed from x
+// with the statistics that forward has stored. A workgroup has a tile of TILE_ROWS rows and
+// TILE_COLS columns and reads it twice: for the amax, and for the codes.
 //
-// `magnitudes` holds those of each set, and then the reciprocals of their scales.
+// `magnitudes` holds the amax of each set of values that share a scale, then the reciprocal of the
+// scale.
 
 const TILE_ROWS = 128u;
 const TILE_COLS = 64u;
@@ -19,7 +21,7 @@ fn at_scales_columnwise(col: u32, group: u32) -> u32 {
     return params.scales_columnwise + index_of_scale(col, group, params.scales_columnwise_stride);
 }
 
-// Zeros where there is no row.
+// Zeros for a missing row.
 fn v_at(row: u32, thread: u32, k: u32, weight: Kept_W, bias: Kept_W) -> Pair {
     if (row >= params.rows) { return Pair(); }
     return v_of(h_of(load_addends(row, thread, k)), load_mean(row), load_rstd(row), weight, bias);
@@ -32,7 +34,7 @@ fn v_of_rows(row: u32, thread: u32, k: u32, weight: Kept_W, bias: Kept_W) -> Row
     );
 }
 
-// Of four columns, each in four rows.
+// For four columns, each in four rows.
 fn fold_columns(at: u32, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32>) {
     const MAGNITUDE = vec4(0x7fffffffu);
     let ab = max(bitcast<vec4<u32>>(a) & MAGNITUDE, bitcast<vec4<u32>>(b) & MAGNITUDE);
@@ -67,7 +69,7 @@ fn main(me: Me) {
     workgroupBarrier();
     let weight = load_weight(0u, thread, k);
     let bias = load_bias(0u, thread, k);
-    // Columns of the tile.
+    // Columns within the tile.
     let lo = column(thread, 0u, 0u);
     let hi = column(thread, 0u, 1u);
     for (var r = lane / THREADS_PER_ROW * 4u; r < TILE_ROWS; r += WORKGROUP / THREADS_PER_ROW * 4u) {

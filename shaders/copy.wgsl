@@ -1,4 +1,4 @@
-// x to y: how fast memory is. One row, PACKS pairs a thread.
+// Copies x to y, to measure memory bandwidth. One row, PACKS pairs per thread.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

@@ -1,9 +1,10 @@
-// Sums of dweight and dbias over the rows of a workgroup: those of its groups, added up in a tree.
+// Sums of dweight and dbias over the rows of a workgroup: adds the sums of its row groups in a
+// tree.
 
-// One element that nobody reads, where a workgroup has one group.
+// One unused element if a workgroup has one row group.
 var<workgroup> folded: array<vec4<f32>, FOLDED>;
 
-// Every thread of the workgroup must come here; the first group gets the sum over all of them.
+// Every thread of the workgroup must call this. The first row group gets the total.
 fn fold(value: vec4<f32>, lane: u32) -> vec4<f32> {
     var sum = value;
     if (IS_FOLDED) {
@@ -17,7 +18,7 @@ fn fold(value: vec4<f32>, lane: u32) -> vec4<f32> {
     return sum;
 }
 
-// Hands on a pair of a gradient: 0 is the first that is asked for.
+// Stores the sums of a pair of a gradient: 0 is the first requested gradient.
 fn hand_on_pair(gradient: u32, chunk: u32, k: u32, sum: Pair, lane: u32) {
     let lo = fold(sum.lo, lane);
     let hi = fold(sum.hi, lane);

@@ -5,18 +5,20 @@ fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
-    // Threads without a row still meet the others at the barriers of the sums.
+    // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     @unroll(K) {
         var addends_K = Addends();
     }
-    // All loads before the first sum, whose rounding branches: compilers keep loads behind a branch.
+    // All loads come before the first sum, because its rounding branches, and compilers do not move
+    // loads across a branch.
     if (exists) {
         @unroll(K) {
             addends_K = load_addends(row, thread, K);
         }
     }
-    // Of few rows a call is all waiting: for weights together with x. Of many it takes registers from other rows.
+    // With few rows latency dominates, so weights are loaded together with x. With many rows this
+    // would take registers from other rows.
     @unroll(K) {
         var weight_K = Kept_W();
         var bias_K = Kept_W();
@@ -41,8 +43,9 @@ fn main(me: Me) {
     }
     let statistics = statistics_of(mean, about, lane);
     if (!exists) { return; }
-    // Loads before stores, which compilers must take to be of the same memory. Not all of them: the registers of eight
-    // packs of weights and biases would cost an H200 a third of its workgroups.
+    // Loads come before stores, which compilers must assume to alias. They are loaded in batches:
+    // registers for eight packs of weights and biases would cost an H200 a third of its resident
+    // workgroups.
     @unroll(K of BATCH) {
         if (!IS_EARLY) {
             @unroll(K) {

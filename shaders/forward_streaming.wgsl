@@ -1,13 +1,14 @@
-// Forward for rows that registers do not hold: math.md, equations (1) to (6). A row is read once for each sum, or once for both, and
-// once more for y, but for the packs of the last turn, which registers still have. In place too: a thread reads only what it owns, and
-// h before it writes y.
+// Forward for rows that exceed the registers: math.md, equations (1) to (6). A row is read once per
+// sum, or once for both sums, and again for y, except for the packs of the last iteration, which
+// are still in registers. Works in place: a thread reads only columns that it owns, and reads h
+// before writing y.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
-    // Threads without a row still meet the others at the barriers of the sums.
+    // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
     @unroll(K) {
@@ -65,7 +66,7 @@ fn main(me: Me) {
     }
     let statistics = statistics_of(mean, about, lane);
     if (!exists) { return; }
-    // From the end: what was read last is the most likely to be in a cache.
+    // From the end: the columns read last are most likely in a cache.
     for (var left = turns; left > 0u; left -= 1u) {
         let first = (left - 1u) * PACKS;
         if (left < turns) {

@@ -1,12 +1,12 @@
-// forward_streaming.wgsl, and then the next norm: math.md, equations (13) and (14). A thread sums what it has of residual_out as it
-// stores it, and reads it back, which is its own, for what is left.
+// forward_streaming.wgsl followed by the next norm: math.md, equations (13) and (14). A thread sums
+// its part of residual_out while storing it, and reads it back for the other steps.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
-    // Threads without a row still meet the others at the barriers of the sums.
+    // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     let padded = pairs_of(thread) + (PACKS - 1u);
     let turns = select(0u, padded / PACKS, exists);
@@ -64,7 +64,8 @@ fn main(me: Me) {
         }
     }
     let statistics = statistics_of(mean, about, lane);
-    // From the start: sums are added up in the order of the columns, as where registers hold them.
+    // From the start: sums are added in the order of the columns, as in programs that hold the row
+    // in registers.
     var next_moments = Moments();
     var next_mean = 0.0;
     var next_about = Sum();
@@ -123,7 +124,7 @@ fn main(me: Me) {
     }
     let next = statistics_of(next_mean, next_about, lane);
     if (!exists) { return; }
-    // From the end: what was stored last is the most likely to be in a cache.
+    // From the end: the columns stored last are most likely in a cache.
     for (var left = turns; left > 0u; left -= 1u) {
         let first = (left - 1u) * PACKS;
         @unroll(K) {

@@ -1,5 +1,5 @@
-// forward.wgsl, and then the next norm: math.md, equations (13) and (14). The sums take the place of the row in the registers of
-// its threads. Threads without a row stay to the end of the second sums.
+// forward.wgsl followed by the next norm: math.md, equations (13) and (14). The sums replace the
+// row in registers. Threads without a row stay until the second sums are complete.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

@@ -1,4 +1,4 @@
-// bf16: the upper half of an f32, two to a word.
+// bf16: the upper half of an f32, two per word.
 
 alias Kept_bf16 = vec4<u32>;
 
@@ -9,7 +9,8 @@ fn quad_bf16(words: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(vec4(words.x << 16u, words.x & 0xffff0000u, words.y << 16u, words.y & 0xffff0000u));
 }
 
-// To nearest even. NaN stays NaN, as far as compilers let it: they take `x != x` to be false, so its bits are asked.
+// Rounds to nearest even. NaN is tested by its bits, because compilers may assume that `x != x` is
+// false.
 fn words_bf16(values: vec4<f32>) -> vec2<u32> {
     let bits = bitcast<vec4<u32>>(values);
     let rounded = rounded_bits_bf16(bits);
@@ -20,13 +21,14 @@ fn rounded_bits_bf16(bits: vec4<u32>) -> vec4<u32> {
     return bits + (vec4(0x7fffu) + ((bits >> vec4(16u)) & vec4(1u)));
 }
 
-// The upper halves, two to a word.
+// The upper halves, two per word.
 fn upper_bf16(bits: vec4<u32>) -> vec2<u32> {
     return (bits.xz >> vec2(16u)) | (bits.yw & vec2(0xffff0000u));
 }
 
-// As `words_bf16`, with one question for all eight: their sum is NaN where one of them is, or where infinities meet.
-// Arithmetic, not memory, is what 16-bit norms wait for: to ask of each cost backward a tenth on an H200.
+// As `words_bf16`, with one NaN test for all eight values: their sum is NaN if one of them is, or
+// if opposite infinities meet. Arithmetic limits the speed of 16-bit norms, not memory: a test per
+// value made backward a tenth slower on an H200.
 fn kept_bf16(pair: Pair) -> Kept_bf16 {
     if ((bitcast<u32>(total(pair.lo + pair.hi)) & 0x7fffffffu) > 0x7f800000u) {
         return Kept_bf16(words_bf16(pair.lo), words_bf16(pair.hi));

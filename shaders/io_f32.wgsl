@@ -1,4 +1,4 @@
-// f32: the bits as they are.
+// f32: the bits unchanged.
 
 struct Kept_f32 {
     lo: vec4<u32>,

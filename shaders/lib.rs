@@ -1,5 +1,5 @@
-//! The WGSL of `rmsnorm-wgpu`, as text: one file per stage, and what stages share. What puts a program together is in that
-//! crate's `source.rs`.
+//! The WGSL of `rmsnorm-wgpu` as text: one file per phase, and shared files. `source.rs` of that
+//! crate assembles programs.
 #![forbid(unsafe_code)]
 
 rmsnorm_gpu::sources! {

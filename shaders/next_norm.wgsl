@@ -1,6 +1,6 @@
 // The next norm, of the rounded sum of a residual and a norm: math.md, equation (14).
 
-// As parameters.wgsl, of the next norm's.
+// As in parameters.wgsl, with the weight and bias of the next norm.
 fn next_weighted(values: Pair, kept: Kept_W) -> Pair {
     if (!HAS_NEXT_WEIGHT) { return values; }
     let weight = pair_W(kept);

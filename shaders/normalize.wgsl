@@ -1,19 +1,20 @@
-// What the forward programs share. What is normalized, h, is x or the rounded sum with a residual that comes before the norm. Its
-// dtype is H: R, which is T where there is no residual, and T where a residual comes after (RESIDUAL_AFTER): math.md, (13) and (14).
+// Shared by the forward programs. The normalized tensor h is x, or the rounded sum of x and a
+// residual that is added before the norm. Its dtype is H: R with such a sum (T without a residual),
+// or T with RESIDUAL_AFTER: math.md, (13) and (14).
 
-// What h is made of, as it waits in registers.
+// The addends of h, as held in registers.
 struct Addends {
     x: Kept_T,
     residual: Kept_R,
 }
 
 fn load_addends(row: u32, thread: u32, k: u32) -> Addends {
-    // Others are loaded when they are needed.
+    // Otherwise the residual is loaded when needed.
     if (RESIDUAL_AFTER && !IS_RESIDUAL_EARLY) { return Addends(load_x(row, thread, k), Kept_R()); }
     return Addends(load_x(row, thread, k), load_residual(row, thread, k));
 }
 
-// h as it is stored.
+// h as stored.
 fn h_of(addends: Addends) -> Kept_H {
     if (!HAS_RESIDUAL || RESIDUAL_AFTER) { return x_as_H(addends.x); }
     let x = pair_T(addends.x);
@@ -35,7 +36,7 @@ fn y_of(h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
     return biased(weighted(x_hat, weight), bias);
 }
 
-// residual_out, as it is stored, from a residual and what the norm gave. Zeros past the end of the row.
+// residual_out as stored: the sum of a residual and a norm. Zeros past the end of the row.
 fn sum_after(thread: u32, k: u32, residual: Kept_R, normed: Pair) -> Kept_R {
     let values = pair_R(residual);
     let lo = within(column(thread, k, 0u), values.lo + normed.lo);

@@ -1,4 +1,4 @@
-// What weight and bias do to a pair of values. Nothing where there is none.
+// Applies weight and bias to a pair of values, if present.
 
 fn weighted(values: Pair, kept: Kept_W) -> Pair {
     if (!HAS_WEIGHT) { return values; }

@@ -1,7 +1,9 @@
-// What every program is told at run time: the mirror of rmsnorm-wgpu/src/params.rs, field for field.
+// The run-time parameters of every program: the mirror of rmsnorm-wgpu/src/params.rs, field for
+// field.
 //
-// A tensor has its first element, counted from the start of its binding, and its row stride, 0 for vectors. Where rows lie in
-// groups, the first element is that of the group in which the dispatch begins, maybe in front of the binding: sums wrap.
+// A tensor has its first element, counted from the start of its binding, and its row stride, 0 for
+// vectors. If rows are in groups, the first element is the start of the group in which the dispatch
+// begins. It may lie before the binding, so index sums wrap.
 struct Params {
     x: vec2<u32>,
     residual: vec2<u32>,
@@ -26,10 +28,10 @@ struct Params {
     weight_offset: f32,
     share: f32, // 1 / cols
     first_chunk: u32, // chunks of earlier dispatches
-    accumulates: u32, // 1: partial rows hold sums of earlier dispatches, to be added to
-    zero: u32, // what is added to an index so that compilers do not hold what was loaded
+    accumulates: u32, // 1: add to the partial rows of earlier dispatches
+    zero: u32, // 0; added to an index, it keeps compilers from holding an earlier load in registers
     dresidual: vec2<u32>,
-    rows_per_group: u32, // where rows lie in groups, as all that follows
+    rows_per_group: u32, // if rows are in groups, like the strides below
     first_in_group: u32, // rows of the first group that belong to earlier dispatches
     x_group_stride: u32,
     residual_group_stride: u32,
@@ -44,9 +46,9 @@ struct Params {
     codes: vec2<u32>,
     codes_t: vec2<u32>,
     scale: u32,
-    scales: u32, // bytes, where scales are
+    scales: u32, // in bytes if scales are bytes
     amax: u32,
-    scales_stride: u32, // as their layout has it: groups, ld or tiles of a row
+    scales_stride: u32, // depends on the layout: groups, ld or tiles of a row
     amax_floor: u32, // bits of f32
     amax_ceiling: u32,
     codes_columnwise: vec2<u32>, // rows are columns
@@ -56,10 +58,10 @@ struct Params {
     next_bias: vec2<u32>,
     next_mean: u32,
     next_rstd: u32,
-    unused: vec2<u32>, // so that the size is a multiple of 16
+    unused: vec2<u32>, // pads the size to a multiple of 16
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 
-// Elements from one partial row of dweight or dbias to the next.
+// Elements between partial rows of dweight or dbias.
 fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * PADDING; }

@@ -1,5 +1,5 @@
-// Sums of dweight and dbias over rows, as the first stage hands them on: a chunk's sums are partial rows, those of the first
-// gradient, then those of the second.
+// The first phase's sums of dweight and dbias over rows: the sums of a chunk are partial rows,
+// first of the first gradient, then of the second.
 
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {
     let row = gradient * params.partial_rows + params.first_chunk + chunk;

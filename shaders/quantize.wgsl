@@ -1,19 +1,20 @@
-// From y to codes and scales: math.md, equations (Q1) to (Q5). What the programs that write codes share.
+// From y to codes and scales: math.md, equations (Q1) to (Q5). Shared by the programs that write
+// codes.
 //
-// Magnitudes are the bits of floats, and compared as integers: a NaN is the largest.
+// Magnitudes are compared as the bits of floats, so NaN is the largest.
 
-// One element that nobody reads, where threads exchange magnitudes by shuffles alone.
+// One unused element if threads exchange magnitudes only with shuffles.
 var<workgroup> magnitudes: array<atomic<u32>, MAGNITUDES>;
 
-// Where a row's exchange passes through `magnitudes`.
+// Whether the amax of a row passes through `magnitudes`.
 fn has_row_magnitude() -> bool { return SCALE == BY_ROW && THREADS_PER_ROW > SHUFFLED_LANES; }
 
-// Before the sums of the row, whose barriers stand between this and `largest_of_row`.
+// Call before the sums of the row: their barriers separate this from `largest_of_row`.
 fn clear_row_magnitude(lane: u32) {
     if (has_row_magnitude() && lane % THREADS_PER_ROW == 0u) { atomicStore(&magnitudes[lane / THREADS_PER_ROW], 0u); }
 }
 
-// The largest of lanes side by side that shuffles reach.
+// The maximum over adjacent lanes, as far as shuffles reach.
 fn largest_of_lanes(magnitude: u32, lanes: u32) -> u32 {
     var largest = magnitude;
     for (var distance = min(lanes, SHUFFLED_LANES) / 2u; distance > 0u; distance /= 2u) {
@@ -22,7 +23,7 @@ fn largest_of_lanes(magnitude: u32, lanes: u32) -> u32 {
     return largest;
 }
 
-// Every thread of the workgroup must come here, once; each gets the largest of its row.
+// Every thread of the workgroup must call this, once; each gets the amax of its row.
 fn largest_of_row(magnitude: u32, lane: u32) -> u32 {
     let largest = largest_of_lanes(magnitude, THREADS_PER_ROW);
     if (!has_row_magnitude()) { return largest; }
@@ -32,7 +33,8 @@ fn largest_of_row(magnitude: u32, lane: u32) -> u32 {
     return atomicLoad(&magnitudes[row]);
 }
 
-// Every thread of the workgroup must come here; each gets the largest of the lanes that share its scale.
+// Every thread of the workgroup must call this; each gets the maximum over the lanes that share its
+// scale.
 fn largest_of_set(magnitude: u32, lane: u32) -> u32 {
     if (SET_LANES <= SHUFFLED_LANES) { return largest_of_lanes(magnitude, SET_LANES); }
     atomicStore(&magnitudes[lane], magnitude);
@@ -45,7 +47,7 @@ fn largest_of_set(magnitude: u32, lane: u32) -> u32 {
     return largest;
 }
 
-// The largest magnitude of the columns from `col` on that exist.
+// The amax of the existing columns from `col` on.
 fn largest_of_quad(col: u32, values: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(within(col, values)) & vec4(0x7fffffffu);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
@@ -62,7 +64,8 @@ fn v_of(h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
     return Pair(rounded_T(y.lo), rounded_T(y.hi));
 }
 
-// The scale that the caller gives. Where it or its reciprocal is no normal number, a power of two comes first.
+// The scale given by the caller. If the scale or its reciprocal is not a normal number, values are
+// multiplied with a power of two first.
 fn given_scale() -> Scale {
     if (SCALE != GIVEN) { return Scale(1.0, 1.0, 1.0, 0u); }
     let value = load_scale();
@@ -73,12 +76,13 @@ fn given_scale() -> Scale {
     return Scale(value, 1.0, 1.0 / value, 0u);
 }
 
-// The scale of the columns from `col` on that share one, which their lanes find together, and write.
+// The scale of the columns from `col` on that share it; computed and stored by their lanes
+// together.
 fn scale_of_set(row: u32, exists: bool, lane: u32, col: u32, magnitude: u32) -> Scale {
     let scale = scale_of(largest_of_set(magnitude, lane));
     let is_inside = exists && col < params.cols;
     if (GATHERS_SCALES) {
-        // Of four scales each lane gets the word; what is beyond the row is zeros.
+        // Each lane gets the word of four scales; scales past the row are zeros.
         var word = select(0u, scale.byte, is_inside) << (8u * (col / SET % 4u));
         word |= shuffled(word, SET_LANES);
         word |= shuffled(word, 2u * SET_LANES);
@@ -89,13 +93,13 @@ fn scale_of_set(row: u32, exists: bool, lane: u32, col: u32, magnitude: u32) -> 
     return scale;
 }
 
-// Where the scale of a row and a group of columns lies in its binding.
+// Index of the scale of a row and a group of columns in its binding.
 fn at_scales(row: u32, group: u32) -> u32 {
     let there = params.first_row + row;
     return params.scales + index_of_scale(there, group, params.scales_stride);
 }
 
-// `stride`: as the layout has it, groups, ld or tiles of a row.
+// `stride` depends on the layout: groups, ld or tiles of a row.
 fn index_of_scale(there: u32, group: u32, stride: u32) -> u32 {
     var index = there * stride + group;
     if (SCALE_LAYOUT == COLUMN_MAJOR) {
@@ -109,7 +113,7 @@ fn index_of_scale(there: u32, group: u32, stride: u32) -> u32 {
     return index;
 }
 
-// The codes of a pair; scales of blocks are found on the way, and written.
+// The codes of a pair. Computes and stores the scales of blocks.
 fn codes_of(row: u32, exists: bool, lane: u32, k: u32, v: Pair, of_row: Scale) -> Kept_codes {
     let thread = lane % THREADS_PER_ROW;
     var lo = of_row;
@@ -126,15 +130,15 @@ fn codes_of(row: u32, exists: bool, lane: u32, k: u32, v: Pair, of_row: Scale) -
     return kept_codes(Pair(v.lo * lo.power * lo.reciprocal, v.hi * hi.power * hi.reciprocal));
 }
 
-// What is kept of a pair.
+// Stores the outputs of a pair.
 fn write_pair(row: u32, thread: u32, k: u32, h: Kept_H, v: Pair, codes: Kept_codes) {
     store_residual_out(row, thread, k, h_as_R(h));
-    // Rounded once more, y is what it was.
+    // Rounding y again does not change it.
     store_y(row, thread, k, kept_T(v));
     store_codes(row, thread, k, codes);
 }
 
-// Of all rows the largest magnitude, in a cell.
+// Updates the amax of all rows in memory.
 fn fold_magnitude(magnitude: u32, lane: u32) {
     let largest = largest_of_lanes(magnitude, THREADS_PER_ROW);
     if (lane % min(THREADS_PER_ROW, SHUFFLED_LANES) == 0u) { fold_amax(largest); }

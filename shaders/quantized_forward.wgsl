@@ -1,17 +1,18 @@
-// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row stays in the registers of its threads.
+// Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A row stays in the registers of
+// its threads.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
-    // Threads without a row still meet the others at barriers and shuffles.
+    // Threads without a row also take part in barriers and shuffles.
     let exists = row < params.rows;
     clear_row_magnitude(lane);
     @unroll(K) {
         var addends_K = Addends();
     }
-    // All loads before the first sum, as in `forward.wgsl`.
+    // All loads come before the first sum, as in `forward.wgsl`.
     if (exists) {
         @unroll(K) {
             addends_K = load_addends(row, thread, K);
@@ -50,7 +51,7 @@ fn main(me: Me) {
         if (exists && thread == 0u) { store_scales(row, 0u, of_row); }
     }
     if (SCALE != FIND) {
-        // Loads before stores, as in `forward.wgsl`: codes take a quarter of the registers.
+        // Loads come before stores, as in `forward.wgsl`. Codes take a quarter of the registers.
         @unroll(K of BATCH) {
             @unroll(K) {
                 if (SCALE != BY_ROW) { v_K = v_of(h_K, statistics.mean, statistics.rstd, load_weight(0u, thread, K), load_bias(0u, thread, K)); }

@@ -1,7 +1,8 @@
-// Forward to codes for rows that registers do not hold: math.md, equations (1) to (6) and (Q1) to (Q5). A row is read once for each
-// sum, once for the largest magnitude where that is looked for first, and once more for the codes.
+// Forward to codes for rows that exceed the registers: math.md, equations (1) to (6) and (Q1) to
+// (Q5). A row is read once per sum, once for an amax that is needed first, and once more for the
+// codes.
 
-// What one thread has of a pack, where its row exists.
+// A thread's part of a pack, or zeros without a row.
 fn load_part(row: u32, exists: bool, thread: u32, k: u32) -> Kept_H {
     var addends = Addends();
     if (exists) { addends = load_addends(row, thread, k); }
@@ -14,7 +15,8 @@ fn main(me: Me) {
     let thread = lane % THREADS_PER_ROW;
     let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     let exists = row < params.rows;
-    // As many for every thread, which meet at barriers and shuffles: those of the first, which has the most.
+    // The same number for every thread, since all meet at barriers and shuffles: the number of
+    // thread 0, which has the most.
     let turns = (pairs_of(0u) + PACKS - 1u) / PACKS;
     clear_row_magnitude(lane);
     var of_row = given_scale();
@@ -88,7 +90,7 @@ fn main(me: Me) {
         if (exists && thread == 0u) { store_scales(row, 0u, of_row); }
     }
     if (SCALE != FIND) {
-        // From the end: what was read last is the most likely to be in a cache.
+        // From the end: the columns read last are most likely in a cache.
         for (var left = turns; left > 0u; left -= 1u) {
             let first = (left - 1u) * PACKS;
             @unroll(K) {

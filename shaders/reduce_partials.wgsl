@@ -1,6 +1,7 @@
-// The second stage of dweight and dbias: adds partial rows in a fixed order, and stores their sum.
+// The second phase of dweight and dbias: adds the partial rows in a fixed order and stores the sum.
 //
-// THREADS_PER_ROW threads own a quad each; groups of them share the partial rows and meet in workgroup memory.
+// THREADS_PER_ROW threads own a quad each. Groups of such threads divide the partial rows and
+// combine their sums in workgroup memory.
 
 var<workgroup> folded: array<vec4<f32>, WORKGROUP>;
 

@@ -1,11 +1,12 @@
-// Sums over the threads of a row, in an order that depends on the tile alone: lanes of a subgroup by shuffles,
-// subgroups through workgroup memory.
+// Sums over the threads of a row, in an order that depends only on the tile: shuffles within a
+// subgroup, then workgroup memory across subgroups.
 
 var<workgroup> exchange: array<Sum, 2u * SUBGROUPS>;
 var<private> turn: u32 = 0u;
 
-// Every thread of the workgroup must come here; each gets the sum of its row. One barrier a sum: two halves of the
-// exchange alternate, so that nobody overwrites what another still reads.
+// Every thread of the workgroup must call this; each gets the sum of its row. One barrier per sum:
+// calls alternate between the halves of `exchange`, so that no thread overwrites a value that
+// another still reads.
 fn sum_threads(value: Sum, lane: u32) -> Sum {
     var sum = value;
     for (var distance = min(THREADS_PER_ROW, SUBGROUP) / 2u; distance > 0u; distance /= 2u) {
@@ -23,7 +24,7 @@ fn sum_threads(value: Sum, lane: u32) -> Sum {
             for (var i = 1u; i < senders; i += 1u) { sum += exchange[of_row + i]; }
             return sum;
         }
-        // Of a power of two, those beyond the senders are zeros.
+        // The lanes are a power of two; lanes without a sender add zeros.
         let half_of_all = 1u << firstLeadingBit(senders - 1u);
         let sender = lane % (2u * half_of_all);
         sum = select(Sum(), exchange[of_row + min(sender, senders - 1u)], sender < senders);

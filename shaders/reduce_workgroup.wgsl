@@ -1,11 +1,11 @@
-// Sums over the threads of a row through workgroup memory, in an order that depends on the tile alone: the threads of a
-// segment first, then the segments.
+// Sums over the threads of a row through workgroup memory, in an order that depends only on the
+// tile: the threads of a segment first, then the segments.
 
 var<workgroup> exchange: array<Sum, WORKGROUP>;
 var<workgroup> segments: array<Sum, WORKGROUP / SEGMENT>;
 
-// Every thread of the workgroup must come here; each gets the sum of its row. Neither array is written for the next sum
-// before the barrier that follows the last read for this one.
+// Every thread of the workgroup must call this; each gets the sum of its row. A barrier separates
+// the last read of each array from the first write for the next sum.
 fn sum_threads(value: Sum, lane: u32) -> Sum {
     if (THREADS_PER_ROW == 1u) { return value; }
     exchange[lane] = value;

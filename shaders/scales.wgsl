@@ -1,14 +1,14 @@
-// Scales from the largest magnitude of those who share one: math.md, equations (Q3) and (Q4).
+// Scales from the amax of the values that share one: math.md, equations (Q3) and (Q4).
 
 struct Scale {
     value: f32,
-    power: f32, // what elements are multiplied with first, and then
+    power: f32, // elements are multiplied with power, then with reciprocal
     reciprocal: f32,
-    byte: u32, // of BYTE_UP and BYTE_FLOOR
+    byte: u32, // set for BYTE_UP and BYTE_FLOOR
 }
 
-// The byte of the least power of two that is not below a finite amax / Q: the difference of their exponents, and one more where amax
-// has the larger significand.
+// The byte of the smallest power of two that is at least amax / Q, for finite amax: the difference
+// of their exponents, plus one if amax has the larger significand.
 fn power_not_below(amax: u32) -> u32 {
     let is_larger = (amax & 0x007fffffu) > (LARGEST_CODE_BITS & 0x007fffffu);
     let exponent = (amax >> 23u) + 127u + select(0u, 1u, is_larger);
@@ -39,7 +39,8 @@ fn scale_of(magnitude: u32) -> Scale {
         byte = select(255u, 254u, amax == 0x7f800000u);
     }
     scale.byte = byte;
-    // Exact. Of a byte that says infinity or NaN codes may be any: the reciprocal is no normal number.
+    // Exact. If the byte means infinity or NaN, codes are unspecified: the reciprocal is not a
+    // normal number.
     scale.reciprocal = bitcast<f32>((254u - min(byte, 254u)) << 23u);
     return scale;
 }

@@ -1,19 +1,21 @@
-// Mean and rstd of a row, of what its threads sum: math.md, equations (2) to (4).
+// Mean and rstd of a row, from the sums of its threads: math.md, equations (2) to (4).
 
 // The thread's part of sum(h).
 fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }
 
-// The thread's part of sum((h - mean)^2) and, for layer norm, of sum(h - mean), which tells what that mean misses.
+// The thread's part of sum((h - mean)^2) and, for layer norm, of sum(h - mean), which corrects the
+// mean.
 fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
     if (!IS_LAYER) { return sum_from(total(h.lo * h.lo + h.hi * h.hi), 0.0); }
-    // Past the end h is 0, which is not 0 once centred.
+    // Past the end h is 0, but h - mean is not.
     let lo = within(column(thread, k, 0u), h.lo - mean);
     let hi = within(column(thread, k, 1u), h.hi - mean);
     return sum_from(total(lo * lo + hi * hi), total(lo + hi));
 }
 
-// A first mean, of the threads' parts of sum(h). Each part is multiplied before they are summed: a mean that is a product may contract with
-// what it is taken from, and then there would be two.
+// A first mean, from the threads' parts of sum(h). Each part is multiplied before the sum: if the
+// mean itself were a product, a compiler could contract it into one use and not into another, which
+// gives two different means.
 fn first_mean(part: f32, lane: u32) -> f32 { return sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x; }
 
 struct RowStatistics {
@@ -21,18 +23,18 @@ struct RowStatistics {
     rstd: f32,
 }
 
-// Mean and rstd, of the threads' parts of the sums about a first mean: math.md, 5.1.
+// Mean and rstd, from the threads' sums about a first mean: math.md, 5.1.
 fn statistics_of(mean: f32, about: Sum, lane: u32) -> RowStatistics {
     let sums = sum_parts(sum_threads(about, lane));
     if (!IS_LAYER) { return RowStatistics(0.0, inverseSqrt(sums.x * params.share + params.eps)); }
     let missed = sums.y * params.share;
-    // Rounding may leave less than nothing.
+    // Rounding may make it negative.
     let squares = max(sums.x - sums.y * missed, 0.0);
     return RowStatistics(mean + missed, inverseSqrt(squares * params.share + params.eps));
 }
 
-// A thread's values of a row so far, seen from a center near their mean: how many, the sum of their distances from it, and that of the
-// distances squared. math.md, section 9.
+// Moments of a thread's values so far, about a center near their mean: their count, the sum of
+// differences from the center, and the sum of their squares. math.md, section 9.
 struct Moments {
     count: f32,
     center: f32,
@@ -40,15 +42,15 @@ struct Moments {
     squares: f32,
 }
 
-// The same values, seen from another center.
+// The same moments about another center.
 fn moved_to(center: f32, moments: Moments) -> Moments {
     let step = moments.center - center;
     let squares = moments.squares + step * (2.0 * moments.rest + moments.count * step);
     return Moments(moments.count, center, moments.rest + moments.count * step, squares);
 }
 
-// With a pair, after which the center moves to the mean. No part is more than the squares that it is taken from by half, so that
-// nothing cancels; what the center misses of the mean is in `rest`.
+// Adds a pair and moves the center to the new mean. No correction exceeds half of the squares that
+// it is subtracted from, so nothing cancels. `rest` holds the difference between mean and center.
 fn with_pair(moments: Moments, thread: u32, k: u32, h: Pair) -> Moments {
     let added = f32(columns_of(thread, k));
     if (added == 0.0) { return moments; }
@@ -61,7 +63,7 @@ fn with_pair(moments: Moments, thread: u32, k: u32, h: Pair) -> Moments {
     return moved_to(center + rest / count, Moments(count, center, rest, moments.squares + total(lo * lo + hi * hi)));
 }
 
-// The values of both.
+// The moments of both sets of values.
 fn merged(one: Moments, other: Moments) -> Moments {
     if (one.count == 0.0) { return other; }
     if (other.count == 0.0) { return one; }

@@ -1,4 +1,4 @@
-// The scale of a whole tensor, from the largest magnitude in its place: math.md, equations (Q3) and (Q4).
+// Replaces the amax of a tensor with its scale: math.md, equations (Q3) and (Q4).
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {

@@ -1,7 +1,9 @@
-// The transposed copy of codes: math.md, section 10. A workgroup has a tile of SIDE rows and SIDE columns.
+// The transposed copy of codes: math.md, section 10. A workgroup has a tile of SIDE rows and SIDE
+// columns.
 //
-// It lies in workgroup memory as words of four columns, those of each four rows turned further, so that neither the accesses along rows
-// nor those down the columns meet in a bank.
+// The tile is stored in workgroup memory as words of four columns. The words are permuted
+// differently every four rows, so that neither row accesses nor column accesses have bank
+// conflicts.
 
 const SIDE = 64u;
 const WORDS = 16u;
@@ -10,7 +12,7 @@ var<workgroup> tile: array<u32, SIDE * WORDS>;
 
 fn place(row: u32, word: u32) -> u32 { return row * WORDS + (word ^ (row / 4u)); }
 
-// A byte of each of four words, the first word's the lowest.
+// One byte of each of four words; the first word's byte is the lowest.
 fn gather(words: vec4<u32>, byte: u32) -> u32 {
     let bytes = (words >> vec4(8u * byte)) & vec4(0xffu);
     return bytes.x | (bytes.y << 8u) | (bytes.z << 16u) | (bytes.w << 24u);

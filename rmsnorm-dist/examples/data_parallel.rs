@@ -1,7 +1,9 @@
-//! Data-parallel training: every rank has rows of its own, and the gradients of weight and bias are summed over all ranks in one exchange.
+//! Data-parallel training: every rank has different rows, and one exchange sums the gradients of
+//! weight and bias over all ranks.
 //!
-//! Micro-batches add their f32 sums to a slice of one bucket; the buckets are exchanged and added in the order of the ranks. So every
-//! rank makes the same step, bit for bit, and nothing is rounded to bf16 before it is whole.
+//! Micro-batches accumulate f32 gradients in one bucket per rank. The buckets are gathered and
+//! added in rank order, so every rank makes the same step, bit for bit. The sum is complete before
+//! anything is rounded to bf16.
 //!
 //!     cargo run -p rmsnorm-dist --example data_parallel
 
@@ -13,13 +15,13 @@ use rmsnorm_spec::{Error, NormSpec, bf16};
 
 const RANKS: usize = 4;
 const MICRO_BATCHES: usize = 2;
-/// Of a micro-batch.
+/// Rows of a micro-batch.
 const ROWS: usize = 64;
 const COLS: usize = 96;
 const STEPS: usize = 30;
 const RATE: f32 = 12.0;
 
-/// A number between -1 and 1 for each place.
+/// Deterministic noise between -1 and 1 for index `i`.
 fn noise(seed: usize, i: usize) -> f32 {
     let mixed =
         (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (i as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,16 +29,17 @@ fn noise(seed: usize, i: usize) -> f32 {
     (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
-/// What the norm is to learn.
+/// The weight and bias to learn.
 fn target(col: usize) -> (f32, f32) {
     (1.0 + 0.5 * noise(100, col), 0.3 * noise(200, col))
 }
 
-/// What a rank ends with.
+/// The result of a rank.
 struct Trained {
     losses: Vec<f32>,
     weight: Vec<bf16>,
-    /// Of the last step: the whole gradient, and the same where every rank rounds its own to bf16 first.
+    /// Gradient of the last step, and the same with each rank's gradient rounded to bf16 before the
+    /// sum.
     gradient: Vec<f32>,
     rounded_first: Vec<f32>,
 }
@@ -44,7 +47,7 @@ struct Trained {
 fn train(group: &ThreadGroup, backend: &CpuBackend) -> Result<Trained, Error> {
     let rank = Collective::<CpuBackend>::rank(group);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5);
-    // The parameters in f32, weight then bias, and in bf16, as the norm reads them.
+    // The parameters (weight, then bias) in f32, and in bf16 for the norm.
     let mut parameters = [vec![1.0; COLS], vec![0.0; COLS]].concat();
     let mut in_bf16: Vec<bf16> = parameters.iter().map(|&value| bf16::from_f32(value)).collect();
     let mut trained =
@@ -75,7 +78,7 @@ fn train(group: &ThreadGroup, backend: &CpuBackend) -> Result<Trained, Error> {
         }
         bucket.push(loss);
 
-        // One exchange for all: weight, bias, and the loss.
+        // One exchange for weight, bias and loss.
         let shares = Shares { units: RANKS, unit: bucket.len(), ranks: RANKS };
         let mut of_all = vec![0.0; shares.len()];
         Collective::<CpuBackend>::all_gather(group, &shares, &bucket, &mut of_all)?;

@@ -1,4 +1,4 @@
-//! A sum over ranks in whatever order: the collective's all-reduce, and a call of the backend.
+//! [`Order::Any`](crate::Order::Any): the collective's all-reduce, then one call of the backend.
 
 use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, Error, Memory, NormSpec, Source};
 
@@ -7,7 +7,8 @@ use crate::untyped::forward;
 use crate::{Collective, Sharded};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// [`ShardedNorm::forward_reduced`](crate::ShardedNorm::forward_reduced) in any order, of arguments that are valid.
+    /// [`ShardedNorm::forward_reduced`](crate::ShardedNorm::forward_reduced) with `Order::Any`, for
+    /// validated arguments.
     pub(crate) fn normalize_sum(&self, spec: &NormSpec, mut args: AnyForward<'_, B>) -> Result<(), Error> {
         check_dense(spec, "x", Some(distances(&args.x)))?;
         let len = spec.rows * spec.cols;
@@ -30,7 +31,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             of_sum.bias = args.bias.as_ref().map(AnyIn::whole);
             of_sum.residual = match &args.residual {
                 Some(Source::Read(residual)) => Some(Source::Read(residual.with(residual.view.whole()))),
-                // Only with x.
+                // x and the residual are overwritten together only.
                 Some(Source::Overwrite(_)) | None => None,
             };
             of_sum.residual_out = args.residual_out.as_mut().map(all_of);
@@ -41,7 +42,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 }
 
-/// Makes the only exchange of a call: what happens behind it leaves no rank out of step, nor does an engine that has none.
+/// Makes the only exchange of a call. An error after it, and `Unsupported` from it, leave all ranks
+/// in step.
 pub(crate) fn in_one_exchange(is_sent: &mut bool, exchange: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     let outcome = exchange();
     *is_sent = !matches!(outcome, Ok(()) | Err(Error::Unsupported { .. }));

@@ -1,50 +1,55 @@
-//! [`Collective`]: what ranks can do with each other.
+//! [`Collective`]: communication between the ranks of a group.
 
 use rmsnorm_spec::{Element, Error, NormBackend, Stored};
 
 use crate::Shares;
 
-/// What a group of ranks can do with each other: the place where users bring their own engine.
+/// Communication between the ranks of a group. Implement it to use your own communication library.
 ///
-/// Every rank makes the same calls in the same order. Calls enqueue on the backend's stream; those in host memory are done on return.
+/// Every rank makes the same calls in the same order. Calls are enqueued on the backend's stream;
+/// in host memory they are complete on return.
 pub trait Collective<B: NormBackend> {
     /// This rank, from 0.
     fn rank(&self) -> usize;
 
-    /// How many there are, at least 1.
+    /// Number of ranks, at least 1.
     fn ranks(&self) -> usize;
 
-    /// Share `r` of `from` goes to rank `r`; part `r` of `to` came from it. `from` has all of the `shares`, `to` has
-    /// [`ranks`](Self::ranks) parts, each as long as this rank's share.
+    /// Sends share `r` of `from` to rank `r`, and receives this rank's share from every rank: part
+    /// `r` of `to` comes from rank `r`. `from` has all `shares`; `to` has [`ranks`](Self::ranks)
+    /// parts, each as long as this rank's share.
     ///
     /// # Errors
-    /// `Length` if a view has another length, before anything is sent; `Device` if the engine finds out that a
-    /// rank did not come or made another call; some wait for ever.
+    /// `Length` if a view has the wrong length, before anything is sent. `Device` if the
+    /// implementation detects a rank that is missing or made another call; some implementations
+    /// wait forever instead.
     fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
 
-    /// Every rank's share goes to all: `from` is this rank's, `to` has all of the `shares`.
+    /// Sends this rank's share, `from`, to all ranks. `to` receives all `shares`.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
     fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
 
-    /// The same where this rank's share is in its place already: `tensor` has all of the `shares`.
+    /// [`all_gather`](Self::all_gather) in place: `tensor` has room for all `shares`, and this
+    /// rank's share is already in its place.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
     fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: B::Out<'_, T>) -> Result<(), Error>;
 
-    /// `to = from` of all ranks, added in whatever order and precision the engine has: for [`Order::Any`](crate::Order::Any). Every rank
-    /// has the same bits.
+    /// `to` = sum of every rank's `from`, with the same bits on every rank. The implementation
+    /// chooses the order and the precision. Used by [`Order::Any`](crate::Order::Any).
     ///
     /// # Errors
-    /// As [`all_to_all`](Self::all_to_all), where `to` is not as long as `from`; `Unsupported` from an engine that does not override this.
+    /// As [`all_to_all`](Self::all_to_all), for a `to` that is not as long as `from`. `Unsupported`
+    /// from an implementation that does not override this method.
     fn all_reduce<T: Element>(&self, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error> {
         let _ = (from, to);
         adds_nothing()
     }
 
-    /// The same over this rank's: `tensor` is that, and then the sum.
+    /// [`all_reduce`](Self::all_reduce) in place: the sum overwrites `tensor`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -55,10 +60,11 @@ pub trait Collective<B: NormBackend> {
 }
 
 fn adds_nothing() -> Result<(), Error> {
-    Err(Error::Unsupported { rule: "this collective moves elements, and adds none".into() })
+    let rule = "this collective has no all-reduce: implement Collective::all_reduce, or use Order::ByRank";
+    Err(Error::Unsupported { rule: rule.into() })
 }
 
-/// That a view has as many elements as a call asks for: for who implements [`Collective`].
+/// Checks that a view has `len` elements. For implementations of [`Collective`].
 ///
 /// # Errors
 /// `Length` with the argument's name.

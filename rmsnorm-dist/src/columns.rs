@@ -1,4 +1,5 @@
-//! Columns divided among ranks, composed of a backend's two halves and one exchange: math.md, equations (15) to (18).
+//! Rows whose columns are divided among ranks: two kernels of the backend with one exchange between
+//! them (math.md, equations (15) to (18)).
 
 use rmsnorm_spec::{
     AnyBackward, AnyBackwardStatistics, AnyCall, AnyColumnStatistics, AnyForward, AnyIn, Checked, Direction, Error,
@@ -8,10 +9,12 @@ use rmsnorm_spec::{
 use crate::untyped::forward;
 use crate::{Collective, Sharded, Shares};
 
-/// A rank that has some of the columns of every row: a backend's two halves of a call, between which every rank gets what all have found.
-/// For who implements [`ShardedNorm`](crate::ShardedNorm).
+/// A rank that holds some columns of every row. The first kernel sums over this rank's columns, an
+/// exchange gives all ranks all partial sums, and the second kernel normalizes. For implementations
+/// of [`ShardedNorm`](crate::ShardedNorm).
 ///
-/// What is exchanged is [`Shares`] of one unit for each rank, of f32: this rank's lies in its place.
+/// The exchanged buffer is f32 and described by [`Shares`] with one unit per rank; this rank's unit
+/// is already in its place.
 #[derive(Debug)]
 pub struct DividedColumns<'a, B> {
     backend: &'a B,
@@ -20,22 +23,24 @@ pub struct DividedColumns<'a, B> {
 }
 
 impl<'a, B: Memory> DividedColumns<'a, B> {
-    /// Rank `rank` of as many as there are numbers of columns, if it is one.
+    /// Rank `rank` of `ranks`. `columns[i]` is the number of columns of rank i.
     ///
     /// # Errors
-    /// `InvalidArgument` where there are other than `ranks` of them, or none on a rank.
+    /// `InvalidArgument` if `columns` has another length than `ranks` or a zero, or if `rank` is
+    /// not below `ranks`.
     pub fn new(backend: &'a B, (rank, ranks): (usize, usize), columns: &'a [usize]) -> Result<Self, Error> {
         if columns.len() != ranks || columns.contains(&0) || rank >= ranks {
-            let rule = format!("each of the {ranks} ranks has some, got {columns:?}");
+            let rule = format!("expected {ranks} numbers of columns, each at least 1, got {columns:?} on rank {rank}");
             return Err(Error::InvalidArgument { arg: "columns", rule });
         }
         Ok(DividedColumns { backend, rank, columns })
     }
 
-    /// The call on this rank's columns, if nothing is wrong with it: `spec` is that of whole rows.
+    /// Validates a call on this rank's columns. `spec` describes whole rows.
     ///
     /// # Errors
-    /// As [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns), before anything is sent.
+    /// As [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns), before anything is
+    /// sent.
     pub fn check_forward<'v>(
         &self,
         spec: &NormSpec,
@@ -45,10 +50,11 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         Checked::forward(self.here(spec)?, args)
     }
 
-    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns) by an exchange that hands every rank the shares of all.
+    /// [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns), with `exchange` as
+    /// the in-place all-gather.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ShardedNorm::forward_columns`](crate::ShardedNorm::forward_columns).
     pub fn forward(
         &self,
         call: Checked<AnyForward<'_, B>>,
@@ -76,11 +82,11 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         self.backend.launch(AnyCall::ForwardGiven(Checked::forward_given(here, given)?))
     }
 
-    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), as [`forward`](Self::forward). What is wrong with a call is found
-    /// out before anything is sent.
+    /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), with `exchange` as
+    /// the in-place all-gather. The call is validated before anything is sent.
     ///
     /// # Errors
-    /// As there.
+    /// As [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns).
     pub fn backward(
         &self,
         spec: &NormSpec,
@@ -89,9 +95,12 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     ) -> Result<(), Error> {
         check_columns_form(spec, None)?;
         let here = self.here(spec)?;
-        // A first half does not sum over rows, so that a backend would refuse another way in the second.
+        // The first kernel sums over no rows, so a backend would refuse another reduction only
+        // after the exchange.
         if args.grad_reduction != GradReduction::Partials {
-            let rule = "where columns are divided among ranks, gradients are summed by GradReduction::Partials".into();
+            let rule =
+                "gradients of divided columns are summed with GradReduction::Partials: pass no other grad_reduction"
+                    .into();
             return Err(Error::Unsupported { rule });
         }
         let call = Checked::backward(self.backend, here, args)?;
@@ -117,17 +126,19 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         match self.columns.get(self.rank) {
             Some(&here) if whole == Some(spec.cols) => Ok(spec.cols(here)),
             Some(_) | None => {
-                let rule = format!("together they are the {} of a row, got {:?}", spec.cols, self.columns);
+                let rule = format!("expected the sum {} (spec.cols), got {:?}", spec.cols, self.columns);
                 Err(Error::InvalidArgument { arg: "columns", rule })
             }
         }
     }
 
-    /// Room for what is found, all of it before anything is sent: a rank that had none afterwards would leave the others waiting.
+    /// Allocates the partial sums. This comes before the exchange: a rank that fails after it
+    /// leaves the others waiting.
     fn room_for(&self, here: &NormSpec, direction: Direction) -> Result<Found<B>, Error> {
         let (numbers, ranks) = (here.norm.statistics_len(direction), self.columns.len());
         let Some(len) = here.rows.checked_mul(numbers).filter(|len| len.checked_mul(ranks).is_some()) else {
-            let rule = format!("the statistics of {} rows can be counted", here.rows);
+            let rule =
+                format!("{numbers} f32 for each of {} rows and {ranks} ranks exceed usize: pass fewer rows", here.rows);
             return Err(Error::InvalidArgument { arg: "statistics", rule });
         };
         let shares = Shares { units: ranks, unit: len, ranks };
@@ -165,19 +176,19 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         DividedColumns::new(self.backend(), (self.collective().rank(), self.collective().ranks()), columns)
     }
 
-    /// Sends what this rank has found to all.
+    /// Sends this rank's partial sums to all ranks.
     fn exchange(&self, shares: &Shares, all: B::Out<'_, f32>, is_sent: &mut bool) -> Result<(), Error> {
         *is_sent = true;
         self.collective().all_gather_in_place(shares, all)?;
-        // It was the only exchange: whatever happens now leaves no rank out of step.
+        // It was the only exchange: a later error leaves all ranks in step.
         *is_sent = false;
         Ok(())
     }
 }
 
-/// What the ranks find of their columns.
+/// The partial sums of all ranks.
 struct Found<B: Memory> {
-    /// A unit for each rank.
+    /// One unit per rank.
     shares: Shares,
     rank: usize,
     /// (ranks, rows, numbers)
@@ -185,7 +196,7 @@ struct Found<B: Memory> {
 }
 
 impl<B: Memory> Found<B> {
-    /// This rank's.
+    /// This rank's partial sums.
     fn own(&mut self) -> B::Out<'_, f32> {
         B::buffer_out(&mut self.all, self.shares.elements(self.rank))
     }

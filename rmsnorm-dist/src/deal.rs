@@ -1,4 +1,5 @@
-//! How a sum of all ranks' parts begins: rows are dealt out, and a rank adds and normalizes its own.
+//! The first exchange of a sum over ranks: each rank receives its rows from all ranks, then adds
+//! and normalizes them.
 
 use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, DTypes, Error, Memory, NormSpec, Rows, Source};
 
@@ -6,7 +7,8 @@ use crate::untyped::{Room, forward};
 use crate::{Collective, Sharded, Shares};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// Sends `x`, each rank its rows, and takes the own ones of all. It is the first exchange of a call.
+    /// Sends `x` to the owners of its rows and receives this rank's rows of every `x`. It is the
+    /// first exchange of a call.
     pub(crate) fn deal(
         &self,
         shares: &Shares,
@@ -18,12 +20,13 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         self.all_to_all(shares, sent(x, shares.len()), parts.view_mut(0..self.len_of_parts(shares)))
     }
 
-    /// Elements of this rank's rows of every rank's `x`.
+    /// Elements of this rank's rows, over all ranks' `x`.
     pub(crate) fn len_of_parts(&self, shares: &Shares) -> usize {
         shares.elements(self.collective().rank()).len() * shares.ranks
     }
 
-    /// The call that adds the parts of these rows, one of each rank, and normalizes: but for the residual and the statistics.
+    /// The call that adds the partial sums of these rows and normalizes, without residual and
+    /// statistics.
     pub(crate) fn of_parts<'l>(
         &self,
         (spec, dtypes): (&NormSpec, DTypes),
@@ -39,8 +42,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         args
     }
 
-    /// Makes that call, with the tensors that this rank has of these rows: those of `given` but `x` and `y`. `of_sum` is room for the sum
-    /// that overwrites a residual: a sum of parts is made beside it, and not in place.
+    /// Runs [`of_parts`](Self::of_parts) with the other tensors of these rows, `given`. A sum of
+    /// parts cannot overwrite the residual: it is written to `of_sum` and copied.
     pub(crate) fn add_parts(
         &self,
         spec: &NormSpec,
@@ -76,7 +79,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 }
 
-/// The tensors of a call but `x` and `y`.
+/// The tensors of a call except `x` and `y`.
 pub(crate) struct Beside<'a, B: Memory> {
     pub(crate) dtypes: DTypes,
     pub(crate) residual: Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
@@ -87,7 +90,7 @@ pub(crate) struct Beside<'a, B: Memory> {
     pub(crate) rstd: Option<AnyOut<'a, B>>,
 }
 
-/// The elements of `x`, whose rows lie side by side.
+/// The elements of `x`, whose rows are contiguous.
 pub(crate) fn sent<'a, B: Memory>(x: &'a Source<AnyIn<'_, B>, AnyOut<'_, B>>, len: usize) -> AnyIn<'a, B> {
     match x {
         Source::Read(x) => x.view.part(0..len),
@@ -95,7 +98,7 @@ pub(crate) fn sent<'a, B: Memory>(x: &'a Source<AnyIn<'_, B>, AnyOut<'_, B>>, le
     }
 }
 
-/// Where `y` goes: over `x`, or to its own place.
+/// The output `y`: `x` if it is overwritten.
 pub(crate) fn written<I, O>(x: Source<I, O>, y: Option<Rows<O>>) -> Option<Rows<O>> {
     match x {
         Source::Overwrite(y) => Some(y),
@@ -103,20 +106,22 @@ pub(crate) fn written<I, O>(x: Source<I, O>, y: Option<Rows<O>>) -> Option<Rows<
     }
 }
 
-/// That a matrix which is sent, if there is one, has its rows side by side.
+/// Checks that the rows of a matrix that is sent are contiguous.
 pub(crate) fn check_dense(spec: &NormSpec, name: &str, matrix: Option<Rows<()>>) -> Result<(), Error> {
-    // Groups that lie as if there were none may have a gap behind the last, which the view may reach into.
+    // Groups may end with a gap inside the view even if their rows are contiguous.
     let is_dense = |rows: &Rows<()>| rows.groups.is_none() && rows.layout(spec.rows, spec.cols).row_stride == spec.cols;
     match matrix {
         Some(rows) if !is_dense(&rows) => {
-            let rule = format!("a composed norm sends rows that lie side by side, those of {name} do not");
+            let rule = format!(
+                "Sharded sends {name}, whose rows must be contiguous, got strided or grouped rows: pass a contiguous copy"
+            );
             Err(Error::Unsupported { rule })
         }
         Some(_) | None => Ok(()),
     }
 }
 
-/// A matrix that is read or overwritten, without its view.
+/// The row layout of a matrix that is read or overwritten, without its view.
 pub(crate) fn distances<I, O>(source: &Source<I, O>) -> Rows<()> {
     match source {
         Source::Read(rows) => rows.with(()),
@@ -124,7 +129,7 @@ pub(crate) fn distances<I, O>(source: &Source<I, O>) -> Rows<()> {
     }
 }
 
-/// The same rows again, to be written.
+/// Reborrows the same rows for writing.
 pub(crate) fn all_of<'a, B: Memory>(rows: &'a mut Rows<AnyOut<'_, B>>) -> Rows<AnyOut<'a, B>> {
     rows.with(()).with(rows.view.whole())
 }

@@ -10,19 +10,19 @@ use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, YRows};
 
 use crate::{GroupCall, ShardedNorm};
 
-/// The ranks of a group, each with what moves its test data.
+/// The ranks of a group, each with the harness that moves its test data.
 pub struct Ranks<N, H> {
     ranks: Vec<(Mutex<N>, H)>,
 }
 
 impl<N, H> Ranks<N, H> {
-    /// These ranks, in order.
+    /// The ranks in order.
     pub fn new(ranks: impl IntoIterator<Item = (N, H)>) -> Self {
         Ranks { ranks: ranks.into_iter().map(|(norm, harness)| (Mutex::new(norm), harness)).collect() }
     }
 }
 
-/// A rank's calls: on whole matrices, on the rows that it owns, or on its columns.
+/// The calls of a rank: on whole matrices, on its rows, or on its columns.
 struct Of<'n, N>(&'n N, Divided<'n>);
 
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl<N: ShardedNorm> Normalize<N::Backend> for Of<'_, N> {
 }
 
 impl<N: ShardedNorm + Send, H: Harness<Backend = N::Backend>> Ranks<N, H> {
-    /// Every rank's call at once, each on a thread of its own.
+    /// Makes every rank's call at the same time, each on a thread.
     fn on_threads(&self, spec: &NormSpec, divided: Divided<'_>, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
         thread::scope(|scope| {
             let rank = |((norm, harness), call): (&'_ (Mutex<N>, H), &'_ mut Call)| {

@@ -1,19 +1,20 @@
-//! Norms over the devices of a group, whose ranks have each a part of what is normalized.
+//! RMSNorm and LayerNorm over a group of devices (ranks), each of which has a part of the input.
 //!
-//! Between two layers of a tensor-parallel model every rank has a partial sum. [`ShardedNorm::forward_reduced`] adds those of all ranks,
-//! the residual, and normalizes: on every rank, with the same bits on each, whatever the number of rows and whichever algorithm moves the
-//! data ([math](rmsnorm_spec::math), equation (1')).
+//! - **Partial sums.** Between two layers of a tensor-parallel model every rank has a partial sum.
+//!   [`ShardedNorm::forward_reduced`] adds the partial sums of all ranks and the residual, and
+//!   normalizes. Every rank gets the same bits, for any number of rows and any transfer algorithm
+//!   ([math](rmsnorm_spec::math), equation (1')).
+//! - **Divided rows** (sequence parallelism). [`ShardedNorm::forward_reduced_rows`] adds and
+//!   normalizes on every rank the rows that the rank owns. The sum has the same bits.
+//! - **Divided columns** (for example Q and K norms over all heads).
+//!   [`ShardedNorm::forward_columns`] and [`backward_columns`](ShardedNorm::backward_columns)
+//!   normalize with the statistics of whole rows. A rank sends one to three f32 per row.
 //!
-//! Where the residual stream is divided by rows, as in sequence parallelism, [`ShardedNorm::forward_reduced_rows`] adds and normalizes on
-//! every rank the rows that it owns, with the same bits of the sum.
+//! Implementations:
 //!
-//! Where it is the columns of a row that are divided, as those of Q and K norms over all heads, [`ShardedNorm::forward_columns`] and
-//! [`backward_columns`](ShardedNorm::backward_columns) normalize by the statistics of whole rows: a rank sends one number a row, or three.
-//!
-//! - [`Sharded`] composes it of a backend and a [`Collective`], for any of both.
-//! - [`ThreadGroup`] is a collective of threads of one process, for backends in host memory.
-//!
-//! A backend may bring a form of its own, in one kernel: `rmsnorm-cuda` has one over NVLink, with the feature `peers`.
+//! - [`Sharded`] combines any backend with any [`Collective`].
+//! - [`ThreadGroup`] is a collective of threads in one process, for backends in host memory.
+//! - `rmsnorm_cuda::PeerGroup` (feature `peers` of `rmsnorm-cuda`) is one kernel over NVLink.
 #![forbid(unsafe_code)]
 
 mod any_order;

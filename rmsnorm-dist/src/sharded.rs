@@ -1,4 +1,4 @@
-//! [`Sharded`]: a norm over a group, composed of a backend's calls and those of a collective.
+//! [`Sharded`]: a norm over a group, composed of calls of a backend and of a collective.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -13,78 +13,86 @@ use crate::{Collective, GroupCall, ShardedNorm, Shares, two_ranks};
 /// The order in which the parts of `x` are added in [`ShardedNorm::forward_reduced`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// That of the ranks, in f32: [math](rmsnorm_spec::math), (1').
+    /// In rank order, in f32: [math](rmsnorm_spec::math), (1').
     #[default]
     ByRank,
-    /// Whichever the collective's [`all_reduce`](Collective::all_reduce) has, and in its precision: bits are then those of the engine.
+    /// The order and precision of the collective's [`all_reduce`](Collective::all_reduce). Bits
+    /// depend on the implementation.
     Any,
 }
 
-/// A rank of a group, of any backend and any collective.
+/// A rank of a group, for any backend and any collective.
 ///
-/// Rows are dealt out: each rank gets its rows' parts of all ranks, adds and normalizes them in one call of its backend, and sends the
-/// results to the others. A rank sends `2 (ranks - 1) / ranks` times the size of `x`, as a ring's all-reduce does. Where the sum is asked for, in
-/// the dtype of `x`, it is what is sent, and every rank normalizes all of it; where it has another dtype, it is sent beside `y`. Two ranks send
-/// each other all of an `x` of up to 32 MiB, which is as much, and each adds and normalizes all rows.
+/// Each rank receives its rows from all ranks, adds and normalizes them in one call of the backend,
+/// and sends the results to all ranks. A rank sends `2 (ranks - 1) / ranks` times the size of `x`,
+/// like a ring all-reduce. With `residual_out` in the dtype of `x`, ranks exchange the sum and each
+/// normalizes all rows; in another dtype, ranks exchange both the sum and `y`. Two ranks exchange
+/// the whole `x` if it has at most 32 MiB (the same number of bytes), and each computes all rows.
 ///
-/// Where the residual stream is divided by rows, only `y` comes back, and only if all of its rows are asked for: a rank sends
-/// `(ranks - 1) / ranks` times the size of `x`, or twice that.
+/// With a residual stream divided by rows, only `y` is sent back, and only for `YRows::All`: a rank
+/// sends `(ranks - 1) / ranks` times the size of `x`, or twice as much.
 ///
-/// A backend that adds no parts ([`Forward::parts`]) answers `Unsupported`, once the parts are sent. Matrices that are sent have rows side
-/// by side: all but the residual, or `x` and all rows of `y` where the residual stream is divided. There a residual that is overwritten
-/// has them so, too. After a call that fails between two exchanges, ranks may be out of step: every later one of this rank is an error.
+/// A backend that does not support [`Forward::parts`] returns `Unsupported` after the parts are
+/// sent. Rows of all matrices except the residual must be contiguous. With divided rows only `x`,
+/// `y` of all rows and a residual that is overwritten must be. After a call that fails between two
+/// exchanges, ranks may be out of step: every later call of this rank returns an error.
 #[derive(Debug)]
 pub struct Sharded<B, C> {
     backend: B,
     collective: C,
     order: Order,
-    /// Why there will be no further call.
+    /// The error of the failed call, if there was one.
     failure: OnceLock<String>,
 }
 
 impl<B, C> Sharded<B, C> {
-    /// The rank that the collective is of, with this backend for its calls.
+    /// This rank of `collective`, with `backend` for its calls.
     pub const fn new(backend: B, collective: C) -> Self {
         Sharded { backend, collective, order: Order::ByRank, failure: OnceLock::new() }
     }
 
-    /// With this order of additions, the same on every rank. With [`Order::Any`] `forward_reduced` is the collective's all-reduce, in
-    /// place where `y` overwrites `x`, and a call of the backend: the sum is rounded to the dtype of `x` before the residual is added, and
-    /// h is no more one value for every number of rows. Of `x` alone the rows must lie side by side then. A residual stream divided by rows is added
-    /// by rank all the same, so that the suite of divided rows, which compares the two, is for [`Order::ByRank`].
+    /// Sets the order of additions; it must be the same on every rank. With [`Order::Any`]
+    /// `forward_reduced` is the collective's all-reduce (in place where `y` overwrites `x`) and one
+    /// call of the backend. The sum is rounded to the dtype of `x` before the residual is added.
+    /// The bits of `residual_out` may then depend on the number of rows, and only `x` must be
+    /// contiguous. `forward_reduced_rows` always adds in rank order, so test divided rows with
+    /// [`Order::ByRank`].
     pub fn order(mut self, order: Order) -> Self {
         self.order = order;
         self
     }
 
-    /// What makes this rank's calls.
+    /// The backend that makes this rank's calls.
     pub const fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// What it exchanges with the others by.
+    /// The collective that exchanges data with the other ranks.
     pub const fn collective(&self) -> &C {
         &self.collective
     }
 }
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// Makes a call, which says when it has sent something. One that fails after that is this rank's last.
+    /// Makes a call, which reports through its argument whether an exchange is pending. A call that
+    /// fails while one is pending is this rank's last.
     pub(crate) fn in_step(&self, call: impl FnOnce(&mut bool) -> Result<(), Error>) -> Result<(), Error> {
         if let Some(reason) = self.failure.get() {
-            let reason = format!("a call of this rank has failed between two exchanges: {reason}");
+            let reason =
+                format!("this rank failed between two exchanges of an earlier call, make a new group: {reason}");
             return Err(Error::Device { backend: "sharded norm", source: reason.into() });
         }
         let mut is_sent = false;
         let outcome = call(&mut is_sent);
         if let (true, Err(error)) = (is_sent, &outcome) {
-            // The first of them stays.
+            // Keep the first failure.
             self.failure.get_or_init(|| error.to_string());
         }
         outcome
     }
 
-    /// Sends every rank's share of an output, which this rank made in a buffer, to all.
+    /// Gathers an output on all ranks: this rank's share `from` is sent, and `to` receives all
+    /// shares.
     fn gather(&self, shares: &Shares, from: Option<Room<B>>, to: Option<AnyOut<'_, B>>) -> Result<(), Error> {
         let Some((from, to)) = from.zip(to) else { return Ok(()) };
         let own = shares.elements(self.collective.rank()).len();
@@ -133,7 +141,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         })
     }
 
-    /// The steps of a call that is valid and has a composed form; `is_sent` from the first exchange on.
+    /// The steps of a validated call that this form supports. `is_sent` is set at the first
+    /// exchange.
     fn reduce(&self, spec: &NormSpec, args: AnyForward<'_, B>, is_sent: &mut bool) -> Result<(), Error> {
         let Forward { x, y, residual, residual_out, weight, bias, mut mean, mut rstd, dtypes, .. } = args;
         let (residual, overwritten, mut separate) = match (residual, residual_out) {
@@ -146,13 +155,13 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
         let own_spec = spec.rows(rows.len());
         let has_sum = overwritten.is_some() || separate.is_some();
-        // Where all have the sum, each makes y of it: that is sooner done than sent.
+        // If all ranks get the sum, each computes y from it: that is faster than sending y.
         let is_sum_sent = has_sum && dtypes.activation == dtypes.residual;
 
-        // All memory before anything is sent: a rank that had none afterwards would leave the others waiting.
+        // Allocate before anything is sent: a rank that fails later leaves the others waiting.
         let mut parts = self.room(dtypes.activation, self.len_of_parts(&shares))?;
         let mut of_y = self.room(dtypes.activation, own.len())?;
-        // What overwrites nothing goes to its place at once.
+        // A sum that overwrites nothing is written directly to its output.
         let is_sum_apart = has_sum && !(is_sum_sent && separate.is_some());
         let mut of_sum = self.room_if(is_sum_apart, dtypes.residual, own.len())?;
         let statistic = |is_there| self.room_if(is_there && !is_sum_sent, DType::F32, rows.len());
@@ -179,7 +188,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             forward(&self.backend, &own_spec, local)?;
         }
 
-        // In one order on every rank.
+        // The same order on every rank.
         let mut sum = overwritten.or(separate);
         if !is_sum_sent {
             self.gather(&shares, Some(of_y), y)?;
@@ -201,16 +210,16 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 }
 
-/// These rows of a matrix that has all of them.
+/// Some rows of a whole matrix.
 fn rows_of<'a, B: Memory>(matrix: &'a Rows<AnyIn<'_, B>>, spec: &NormSpec, rows: Range<usize>) -> Rows<AnyIn<'a, B>> {
     let RowLayout { row_stride, .. } = matrix.layout(spec.rows, spec.cols);
-    // Behind the last row there may be no stride.
+    // The last row may end before its stride does.
     let elements =
         if rows.is_empty() { 0..0 } else { rows.start * row_stride..(rows.end - 1) * row_stride + spec.cols };
     Rows::strided(matrix.view.part(elements), row_stride)
 }
 
-/// What the composed form cannot do, of what validation lets pass.
+/// Rejects calls that are valid but that this form does not support.
 fn check_form<B: Memory>(spec: &NormSpec, args: &AnyForward<'_, B>) -> Result<(), Error> {
     let residual = args.residual.as_ref().map(distances);
     let (residual, overwritten) = match &args.residual {
@@ -222,7 +231,8 @@ fn check_form<B: Memory>(spec: &NormSpec, args: &AnyForward<'_, B>) -> Result<()
     check_dense(spec, "residual_out", args.residual_out.as_ref().map(|sum| sum.with(())).or(overwritten))?;
     match residual.map(|residual| residual.layout(spec.rows, spec.cols)) {
         Some(RowLayout { groups: Some(_), .. }) => {
-            let rule = "a composed norm deals rows out, which those of a residual in groups cannot be".into();
+            let rule =
+                "Sharded needs a residual with one row stride, got rows in groups: pass a contiguous copy".into();
             Err(Error::Unsupported { rule })
         }
         Some(RowLayout { groups: None, .. }) | None => Ok(()),

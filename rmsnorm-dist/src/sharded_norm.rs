@@ -1,4 +1,4 @@
-//! [`ShardedNorm`]: what callers see, and what the suite proves.
+//! [`ShardedNorm`]: the trait of norms over a group.
 
 use rmsnorm_spec::{
     AnyBackward, AnyForward, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement,
@@ -7,7 +7,7 @@ use rmsnorm_spec::{
 
 use crate::Shares;
 
-/// A call of a group, whose dtypes are values.
+/// A call of a group. Its dtypes are values.
 pub enum GroupCall<'a, 'c, B: NormBackend> {
     /// [`ShardedNorm::forward_reduced`].
     Reduced(AnyForward<'a, B>),
@@ -20,58 +20,114 @@ pub enum GroupCall<'a, 'c, B: NormBackend> {
 }
 
 impl<B: NormBackend> GroupCall<'_, '_, B> {
-    /// The answer of a form that has no such call.
+    /// The answer of an implementation that does not support this call.
     ///
     /// # Errors
     /// `Unsupported`, always.
     pub fn unsupported(&self) -> Result<(), Error> {
         let rule = match self {
-            GroupCall::Reduced(_) => "this form adds no sums over ranks",
-            GroupCall::ReducedRows(..) => "this form divides no residual stream by rows among ranks",
+            GroupCall::Reduced(_) => "this ShardedNorm has no forward_reduced: use Sharded or PeerGroup",
+            GroupCall::ReducedRows(..) => {
+                "this ShardedNorm supports no residual divided by rows: call forward_reduced, or use Sharded or PeerGroup"
+            }
             GroupCall::ForwardColumns(..) | GroupCall::BackwardColumns(..) => {
-                "this form normalizes no rows whose columns are divided among ranks"
+                "this ShardedNorm supports no divided columns: use Sharded or PeerGroup"
             }
         };
         Err(Error::Unsupported { rule: rule.into() })
     }
 }
 
-/// A rank of a group that normalizes together. Who implements it writes `rank`, `ranks` and [`launch`](Self::launch).
+/// A rank of a group that normalizes together. Implement `rank`, `ranks` and
+/// [`launch`](Self::launch).
 ///
-/// Every rank makes the same calls, in the same order, with the same [`NormSpec`], dtypes and set of tensors. Calls enqueue on the
-/// backend's stream; those in host memory are done on return.
+/// Every rank makes the same calls, in the same order, with the same [`NormSpec`], dtypes and set
+/// of tensors. Calls are enqueued on the backend's stream; in host memory they are complete on
+/// return.
 pub trait ShardedNorm {
-    /// What has this rank's tensors.
+    /// The backend whose memory holds this rank's tensors.
     type Backend: NormBackend;
 
     /// This rank, from 0.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::CpuBackend;
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// for (i, group) in ThreadGroup::new(3).into_iter().enumerate() {
+    ///     let norm = Sharded::new(CpuBackend::new(), group);
+    ///     assert_eq!(norm.rank(), i);
+    /// }
+    /// ```
     fn rank(&self) -> usize;
 
-    /// How many there are, at least 1.
+    /// Number of ranks, at least 1.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::CpuBackend;
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// let group = ThreadGroup::new(3).remove(0);
+    /// assert_eq!(Sharded::new(CpuBackend::new(), group).ranks(), 3);
+    /// ```
     fn ranks(&self) -> usize;
 
-    /// Makes a call, which is not yet validated: [`check_reduced`] and [`check_reduced_rows`] do that, and
-    /// [`DividedColumns`](crate::DividedColumns).
+    /// Makes a call that is not yet validated. Implementations validate it with [`check_reduced`],
+    /// [`check_reduced_rows`] or [`DividedColumns`](crate::DividedColumns).
     ///
     /// # Errors
-    /// As the method that makes this call; [`GroupCall::unsupported`] where a form has no such call.
+    /// As the method that makes this call; [`GroupCall::unsupported`] from an implementation that
+    /// does not support it.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec}};
+    /// # use rmsnorm_dist::{GroupCall, Sharded, ShardedNorm, ThreadGroup};
+    /// let norm = Sharded::new(CpuBackend::new(), ThreadGroup::new(1).remove(0));
+    /// let (x, mut y) = ([1.0f32, 7.0], [0.0f32; 2]);
+    /// // As forward_reduced, with dtypes that are values.
+    /// let args = Forward::<'_, f32>::new(&x[..], &mut y[..]).erase();
+    /// norm.launch(&NormSpec::rms(1, 2, 0.0), GroupCall::Reduced(args))?;
+    /// assert_eq!(y, [0.2, 1.4]);
+    /// # Ok::<(), Error>(())
+    /// ```
     fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, Self::Backend>) -> Result<(), Error>;
 
-    /// Adds what all ranks have, and normalizes: [math](rmsnorm_spec::math), equations (1') and (2) to (6).
+    /// Adds the partial sums of all ranks and the residual, and normalizes:
+    /// [math](rmsnorm_spec::math), equations (1') and (2) to (6).
     ///
     /// ```text
     /// h = rnd(((x of rank 0 + x of rank 1) + ...) + residual)       y = norm(h)
     /// ```
     ///
-    /// `x`, this rank's part, and all other matrices are (rows, cols). The residual, weight and bias are the same on every rank, as the
-    /// caller sees to. `y`, `residual_out`, `mean` and `rstd` then are the same on every rank, bit for bit.
-    /// `y` may overwrite `x`, and `residual_out` the residual. `x` is one matrix, not a sum of [`parts`](Forward::parts), and the residual
-    /// is added before the norm.
+    /// `x` is this rank's partial sum. All matrices are (rows, cols). The caller passes the same
+    /// residual, weight and bias on every rank; `y`, `residual_out`, `mean` and `rstd` then have
+    /// the same bits on every rank. `y` may overwrite `x`, and `residual_out` the residual. `x` is
+    /// one matrix, not a sum of [`parts`](Forward::parts), and the residual is added before the
+    /// norm.
     ///
     /// # Errors
-    /// As [`NormBackend::forward`], before anything is sent; `Device` where the group finds out that another rank did not come, or made
-    /// another call. After that no output holds anything. Not every group can find out: different calls on its ranks may give wrong
-    /// results, or wait for ever.
+    /// As [`NormBackend::forward`], before anything is sent. `Device` if the group detects that a
+    /// rank is missing or made another call; all outputs are then invalid. Not every group detects
+    /// this: otherwise results are wrong or the call hangs.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec}};
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// fn rank(group: ThreadGroup) -> Result<(), Error> {
+    ///     let norm = Sharded::new(CpuBackend::new(), group);
+    ///     let x = [[7.0f32, 2.0], [-6.0, 3.0]][norm.rank()]; // this rank's partial sum
+    ///     let (residual, mut h, mut y) = ([0.0f32, 2.0], [0.0f32; 2], [0.0f32; 2]);
+    ///     let args = Forward::new(&x, &mut y).residual(&residual).residual_out(&mut h);
+    ///     norm.forward_reduced(&NormSpec::rms(1, 2, 0.0), args)?;
+    ///     assert_eq!((h, y), ([1.0, 7.0], [0.2, 1.4])); // on both ranks
+    ///     Ok(())
+    /// }
+    /// # let ranks = ThreadGroup::new(2).into_iter().map(|group| std::thread::spawn(|| rank(group)));
+    /// # for rank in ranks.collect::<Vec<_>>() { rank.join().expect("no rank panics")?; }
+    /// # Ok::<(), Error>(())
+    /// ```
     fn forward_reduced<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -80,16 +136,38 @@ pub trait ShardedNorm {
         self.launch(spec, GroupCall::Reduced(args.erase()))
     }
 
-    /// The same where the residual stream is divided by rows: a rank adds and normalizes those that it owns, and has the residual of
-    /// these alone.
+    /// [`forward_reduced`](Self::forward_reduced) for a residual stream divided by rows: each rank
+    /// adds and normalizes the rows that it owns, and holds the residual of these rows only.
     ///
-    /// A rank owns the rows that [`Shares`](crate::Shares) deals to it: as many to each, of the last ones fewer or none. `x`, this rank's part of every
-    /// row, is (rows, cols); `residual`, `residual_out`, `mean` and `rstd` are of the own rows. `y` is of all rows, and then the same on
-    /// every rank, or of the own ones; where it overwrites `x` it leaves the other rows of it as they were. The sum has the bits
-    /// of (1'), as in [`forward_reduced`](Self::forward_reduced), and everything is within the same bounds.
+    /// [`Shares`](crate::Shares) defines the rows of a rank: all ranks own the same number, except
+    /// that the last ones may own fewer or none. `x` is this rank's partial sum of all rows, (rows,
+    /// cols). `residual`, `residual_out`, `mean` and `rstd` have the owned rows only. `y` has all
+    /// rows (the same on every rank) or the owned ones; if it overwrites `x` and only owned rows
+    /// are wanted, other rows of `x` are kept. The sum has the bits of (1'), as in
+    /// [`forward_reduced`](Self::forward_reduced), and the error bounds are the same.
     ///
     /// # Errors
-    /// As [`forward_reduced`](Self::forward_reduced); `Unsupported` for rows in groups, and from a form that has no such call.
+    /// As [`forward_reduced`](Self::forward_reduced). `Unsupported` for rows in groups, and from an
+    /// implementation without this call.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec, YRows}};
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// fn rank(group: ThreadGroup) -> Result<(), Error> { // of two ranks, each owns one row
+    ///     let norm = Sharded::new(CpuBackend::new(), group);
+    ///     let x = [1.0f32, 2.0, 3.0, 4.0]; // partial sums of both rows
+    ///     let residual = [[-1.0f32, 3.0], [1.0, -1.0]][norm.rank()]; // of the owned row
+    ///     let mut y = [0.0f32; 2];
+    ///     let args = Forward::new(&x, &mut y).residual(&residual);
+    ///     norm.forward_reduced_rows(&NormSpec::rms(2, 2, 0.0), YRows::Own, args)?;
+    ///     assert_eq!(y, [[0.2, 1.4], [1.0, 1.0]][norm.rank()]); // of (1, 7) and (7, 7)
+    ///     Ok(())
+    /// }
+    /// # let ranks = ThreadGroup::new(2).into_iter().map(|group| std::thread::spawn(|| rank(group)));
+    /// # for rank in ranks.collect::<Vec<_>>() { rank.join().expect("no rank panics")?; }
+    /// # Ok::<(), Error>(())
+    /// ```
     fn forward_reduced_rows<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -99,16 +177,36 @@ pub trait ShardedNorm {
         self.launch(spec, GroupCall::ReducedRows(y_rows, args.erase()))
     }
 
-    /// Normalizes rows whose columns are divided among the ranks: [math](rmsnorm_spec::math), equations (15) and (16).
+    /// Normalizes rows whose columns are divided among the ranks: [math](rmsnorm_spec::math),
+    /// equations (15) and (16).
     ///
-    /// `spec.cols` is the length of a whole row, `columns` how many of it each rank has, in their order; each has some. The tensors are
-    /// of this rank's columns: matrices are (rows, columns of this rank), weight and bias have as many. `mean` and `rstd` are those of whole
-    /// rows, the same bits on every rank. `x` may be overwritten, as in [`NormBackend::forward`]; it is one matrix, not a sum of
+    /// `spec.cols` is the length of a whole row, and `columns[i]` the number of columns of rank i,
+    /// at least 1. Matrices are (rows, columns of this rank); weight and bias have the columns of
+    /// this rank. `mean` and `rstd` describe whole rows and have the same bits on every rank. `x`
+    /// may be overwritten, as in [`NormBackend::forward`]. `x` is one matrix, not a sum of
     /// [`parts`](Forward::parts), and the residual is added before the norm.
     ///
     /// # Errors
-    /// As [`forward_reduced`](Self::forward_reduced); `InvalidArgument` if `columns` are not those of `spec`; `Unsupported` from a form
-    /// that has no such call.
+    /// As [`forward_reduced`](Self::forward_reduced). `InvalidArgument` if `columns` does not fit
+    /// `spec` or the group. `Unsupported` from an implementation without this call.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec}};
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// fn rank(group: ThreadGroup) -> Result<(), Error> {
+    ///     let norm = Sharded::new(CpuBackend::new(), group);
+    ///     let x = [[1.0f32], [7.0]][norm.rank()]; // this rank's column of the row (1, 7)
+    ///     let (mut y, mut rstd) = ([0.0f32], [0.0f32]);
+    ///     let args = Forward::new(&x, &mut y).rstd(&mut rstd);
+    ///     norm.forward_columns(&NormSpec::rms(1, 2, 0.0), &[1, 1], args)?;
+    ///     assert_eq!((y, rstd), ([[0.2], [1.4]][norm.rank()], [0.2]));
+    ///     Ok(())
+    /// }
+    /// # let ranks = ThreadGroup::new(2).into_iter().map(|group| std::thread::spawn(|| rank(group)));
+    /// # for rank in ranks.collect::<Vec<_>>() { rank.join().expect("no rank panics")?; }
+    /// # Ok::<(), Error>(())
+    /// ```
     fn forward_columns<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -118,11 +216,31 @@ pub trait ShardedNorm {
         self.launch(spec, GroupCall::ForwardColumns(columns, args.erase()))
     }
 
-    /// The gradients of [`forward_columns`](Self::forward_columns): (17) and (18), by the mean and rstd of whole rows. `dweight` and
-    /// `dbias` are those of this rank's columns, and complete.
+    /// The gradients of [`forward_columns`](Self::forward_columns): equations (17) and (18), with
+    /// `mean` and `rstd` of whole rows. `dweight` and `dbias` have the columns of this rank and
+    /// need no sum over ranks.
     ///
     /// # Errors
-    /// As there.
+    /// As [`forward_columns`](Self::forward_columns). `Unsupported` unless `grad_reduction` is
+    /// `GradReduction::Partials`.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_cpu::{Backward, CpuBackend, spec::{Error, NormSpec}};
+    /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
+    /// fn rank(group: ThreadGroup) -> Result<(), Error> {
+    ///     let norm = Sharded::new(CpuBackend::new(), group);
+    ///     let (x, dy) = ([2.0f32], [[3.0f32], [1.0]][norm.rank()]); // this rank's column
+    ///     let (rstd, mut dx) = ([0.5f32], [0.0f32]); // rstd of the row (2, 2)
+    ///     let args = Backward::new(&dy, &x, &rstd, &mut dx);
+    ///     norm.backward_columns(&NormSpec::rms(1, 2, 0.0), &[1, 1], args)?;
+    ///     assert_eq!(dx, [[0.5], [-0.5]][norm.rank()]);
+    ///     Ok(())
+    /// }
+    /// # let ranks = ThreadGroup::new(2).into_iter().map(|group| std::thread::spawn(|| rank(group)));
+    /// # for rank in ranks.collect::<Vec<_>>() { rank.join().expect("no rank panics")?; }
+    /// # Ok::<(), Error>(())
+    /// ```
     fn backward_columns<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
@@ -133,7 +251,7 @@ pub trait ShardedNorm {
     }
 }
 
-/// A reduced call, validated: for who implements [`ShardedNorm`].
+/// Validates a reduced call. For implementations of [`ShardedNorm`].
 ///
 /// # Errors
 /// As [`ShardedNorm::forward_reduced`] before anything is sent.
@@ -142,18 +260,20 @@ pub fn check_reduced<'a, B: NormBackend>(
     args: AnyForward<'a, B>,
 ) -> Result<Checked<AnyForward<'a, B>>, Error> {
     if args.parts.is_some() {
-        return Err(Error::Unsupported { rule: "a reduced x is one matrix on every rank, no sum of parts".into() });
+        let rule = "forward_reduced takes one matrix x on each rank, got a sum of parts: add the parts first";
+        return Err(Error::Unsupported { rule: rule.into() });
     }
     match spec.residual_placement {
         ResidualPlacement::Before => Checked::forward(*spec, args),
         ResidualPlacement::After => {
-            Err(Error::Unsupported { rule: "a reduced norm adds the residual before the norm".into() })
+            let rule = "forward_reduced needs ResidualPlacement::Before, got After: add the residual before the norm";
+            Err(Error::Unsupported { rule: rule.into() })
         }
     }
 }
 
-/// A reduced call whose residual stream is divided by rows, validated as that of rank `rank` of `ranks`: for who implements
-/// [`ShardedNorm`].
+/// Validates a reduced call whose residual stream is divided by rows, for rank `rank` of `ranks`.
+/// For implementations of [`ShardedNorm`].
 ///
 /// # Errors
 /// As [`ShardedNorm::forward_reduced_rows`] before anything is sent.

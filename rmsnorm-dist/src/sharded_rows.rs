@@ -1,5 +1,5 @@
-//! A residual stream divided by rows, composed of one exchange, a backend's call on the own rows and, where all rows of `y` are asked for,
-//! a second exchange.
+//! A residual stream divided by rows: one exchange, a call of the backend on this rank's rows, and
+//! a second exchange if all rows of `y` are wanted.
 
 use rmsnorm_spec::{AnyForward, Error, Forward, Memory, NormSpec, ShardedRows, Source, YRows};
 
@@ -19,7 +19,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         self.in_step(|is_sent| self.reduce_rows(spec, y_rows, args, is_sent))
     }
 
-    /// The steps of a call that is valid and has a composed form; `is_sent` while another exchange is to come.
+    /// The steps of a validated call that this form supports. `is_sent` is set while another
+    /// exchange is to come.
     fn reduce_rows(
         &self,
         spec: &NormSpec,
@@ -31,12 +32,12 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
 
-        // All memory before anything is sent, as where nothing is divided.
+        // Allocate before anything is sent: a rank that fails later leaves the others waiting.
         let mut parts = self.room(dtypes.activation, self.len_of_parts(&shares))?;
         let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, own.len())?;
 
         self.deal(&shares, &x, &mut parts, is_sent)?;
-        // If it was the only exchange, whatever happens now leaves no rank out of step.
+        // If it was the only exchange, a later error leaves all ranks in step.
         *is_sent = y_rows == YRows::All;
         let is_own_matrix = y_rows == YRows::Own && matches!(x, Source::Read(_));
         let Some(mut y) = written(x, y) else { return Ok(()) };
@@ -50,14 +51,14 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 }
 
-/// What the composed form cannot do, of what validation lets pass.
+/// Rejects calls that are valid but that this form does not support.
 fn check_form<B: Memory>(spec: &NormSpec, y_rows: YRows, args: &AnyForward<'_, B>) -> Result<(), Error> {
     check_dense(spec, "x", Some(distances(&args.x)))?;
     check_dense(spec, "y", args.y.as_ref().filter(|_| y_rows == YRows::All).map(|y| y.with(())))?;
     match &args.residual {
-        // By the stride itself: a rank of one row would take what the others refuse.
+        // Compare the given stride: a rank with one row must refuse the same calls as the others.
         Some(Source::Overwrite(sum)) if sum.row_stride.is_some_and(|row_stride| row_stride != spec.cols) => {
-            let rule = "a composed norm copies a residual that it overwrites, whose rows then lie side by side";
+            let rule = "Sharded needs contiguous rows in a residual that is overwritten: pass a contiguous residual";
             Err(Error::Unsupported { rule: rule.into() })
         }
         Some(Source::Overwrite(_) | Source::Read(_)) | None => Ok(()),

@@ -1,9 +1,9 @@
-//! [`Shares`]: how rows are dealt out to ranks.
+//! [`Shares`]: the rows of each rank.
 
 use std::ops::Range;
 
-/// Consecutive units (rows of a matrix) of as many elements each, dealt out to ranks in order: as many to each, of the last ones fewer or
-/// none.
+/// Consecutive units (rows of a matrix), divided among ranks in order. All ranks get the same
+/// number, except that the last ones may get fewer or none.
 ///
 /// # Example
 /// ```
@@ -16,23 +16,23 @@ use std::ops::Range;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// How many there are to deal out.
+    /// Number of units.
     pub units: usize,
-    /// Elements of each.
+    /// Elements of a unit.
     pub unit: usize,
-    /// How many ranks, at least 1.
+    /// Number of ranks, at least 1.
     pub ranks: usize,
 }
 
 impl Shares {
-    /// The units of a rank.
+    /// The units of rank `rank`.
     pub fn units(&self, rank: usize) -> Range<usize> {
         let most = self.units.div_ceil(self.ranks.max(1));
         let begin = |rank: usize| rank.saturating_mul(most).min(self.units);
         begin(rank)..begin(rank.saturating_add(1))
     }
 
-    /// The elements of a rank. Of more than memory has, nothing is promised.
+    /// The elements of rank `rank`. Saturates where an index exceeds `usize`.
     pub fn elements(&self, rank: usize) -> Range<usize> {
         let Range { start, end } = self.units(rank);
         start.saturating_mul(self.unit)..end.saturating_mul(self.unit)
@@ -43,7 +43,7 @@ impl Shares {
         self.units.saturating_mul(self.unit)
     }
 
-    /// Whether there is nothing to deal out.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -11,7 +11,8 @@ use crate::{Collective, Shares, check_len};
 
 /// A rank of a group whose ranks are threads of one process, for backends in host memory.
 ///
-/// Each of [`new`](Self::new)'s ranks goes to a thread. What a rank sends is copied once, and then read by the others.
+/// Move each rank that [`new`](Self::new) returns to a thread. Data that a rank sends is copied
+/// once and then read by the others.
 ///
 /// # Example
 /// ```
@@ -32,7 +33,7 @@ use crate::{Collective, Shares, check_len};
 ///     let ranks: Vec<_> = ThreadGroup::new(2).into_iter().zip(partial).map(rank).collect();
 ///     ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect::<Result<Vec<_>, Error>>()
 /// })?;
-/// // (7, 1) has a root mean square of 5, (7, 7) one of 7.
+/// // (7, 1) has a root mean square of 5, (7, 7) of 7.
 /// assert_eq!(results, [[1.4, 0.2, 1.0, 1.0]; 2]);
 /// # Ok::<(), Error>(())
 /// ```
@@ -42,41 +43,41 @@ pub struct ThreadGroup {
     ranks: usize,
     deadline: Duration,
     shared: Arc<Shared>,
-    /// One rank makes one call at a time.
+    /// A rank makes one call at a time.
     not_sync: PhantomData<Cell<()>>,
 }
 
-/// What the ranks of a group have in common.
+/// State shared by the ranks of a group.
 #[derive(Debug)]
 struct Shared {
     meeting: Mutex<Meeting>,
     changed: Condvar,
 }
 
-/// Where the ranks are in their common call.
+/// Progress of the ranks in the current call.
 #[derive(Debug)]
 struct Meeting {
-    /// What each rank has sent, and not all have read.
+    /// The data of each rank, until all ranks have read it.
     sent: Vec<Option<Sent>>,
-    /// How many have read it.
+    /// Number of ranks that have read it.
     read: usize,
-    /// Counts calls.
+    /// Number of completed calls.
     call: u64,
-    /// Why there will be no further call.
+    /// The error of every later call, if there was one.
     failure: Option<String>,
-    /// How far a test has moved the clock on.
+    /// Time by which a test has advanced the clock.
     #[cfg(test)]
     ahead: Duration,
 }
 
-/// What a rank brings to a call.
+/// A rank's part of a call.
 #[derive(Clone, Debug)]
 struct Sent {
     call: Call,
     bytes: Arc<Vec<u8>>,
 }
 
-/// What must be the same on all ranks.
+/// The properties of a call that must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Call {
     name: &'static str,
@@ -94,10 +95,10 @@ impl Meeting {
 }
 
 impl ThreadGroup {
-    /// How long a rank waits for the others, unless [`deadline`](Self::deadline) says otherwise.
+    /// Default time that a rank waits for the others; see [`deadline`](Self::deadline).
     pub const DEADLINE: Duration = Duration::from_secs(30);
 
-    /// The ranks of a group, in order; at least one.
+    /// The ranks of a group of `ranks` (at least 1), in order.
     pub fn new(ranks: usize) -> Vec<ThreadGroup> {
         let ranks = ranks.max(1);
         let meeting = Meeting {
@@ -116,13 +117,14 @@ impl ThreadGroup {
         (0..ranks).map(rank).collect()
     }
 
-    /// With this time for the others to come. A rank that waits longer gives the group up: every call of each rank then is an error.
+    /// Sets the time that this rank waits for the others. A rank that waits longer ends the group:
+    /// every later call of each rank is an error.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Hands these bytes to all ranks, and `take` what each has sent, once all have.
+    /// Sends `bytes` to all ranks. Calls `take` with the bytes of every rank.
     fn exchange(&self, call: Call, bytes: Vec<u8>, take: impl FnOnce(&[Arc<Vec<u8>>])) -> Result<(), Error> {
         let mut meeting = self.lock();
         let turn = meeting.call;
@@ -140,21 +142,22 @@ impl ThreadGroup {
         let sent: Vec<Arc<Vec<u8>>> = meeting.sent.iter().flatten().map(|sent| sent.bytes.clone()).collect();
         meeting.read += 1;
         if meeting.read == self.ranks {
-            // The last one opens the next call.
+            // The last reader opens the next call.
             meeting.read = 0;
             meeting.call += 1;
             meeting.sent.fill(None);
             self.shared.changed.notify_all();
         }
-        // Nobody comes to the next call while another has not read this one's.
-        let meeting =
-            self.wait(meeting, |meeting| (meeting.call == turn).then(|| "a rank came and did not go on".to_owned()))?;
+        // No rank returns before all have read, so none can enter the next call too early.
+        let meeting = self.wait(meeting, |meeting| {
+            (meeting.call == turn).then(|| "a rank entered this call and did not finish it".to_owned())
+        })?;
         drop(meeting);
         take(&sent);
         Ok(())
     }
 
-    /// Hands a share to all ranks, and puts theirs in their places.
+    /// Sends this rank's share to all ranks, and writes every share to its place.
     fn gather<T: Stored>(&self, shares: &Shares, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
         let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
         self.exchange(call, own, |sent| {
@@ -164,7 +167,7 @@ impl ThreadGroup {
         })
     }
 
-    /// Adds what all ranks hand in, by rank.
+    /// Adds the tensors of all ranks, in rank order.
     fn add<T: Element>(&self, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
         let shares = Shares { units: to.len(), unit: 1, ranks: self.ranks };
         let call = Call { name: "all_reduce", shares, storage: T::STORAGE };
@@ -181,16 +184,16 @@ impl ThreadGroup {
         })
     }
 
-    /// Waits until nothing is `missing`, or the deadline has passed.
+    /// Waits until nothing is `missing` or the deadline has passed.
     fn wait<'m>(
         &self,
         mut meeting: MutexGuard<'m, Meeting>,
         missing: impl Fn(&Meeting) -> Option<String>,
     ) -> Result<MutexGuard<'m, Meeting>, Error> {
-        // Beyond what a clock can show there is none.
+        // No deadline if the clock cannot represent it.
         let until = meeting.now().checked_add(self.deadline);
         loop {
-            // A rank that has all it needs of this call goes on, whoever has left the group since.
+            // A rank that has all data of this call continues, even if another has left the group.
             let Some(missing) = missing(&meeting) else { return Ok(meeting) };
             self.check(&meeting)?;
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(meeting.now()));
@@ -207,11 +210,12 @@ impl ThreadGroup {
         if shares.ranks == self.ranks {
             return Ok(());
         }
-        let rule = format!("a group of {} ranks has as many shares, got {}", self.ranks, shares.ranks);
+        let rule = format!("`ranks` must be {}, the size of this group, got {}", self.ranks, shares.ranks);
         Err(Error::InvalidArgument { arg: "shares", rule })
     }
 
-    /// A thread that panicked has left nothing half done: every change under the lock is one assignment.
+    /// A poisoned lock is valid: every change under it is one assignment, so a panic leaves no
+    /// partial change.
     fn lock(&self) -> MutexGuard<'_, Meeting> {
         self.shared.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -232,7 +236,7 @@ fn device_error(reason: String) -> Error {
 }
 
 impl Drop for ThreadGroup {
-    /// The others are told, who would wait for it else.
+    /// Tells the other ranks, which would otherwise wait until their deadline.
     fn drop(&mut self) {
         let mut meeting = self.lock();
         let rank = self.rank;
@@ -281,7 +285,7 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         self.gather(shares, own, tensor)
     }
 
-    /// Added by rank, and rounded to the dtype after each addition.
+    /// Adds in rank order and rounds to the dtype after each addition.
     fn all_reduce<T: Element>(&self, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
         let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
         check_len("to", from.len(), to.len())?;
@@ -308,7 +312,7 @@ mod tests {
     use super::*;
 
     const SHARES: Shares = Shares { units: 3, unit: 1, ranks: 3 };
-    /// Longer than a test takes on any machine: the clock is moved there.
+    /// Longer than any test takes; the test advances the clock to it.
     const DEADLINE: Duration = Duration::from_secs(1 << 20);
 
     fn gather(group: &ThreadGroup) -> String {
@@ -316,7 +320,8 @@ mod tests {
         group.gather(&SHARES, own, &mut to).map_or_else(|error| error.to_string(), |()| format!("{to:?}"))
     }
 
-    /// What the first two ranks of three answer, and then in a second call, after `event` happens while both wait for the third.
+    /// The answers of the first two ranks of three, in two calls. `event` runs while both wait for
+    /// the third in the first call.
     fn answers(event: impl FnOnce(ThreadGroup)) -> [[String; 2]; 2] {
         let [first, second, third] = ThreadGroup::new(3).try_into().unwrap();
         let shared = third.shared.clone();
@@ -335,7 +340,7 @@ mod tests {
         group.shared.changed.notify_all();
     }
 
-    /// A rank that does not come is an error on the others when the deadline has passed, and in every later call at once.
+    /// A missing rank is an error on the others at the deadline, and in every later call at once.
     #[test]
     fn a_rank_that_does_not_come_is_named_after_the_deadline() {
         let expected = format!("thread group device error: rank 2 did not come within {DEADLINE:?}");
@@ -358,14 +363,15 @@ mod tests {
         assert_eq!(answers, [["[0.0, 1.0, 2.0]", left]; 2]);
     }
 
-    /// Those who wait are told when it goes, not when the deadline has passed.
+    /// Waiting ranks return when it leaves, not at the deadline.
     #[test]
     fn a_rank_that_leaves_is_named_to_those_who_wait() {
         let left = "thread group device error: rank 2 has left the group";
         assert_eq!(answers(drop), [[left; 2]; 2]);
     }
 
-    /// A thread may take it along; two may not use it at once.
+    /// `ThreadGroup` is `Send` and not `Sync`: a rank may move to a thread, but two threads may not
+    /// share it.
     #[test]
     fn a_rank_is_sent_and_not_shared() {
         fn is_send<T: Send>() {}
@@ -375,7 +381,7 @@ mod tests {
         }
         impl<T> IsNotSync<()> for T {}
         impl<T: Sync> IsNotSync<u8> for T {}
-        // Of a type that is Sync both apply, and this does not compile.
+        // Both impls apply to a type that is Sync, so this would not compile.
         <ThreadGroup as IsNotSync<_>>::it();
     }
 }

@@ -1,5 +1,5 @@
-//! A sum of two ranks: each gets all that the other has, and adds and normalizes every row. What is sent is as much as by the owners of rows,
-//! in one exchange in place of two.
+//! A sum over two ranks: each receives the whole `x` of the other, and adds and normalizes every
+//! row. This sends the same number of bytes as with owners of rows, in one exchange instead of two.
 
 use rmsnorm_spec::{AnyForward, DType, Error, Forward, Memory, NormSpec, Source};
 
@@ -7,17 +7,24 @@ use crate::any_order::in_one_exchange;
 use crate::deal::{Beside, sent, written};
 use crate::{Collective, Sharded, ShardedNorm, Shares};
 
-/// Bytes of x up to which it is sooner. Over NCCL on two H100s, bf16: 4096 columns 1 row 8.8 us, by owners 17.2; of 8192 columns 256 rows 45 and
-/// 59, 1024 rows (16 MiB) 132 and 140, 4096 rows (64 MiB) 443 and 427: each rank then reads and writes twice the rows.
+/// Largest x, in bytes, for which one exchange is faster than two. Times over NCCL on two H100s,
+/// bf16:
+///
+/// | columns | rows | one exchange, us | by owners, us |
+/// |---|---|---|---|
+/// | 4096 | 1 | 8.8 | 17.2 |
+/// | 8192 | 256 | 45 | 59 |
+/// | 8192 | 1024 (16 MiB) | 132 | 140 |
+/// | 8192 | 4096 (64 MiB) | 443 | 427 |
 const MOST_BYTES: usize = 32 << 20;
 
-/// Whether a sum is sooner made by every rank for itself. All ranks say the same.
+/// Whether it is faster that every rank adds all rows. All ranks get the same answer.
 pub(crate) fn is_sooner(ranks: usize, spec: &NormSpec, dtype: DType) -> bool {
     ranks == 2 && spec.rows * spec.cols <= MOST_BYTES / dtype.size()
 }
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// The steps of a reduced call that is valid and has a composed form, whatever the number of ranks.
+    /// The steps of a validated call that [`Sharded`] supports, for any number of ranks.
     pub(crate) fn add_everywhere(
         &self,
         spec: &NormSpec,

@@ -1,4 +1,5 @@
-//! Calls, memory and exchanges whose dtypes are values: what is composed of them is compiled once, and not once for every mix of dtypes.
+//! Calls, memory and exchanges whose dtypes are values. Code that uses them is compiled once, not
+//! for every combination of dtypes.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use rmsnorm_spec::{
 
 use crate::{Collective, Sharded, Shares};
 
-/// Runs `body` with the type that elements are stored as. Ranks exchange floats.
+/// Runs `body` with the element type of `storage`. Ranks exchange floats only.
 macro_rules! with_float {
     ($storage:expr; $element:ident => $body:expr) => {
         match $storage {
@@ -28,7 +29,7 @@ fn no_float(storage: Storage) -> Error {
     Error::Unsupported { rule: format!("ranks exchange floats, got elements of {storage}") }
 }
 
-/// Memory between two calls, of whatever dtype.
+/// A temporary buffer, of any float dtype.
 pub(crate) enum Room<B: Memory> {
     F32(B::Buffer<f32>),
     F16(B::Buffer<f16>),
@@ -53,13 +54,13 @@ impl<B: Memory> Room<B> {
     }
 }
 
-/// Makes a forward call of the backend's.
+/// Makes a forward call of the backend.
 pub(crate) fn forward<B: NormBackend>(backend: &B, spec: &NormSpec, args: AnyForward<'_, B>) -> Result<(), Error> {
     backend.launch(AnyCall::Forward(Checked::forward(*spec, args)?))
 }
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// Room for so many elements.
+    /// A buffer of `len` elements.
     pub(crate) fn room(&self, dtype: DType, len: usize) -> Result<Room<B>, Error> {
         Ok(match dtype {
             DType::F32 => Room::F32(self.backend().buffer::<f32>(len)?),
@@ -68,7 +69,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         })
     }
 
-    /// The same for an output, if the call has it.
+    /// [`room`](Self::room) for an optional output.
     pub(crate) fn room_if(&self, is_there: bool, dtype: DType, len: usize) -> Result<Option<Room<B>>, Error> {
         is_there.then(|| self.room(dtype, len)).transpose()
     }

@@ -1,4 +1,5 @@
-//! Sums in whatever order: within the bound that every order keeps, the same on every rank, and y as of the sum that was stored.
+//! `Order::Any`: sums within the bound of every order, equal on all ranks, and y as the norm of the
+//! stored sum.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::thread;
@@ -46,7 +47,7 @@ fn on_ranks<T: Element>(ranks: usize, in_place: bool) -> Outputs<T> {
     })
 }
 
-/// Half the distance of values of that magnitude, none of which is subnormal here.
+/// Half the distance between adjacent values of that magnitude. None is subnormal here.
 fn half_ulp(magnitude: f64, dtype: DType) -> f64 {
     let bits = match dtype {
         DType::F32 => 23,
@@ -56,9 +57,10 @@ fn half_ulp(magnitude: f64, dtype: DType) -> f64 {
     (magnitude.log2().floor() - f64::from(bits) - 1.0).exp2()
 }
 
-/// With A the sum of |x| over the ranks, a hop of any order rounds a sum of at most A (1 + u)^hops to the dtype, so that
-/// `|h - exact| <= (ranks - 1) half_ulp(A (1 + u)^(ranks - 1)) + half_ulp_f32(|h|) + half_ulp(|h|)`: the hops, the addition of the residual in
-/// f32, and the last rounding.
+/// Let A be the sum of |x| over the ranks. A hop of any order rounds a sum of at most A (1 +
+/// u)^hops to the dtype. So `|h - exact| <= (ranks - 1) half_ulp(A (1 + u)^(ranks - 1)) +
+/// half_ulp_f32(|h|) + half_ulp(|h|)`: the hops, the f32 addition of the residual, and the last
+/// rounding.
 fn sums_are_within_the_bound<T: Element>(ranks: usize) {
     let parts: Vec<Vec<f64>> = (0..ranks).map(|rank| exact(&values::<T>(rank as u64, LEN))).collect();
     let residual = exact(&values::<T>(100, LEN));
@@ -94,7 +96,7 @@ fn sums_in_any_order_are_within_the_bound_and_y_is_theirs() {
     }
 }
 
-/// Four ranks of bf16, of which a 1 is followed by what each hop loses: by rank in f32 nothing is lost.
+/// Four ranks of bf16: 1, then three values that each hop rounds away. In f32 none is lost.
 #[test]
 fn the_order_says_where_sums_are_rounded() {
     let sums = |order| {
@@ -118,7 +120,7 @@ fn the_order_says_where_sums_are_rounded() {
     assert_eq!(Order::default(), Order::ByRank);
 }
 
-/// Moves elements, and adds none.
+/// Implements the exchanges but no all-reduce.
 struct Mover;
 
 impl Collective<CpuBackend> for Mover {
@@ -143,7 +145,7 @@ impl Collective<CpuBackend> for Mover {
     }
 }
 
-/// Each time anew: nothing was sent.
+/// The same error each time, because nothing was sent.
 #[test]
 fn what_is_not_to_be_had_is_refused_by_name() {
     let norm = Sharded::new(backend(), Mover).order(Order::Any);
@@ -154,11 +156,11 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         answer => format!("{answer:?}"),
     };
     for _ in 0..2 {
-        let adds_none = "this collective moves elements, and adds none";
+        let adds_none = "this collective has no all-reduce: implement Collective::all_reduce, or use Order::ByRank";
         assert_eq!(rule(norm.forward_reduced(&spec, Forward::<CpuBackend, f32>::new(&x[..6], &mut y[..]))), adds_none);
         assert_eq!(rule(norm.forward_reduced(&spec, Forward::<CpuBackend, f32>::in_place(&mut x[..6]))), adds_none);
     }
     let apart = Forward::<CpuBackend, f32>::new(Rows::strided(&x[..], 5), &mut y[..]);
-    let sends = "a composed norm sends rows that lie side by side, those of x do not";
+    let sends = "Sharded sends x, whose rows must be contiguous, got strided or grouped rows: pass a contiguous copy";
     assert_eq!(rule(norm.forward_reduced(&spec, apart)), sends);
 }

@@ -1,4 +1,5 @@
-//! What a group does with columns that are divided among its ranks: what is refused before anything is sent, and what it goes on with.
+//! Columns divided among the ranks of a group: which calls are refused before anything is sent, and
+//! that the group can be used after a refusal.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod common;
@@ -96,7 +97,7 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
     }
 }
 
-/// As a form that is made of a kernel for sums alone.
+/// An implementation that supports sums only.
 struct SumsOnly;
 
 impl ShardedNorm for SumsOnly {
@@ -126,7 +127,7 @@ fn a_form_without_columns_says_so() {
     assert!(matches!(answer, Err(Error::Unsupported { .. })));
 }
 
-/// What two ranks refuse, one does too.
+/// One rank refuses the same calls as two.
 #[test]
 fn one_rank_refuses_what_several_do() {
     on_ranks(1, |norm| {
@@ -137,7 +138,7 @@ fn one_rank_refuses_what_several_do() {
     });
 }
 
-/// A row alone has the bits that it has among others, on any number of ranks whose columns are the same.
+/// A row has the same bits alone and among other rows, for every division of its columns.
 #[test]
 fn bits_of_a_row_do_not_depend_on_the_others() {
     let of_rows = |rows: usize| {

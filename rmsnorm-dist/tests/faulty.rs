@@ -1,4 +1,4 @@
-//! That the suite of ranks can fail: bugs that real groups had, planted one at a time, and each must be caught.
+//! The suite of ranks detects each of these planted bugs, which real groups had.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::sync::Mutex;
@@ -9,10 +9,10 @@ use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
 use rmsnorm_spec::{AnyCall, Checked, DType, Error, NormBackend, NormSpec, Storage, Stored, bf16};
 
-/// What is wrong with an exchange.
+/// A bug in an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bug {
-    // Parts on their way to where they are added.
+    // Parts that are sent to be added.
     OwnPartFirst,
     RankLeftOut,
     RankTwice,
@@ -22,7 +22,7 @@ enum Bug {
     PartsRounded,
     LastRowOfShareMissing,
     OneElementLost,
-    // Results on their way back.
+    // Results that are sent back.
     ShareMissing,
     SharesExchanged,
     OwnShareMissing,
@@ -54,7 +54,7 @@ const BUGS: [Bug; 16] = [
 struct Faulty {
     group: ThreadGroup,
     bug: Option<Bug>,
-    /// What each exchange before had given: its parts, and its result.
+    /// The bytes of the previous call's exchanges: parts, and results.
     before: Mutex<[Vec<u32>; 2]>,
 }
 
@@ -63,7 +63,7 @@ impl Faulty {
         (Collective::<CpuBackend>::rank(&self.group), Collective::<CpuBackend>::ranks(&self.group))
     }
 
-    /// Exchanges these elements with those of the call before, as far as there are any.
+    /// Swaps these elements with the elements of the previous call, up to the shorter length.
     fn give_before<T: Stored>(&self, which: usize, elements: &mut [T]) {
         let now: Vec<u32> = elements.iter().map(|element| element.bits()).collect();
         let before = std::mem::replace(&mut self.before.lock().unwrap()[which], now);
@@ -72,7 +72,7 @@ impl Faulty {
         }
     }
 
-    /// The shares of all ranks as the bug leaves them; `held` is what was there before.
+    /// The shares of all ranks with the bug; `held` is the previous content.
     fn spoil<T: Stored>(&self, shares: &Shares, held: &[T], to: &mut [T]) {
         let (rank, ranks) = self.rank_of_ranks();
         let keep = |to: &mut [T], rank: usize| {
@@ -175,18 +175,18 @@ fn every_bug_of_an_exchange_is_caught() {
     }
 }
 
-/// What is wrong with a composition.
+/// A bug in the composition.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     /// Nothing is exchanged.
     OwnPartOnly,
-    /// A rank but the first forgets the residual.
+    /// Every rank except the first omits the residual.
     ResidualOfFirstRankOnly,
-    /// Every rank has another eps.
+    /// Every rank has a different eps.
     EpsOfRank,
-    /// The norm is of fewer columns.
+    /// The norm has fewer columns.
     WeightOfNone,
-    /// The mean square is of all ranks' columns.
+    /// The mean square covers all ranks' columns.
     OffsetTwice,
 }
 
@@ -228,7 +228,7 @@ fn every_wrong_composition_is_caught() {
         let is_caught = is_caught(|group| WrongRank { norm: Sharded::new(backend(), group), wrong });
         assert!(is_caught, "{wrong:?}");
     }
-    // Its ranks send different tensors, which the group itself finds out, or leaves waiting until the deadline.
+    // Ranks send different tensors: the group detects it, or waits until the deadline.
     let deadline = std::time::Duration::from_millis(200);
     let rank = |group: ThreadGroup| WrongRank {
         norm: Sharded::new(backend(), group.deadline(deadline)),

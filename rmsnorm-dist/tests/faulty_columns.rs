@@ -1,5 +1,4 @@
-//! That the suite of divided columns can fail: what goes wrong with statistics of whole rows, planted one at a time, and each must be
-//! caught.
+//! The suite of divided columns detects each of these planted bugs in the statistics of whole rows.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::sync::{Arc, Mutex};
@@ -10,14 +9,14 @@ use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
 use rmsnorm_spec::{Direction, Error, Norm, NormSpec, Stored, bf16};
 
-/// What is wrong.
+/// A bug in the statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bug {
-    /// Every rank normalizes by its own columns.
+    /// Every rank normalizes with the statistics of its own columns.
     OwnColumnsOnly,
     /// Sums are divided by the rank's number of columns.
     DividedByOwnColumns,
-    /// Chan's formula: deviations from a rounded mean are taken to add up to nothing.
+    /// Chan's formula: assumes that deviations from a rounded mean add up to zero.
     NoDeviations,
     /// The variance as the mean square without the square of the mean.
     SquareOfMeanSubtracted,
@@ -34,7 +33,7 @@ enum Bug {
     WeightOffsetTwice,
 }
 
-/// The bugs, and whether forward and backward have them.
+/// The bugs, and whether forward and backward can have them.
 const BUGS: [(Bug, bool, bool); 15] = [
     (Bug::OwnColumnsOnly, true, true),
     (Bug::DividedByOwnColumns, true, true),
@@ -45,7 +44,7 @@ const BUGS: [(Bug, bool, bool); 15] = [
     (Bug::NumbersOfCallBefore, true, true),
     (Bug::NumbersOfOtherRow, true, true),
     (Bug::LastRowMissing, true, true),
-    // Backward no two ranks have a result in common.
+    // No two ranks share a result of backward.
     (Bug::OwnNumbersFirst, true, false),
     (Bug::RoundedToBf16, true, true),
     (Bug::NumbersOfRowExchanged, true, true),
@@ -54,16 +53,16 @@ const BUGS: [(Bug, bool, bool); 15] = [
     (Bug::WeightOffsetTwice, true, true),
 ];
 
-/// The call that numbers are exchanged for.
+/// The kind of call whose numbers are exchanged.
 #[derive(Clone, Default)]
 struct Now {
-    /// Numbers of a row.
+    /// f32 numbers per row.
     numbers: usize,
     is_forward: bool,
     columns: Vec<usize>,
 }
 
-/// Exchanges numbers, and spoils them.
+/// Exchanges numbers and corrupts them.
 struct Spoiler {
     group: ThreadGroup,
     bug: Option<Bug>,
@@ -204,7 +203,7 @@ fn backend() -> CpuBackend {
     CpuBackend::with(Isa::detect(), 1).unwrap()
 }
 
-/// Whether a group of so many ranks fails a case, forward or backward.
+/// Whether a group of `ranks` fails a case, forward or backward.
 fn is_caught(ranks: usize, bug: Option<Bug>, is_forward: bool) -> bool {
     let group = Ranks::new(ThreadGroup::new(ranks).into_iter().map(|group| (Faulty::new(group, bug), backend())));
     let mut cases = cases(ranks, false).into_iter().filter(|case| (case.case.kind.name() != "backward") == is_forward);
@@ -224,7 +223,7 @@ fn every_bug_of_divided_columns_is_caught() {
     }
 }
 
-/// That is what the third number is for: with two ranks and with eight.
+/// The third number detects this bug, with two ranks and with eight.
 #[test]
 fn variance_merged_of_means_that_are_taken_as_exact_is_caught() {
     for ranks in [2, 4, 8] {

@@ -1,4 +1,4 @@
-//! That the suite of rows that are divided can fail: what goes wrong with a rank's own rows, planted one at a time, and each must be caught.
+//! The suite of divided rows detects each of these planted bugs in a rank's rows.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::ops::Range;
@@ -9,10 +9,10 @@ use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup, check_reduced_rows};
 use rmsnorm_spec::{Element, Error, Forward, NormSpec, ShardedRows, Source, Stored, YRows, with_types};
 
-/// What is wrong.
+/// A bug in a call on divided rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bug {
-    // What goes into a row.
+    // Inputs of a row.
     ResidualOfOtherRow,
     RowsOffByOne,
     ResidualOnEveryRank,
@@ -20,18 +20,18 @@ enum Bug {
     PartsInArrivalOrder,
     RankLeftOut,
     EpsOfRank,
-    // Where it goes.
+    // Outputs of a row.
     LastUnevenRowsMissing,
     RstdOfOtherRow,
-    /// In place the sum stays beside the residual.
+    /// The sum is written next to the residual, not over it.
     ResidualNotUpdated,
-    /// The row behind the own ones, or before them, is overwritten in place, too.
+    /// In place, the row before or after the owned rows is overwritten as well.
     YBeyondOwnRows,
-    /// The own rows of y go to the first ones of x.
+    /// The owned rows of y are written to the first rows of x.
     YOverFirstRows,
     YOfRanksExchanged,
     OwnRowsOfYMissing,
-    /// One rank has another bit in what all have.
+    /// One rank has a different bit in an output that all ranks share.
     RanksDiffer,
 }
 
@@ -53,7 +53,7 @@ const BUGS: [Bug; 15] = [
     Bug::RanksDiffer,
 ];
 
-/// A rank that has every part of `x` sent to it, and takes its rows of them.
+/// A rank that receives the whole `x` of every rank and uses its own rows.
 struct Faulty {
     norm: Sharded<CpuBackend, ThreadGroup>,
     bug: Option<Bug>,
@@ -140,7 +140,7 @@ impl Faulty {
         }
     }
 
-    /// A rank's rows of every part.
+    /// This rank's rows of every part.
     fn own_parts<T: Stored>(&self, spec: &NormSpec, own: &Range<usize>, x: &[T]) -> Result<Vec<T>, Error> {
         let (ranks, len, cols) = (self.ranks(), spec.rows * spec.cols, spec.cols);
         let mut all = vec![T::from_bits(0); ranks * len];
@@ -172,7 +172,7 @@ impl Faulty {
         residual
     }
 
-    /// How many of the own rows are kept.
+    /// Number of owned rows that are kept.
     fn kept(&self, spec: &NormSpec, own: &Range<usize>) -> usize {
         match self.bug {
             Some(Bug::LastUnevenRowsMissing) => {
@@ -183,7 +183,7 @@ impl Faulty {
         }
     }
 
-    /// The own rows of y, among those that there are.
+    /// The owned rows of y in the given output.
     fn put<T: Stored>(&self, own: &Range<usize>, cols: usize, of_y: &[T], y: &mut [T]) {
         let start = if self.bug == Some(Bug::YOverFirstRows) { 0 } else { own.start * cols };
         if self.bug != Some(Bug::OwnRowsOfYMissing) {

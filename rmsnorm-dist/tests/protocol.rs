@@ -1,35 +1,37 @@
-//! The protocol of the fused kernels, as a model, in every order that its steps may come in.
+//! Model check of the fused kernels' protocol: all interleavings of its steps.
 //!
-//! A rank writes its part into an empty slot of every other rank, waits until its own slots are filled, and empties each when it has read
-//! it. Blocks of a call run side by side; a call begins when all blocks of the one before it have ended. Slots alternate from call to call.
-//! Where rows have owners, a rank writes its part of a block's rows into the owner's slot, and the owner, when it has the parts of all, what it made
-//! of them into theirs.
-//! Memory is sequentially consistent here: this is about slots and epochs, not about fences.
+//! A rank writes its part into an empty slot of every other rank, waits until its own slots are
+//! filled, reads each slot and empties it. The blocks of a call run concurrently; a call begins
+//! when all blocks of the previous call have ended. Slots alternate between calls. If rows have
+//! owners, a rank writes its part of a block's rows into the owner's slot. When the owner has all
+//! parts, it writes the result into the slots of the other ranks. Memory is sequentially consistent
+//! in this model, which covers slots and epochs, not fences.
 
 use std::collections::HashSet;
 
-/// What may be wrong with the protocol.
+/// Variants of the protocol; all except `Right` are wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     Right,
-    /// The reader leaves its slot as it is.
+    /// The reader does not empty its slot.
     NotEmptied,
-    /// The slot is emptied before it is read again, by the call that uses it next.
+    /// The next call that uses the slot empties it, before reading it.
     EmptiedByNextCall,
-    /// Who waits for one of the others takes it that all have come.
+    /// A rank that waits for one other rank assumes that all have arrived.
     WaitsForOne,
-    /// All blocks share a slot, in place of having each the place of its rows.
+    /// All blocks share one slot, instead of one slot per block.
     SlotOfGroup,
 }
 
-/// What ranks send each other in a call.
+/// The data that ranks send in a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    /// Every rank its part to all.
+    /// Every rank sends its part to all.
     Parts,
-    /// Every rank its part to the owner of a block's rows, who sends the result to all: rank 0 owns those of block 0, and so on in turn.
+    /// Every rank sends its part to the owner of a block's rows, and the owner sends the result to
+    /// all. Rank r owns block r modulo the number of ranks.
     Owners,
-    /// The same without the result.
+    /// The same, but the owner keeps the result.
     OwnersKeep,
 }
 
@@ -40,27 +42,27 @@ struct Group {
     calls: u8,
     slots: usize,
     variant: Variant,
-    /// Of the calls, in turn.
+    /// The kinds of consecutive calls, repeated.
     kinds: &'static [Kind],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
-    /// Writes this call's part into a slot that must be empty.
+    /// Writes this call's part into a slot, which must be empty.
     Fill(usize),
-    /// Waits until the slot is not empty, and reads it.
+    /// Waits until the slot is filled, and reads it.
     Read(usize),
     Empty(usize),
 }
 
-/// Where every rank is, and what every slot holds.
+/// The state of all ranks and slots.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    /// Of each rank.
+    /// The current call of each rank.
     calls: Vec<u8>,
-    /// Of each rank's blocks, in their call.
+    /// The next step of each rank's blocks in the current call.
     positions: Vec<u8>,
-    /// The call whose part it is; 0 for none.
+    /// The call whose part the slot holds; 0 if empty.
     slots: Vec<u8>,
 }
 
@@ -70,7 +72,7 @@ impl Group {
         ((receiver * self.slots + slot) * self.ranks + sender) * self.blocks + block
     }
 
-    /// What a block does in a call, numbered from 1.
+    /// The steps of a block in a call. Calls are numbered from 1.
     fn steps(&self, rank: usize, block: usize, call: u8) -> Vec<Step> {
         match self.kinds[usize::from(call - 1) % self.kinds.len()] {
             Kind::Parts => self.steps_of_parts(rank, block, call),
@@ -112,7 +114,7 @@ impl Group {
         steps
     }
 
-    /// Goes through all orders; `Err` says what goes wrong in one of them.
+    /// Explores all interleavings. `Err` describes a failure in one of them.
     fn explore(&self) -> Result<usize, String> {
         let cells = self.ranks * self.slots * self.ranks * self.blocks;
         let start =
@@ -136,7 +138,7 @@ impl Group {
         Ok(seen.len())
     }
 
-    /// A block's next step, if it can make one.
+    /// A block's next step, if it is not blocked.
     fn advance(&self, state: &State, rank: usize, block: usize) -> Result<Option<State>, String> {
         let call = state.calls[rank];
         let position = rank * self.blocks + block;
@@ -168,7 +170,7 @@ impl Group {
     }
 }
 
-/// Several blocks on two ranks, and more ranks.
+/// Several blocks on two ranks, and groups of more ranks.
 const GROUPS: [(usize, usize, u8); 4] = [(2, 2, 4), (2, 3, 4), (3, 1, 4), (4, 1, 3)];
 
 fn explore(slots: usize, variant: Variant, (ranks, blocks, calls): (usize, usize, u8)) -> Result<usize, String> {
@@ -183,7 +185,7 @@ fn two_slots_are_right_in_every_order() {
     }
 }
 
-/// A peer that is one call ahead writes into the slot that is being read.
+/// A rank one call ahead would write into the slot that another rank is reading.
 #[test]
 fn one_slot_is_not_enough() {
     for group in GROUPS {
@@ -203,12 +205,12 @@ fn other_protocols_fail() {
     assert!(explore(2, Variant::SlotOfGroup, (2, 2, 4)).is_err());
 }
 
-/// Calls of these kinds in turn, with two slots.
+/// Calls of these kinds, repeated, with two slots.
 fn explore_kinds(kinds: &'static [Kind], (ranks, blocks, calls): (usize, usize, u8)) -> Result<usize, String> {
     Group { ranks, blocks, calls, slots: 2, variant: Variant::Right, kinds }.explore()
 }
 
-/// With rows for every rank, and for some of them, whatever the calls before and after are.
+/// With rows for all ranks and for some of them, for all kinds of neighbouring calls.
 #[test]
 fn owners_are_right_in_every_order() {
     use Kind::{Owners, OwnersKeep, Parts};
@@ -222,15 +224,16 @@ fn owners_are_right_in_every_order() {
     for kinds in [&[OwnersKeep] as &[Kind], &[OwnersKeep, Owners], &[Parts, OwnersKeep]] {
         explore_kinds(kinds, (2, 2, 5)).unwrap_or_else(|error| panic!("{kinds:?}: {error}"));
     }
-    // Every set of slots is next filled by another kind.
+    // Each set of slots is next filled by a call of another kind.
     for kinds in [&[OwnersKeep, OwnersKeep, Owners, Owners] as &[Kind], &[OwnersKeep, OwnersKeep, Parts, Parts]] {
         explore_kinds(kinds, (2, 2, 6)).unwrap_or_else(|error| panic!("{kinds:?}: {error}"));
     }
-    // A rank for each of three blocks.
+    // One rank for each of three blocks.
     explore_kinds(&[OwnersKeep, Owners], (3, 3, 2)).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// It hears of nobody, and is soon two calls ahead: why a row that is not there is owned, too.
+/// A rank without rows receives nothing and gets two calls ahead. This is why missing rows have
+/// owners, too.
 #[test]
 fn a_rank_must_own_something_where_owners_send_nothing() {
     for group in [(2, 1, 4), (3, 2, 4)] {

@@ -1,4 +1,4 @@
-//! The suite on groups of threads of the CPU.
+//! The conformance suite on groups of CPU threads.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::ranks::columns::test_columns;
@@ -12,7 +12,7 @@ fn group(ranks: usize) -> Ranks<Sharded<CpuBackend, ThreadGroup>, CpuBackend> {
     Ranks::new(ThreadGroup::new(ranks).into_iter().map(|rank| (Sharded::new(backend.clone(), rank), backend.clone())))
 }
 
-/// All that the core profile has of sums of parts, with a part on every rank.
+/// All cases with sums of parts in the core profile, one part per rank.
 #[test]
 fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
     for ranks in [1, 2, 3, 4, 8] {
@@ -21,7 +21,7 @@ fn every_rank_gives_the_same_within_the_bounds_of_one_device() {
     }
 }
 
-/// The sum is bit for bit what it is where no rows are divided.
+/// The sum has the same bits as without divided rows.
 #[test]
 fn own_rows_are_those_of_the_whole() {
     for ranks in [1, 2, 3, 4, 8] {

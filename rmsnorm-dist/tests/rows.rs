@@ -1,5 +1,5 @@
-//! What a composed norm does with a residual stream that is divided by rows: where the own rows may lie, what is refused before anything is
-//! sent, and what it goes on with.
+//! `Sharded` with a residual stream divided by rows: layouts of the owned rows, which calls are
+//! refused before anything is sent, and that the group can be used after a refusal.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 mod common;
@@ -13,16 +13,16 @@ use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, YRows};
 
 use common::{Rank, on_ranks};
 
-/// Of three ranks the first two own two rows, the last one.
+/// With three ranks, the first two own two rows and the last owns one.
 const RANKS: usize = 3;
 const ROWS: usize = 5;
 const COLS: usize = 3;
 const LEN: usize = ROWS * COLS;
-/// Between rows that are apart.
+/// The row stride of strided matrices.
 const STRIDE: usize = 5;
 const SPEC: NormSpec = NormSpec::rms(ROWS, COLS, 1e-6);
 
-/// A rank's part of x.
+/// A rank's partial sum.
 fn part(rank: usize) -> Vec<f32> {
     (0..LEN).map(|i| ((i * 7 + rank * 5) % 11) as f32 - 4.5).collect()
 }
@@ -46,7 +46,7 @@ fn whole() -> [Vec<f32>; 3] {
     [y, sum, rstd]
 }
 
-/// Rows of a dense matrix as they lie apart, with this between them.
+/// A dense matrix copied to strided rows, with this value in the gaps.
 fn apart(rows: &[f32], between: f32) -> Vec<f32> {
     let row = |row: &[f32]| row.iter().copied().chain([between; STRIDE - COLS]).collect::<Vec<_>>();
     rows.chunks_exact(COLS).flat_map(row).collect()
@@ -70,7 +70,7 @@ fn own_rows_of_the_residual_stream_and_of_y_may_lie_apart() {
     });
 }
 
-/// Of x the own rows alone are overwritten, where no others are asked for.
+/// With `YRows::Own`, only the owned rows of x are overwritten.
 #[test]
 fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
     let [y, sum, _] = whole();
@@ -87,7 +87,7 @@ fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
     });
 }
 
-/// A rank that is refused sends nothing, and makes the next call with the others.
+/// A rank that is refused sends nothing and can make the next call with the others.
 #[test]
 fn what_is_refused_is_refused_before_anything_is_sent() {
     let y_of_all = on_ranks(RANKS, |norm| {
@@ -99,7 +99,11 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
             Err(error) => error.to_string(),
             Ok(()) => "nothing".into(),
         };
-        let sends = |name: &str| format!("a composed norm sends rows that lie side by side, those of {name} do not");
+        let sends = |name: &str| {
+            format!(
+                "Sharded sends {name}, whose rows must be contiguous, got strided or grouped rows: pass a contiguous copy"
+            )
+        };
         let strided = apart(&x, 0.0);
         let args = Forward::new(Rows::strided(&strided[..], STRIDE), &mut y[..len]);
         assert_eq!(refused(YRows::Own, args), sends("x"));
@@ -108,9 +112,9 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
         let mut over = x.clone();
         let held = &mut long[..len / COLS * STRIDE];
         let args = Forward::<f32>::in_place(&mut over).residual_in_place(Rows::strided(held, STRIDE));
-        let copies = "a composed norm copies a residual that it overwrites, whose rows then lie side by side";
+        let copies = "Sharded needs contiguous rows in a residual that is overwritten: pass a contiguous residual";
         assert_eq!(refused(YRows::Own, args), copies);
-        // Of all rows, as a reduced call has it; and y of other rows than it is said to have.
+        // A residual of all rows, as in `forward_reduced`; and y of other rows than `YRows` says.
         let args = Forward::new(&x, &mut y).residual(&residual);
         assert_eq!(refused(YRows::All, args), format!("residual: expected {len} elements, got {LEN}"));
         assert_eq!(refused(YRows::Own, Forward::new(&x, &mut y)), format!("y: expected {len} elements, got {LEN}"));
@@ -132,7 +136,8 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
     assert_eq!(y_of_all, vec![whole()[0].clone(); RANKS]);
 }
 
-/// A rank that has sent its rows and got none makes no further call, which might meet one of theirs.
+/// A rank that has sent its rows and received none makes no further call: it could be matched with
+/// another call of the other ranks.
 #[test]
 fn a_call_that_fails_in_its_exchange_is_the_last() {
     let rank = ThreadGroup::new(2).remove(0).deadline(Duration::from_millis(50));
@@ -143,11 +148,13 @@ fn a_call_that_fails_in_its_exchange_is_the_last() {
         rank.forward_reduced_rows(&NormSpec::rms(2, 3, 1e-6), YRows::Own, args).unwrap_err().to_string()
     };
     let first = message();
-    let later = format!("sharded norm device error: a call of this rank has failed between two exchanges: {first}");
+    let later = format!(
+        "sharded norm device error: this rank failed between two exchanges of an earlier call, make a new group: {first}"
+    );
     assert_eq!(message(), later);
 }
 
-/// As a form that is made of a kernel for whole rows alone.
+/// An implementation that supports whole rows only.
 struct WholeOnly;
 
 impl ShardedNorm for WholeOnly {

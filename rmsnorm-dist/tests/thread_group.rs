@@ -1,4 +1,4 @@
-//! What a group of threads does when ranks are late, gone, or call something else.
+//! `ThreadGroup` when ranks are late, leave, or make different calls.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use std::thread;
@@ -8,7 +8,7 @@ use rmsnorm_cpu::{CpuBackend, Forward};
 use rmsnorm_dist::{Collective, Sharded, ShardedNorm, Shares, ThreadGroup};
 use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, bf16};
 
-/// What each rank answers, each on a thread of its own. A rank leaves the group when it has answered.
+/// The answer of each rank, run on a thread each. A rank leaves the group after its answer.
 fn each(groups: Vec<ThreadGroup>, ranks: &[impl Fn(&ThreadGroup) -> Result<Vec<f32>, Error> + Sync]) -> Vec<String> {
     thread::scope(|scope| {
         let spawned: Vec<_> =
@@ -100,7 +100,7 @@ fn ranks_that_call_something_else_are_named() {
     }
 }
 
-/// Before anything is sent: the other rank is not asked.
+/// Before anything is sent: the other rank need not take part.
 #[test]
 fn views_of_a_wrong_length_are_refused() {
     let group = ThreadGroup::new(3).remove(1);
@@ -108,13 +108,13 @@ fn views_of_a_wrong_length_are_refused() {
     assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 4], 6)), "from: expected 5 elements, got 4");
     assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 5], 7)), "to: expected 6 elements, got 7");
     assert_eq!(message(all_gather(&group, &SHARES, &[0.0; 5])), "from: expected 2 elements, got 5");
-    let rule = "shares: a group of 3 ranks has as many shares, got 4";
+    let rule = "shares: `ranks` must be 3, the size of this group, got 4";
     let four = Shares { ranks: 4, ..SHARES };
     assert_eq!(message(all_gather(&group, &four, &[0.0; 2])), rule);
     assert_eq!(message(all_to_all(&group, &four, &[0.0; 5], 6)), rule);
 }
 
-/// A time that no clock can show is no deadline.
+/// A deadline that the clock cannot represent is no deadline.
 #[test]
 fn the_longest_deadline_is_none() {
     let groups = ThreadGroup::new(2).into_iter().map(|group| group.deadline(Duration::MAX)).collect();
@@ -123,7 +123,7 @@ fn the_longest_deadline_is_none() {
     assert_eq!(each(groups, &[rank, rank]), ["[0.0, 1.0]"; 2]);
 }
 
-/// Rows of the residual that are apart, dealt out so that ranks have fewer or none.
+/// A strided residual on ranks that own different numbers of rows, or none.
 #[test]
 fn a_strided_residual_is_dealt_out() {
     for (rows, ranks) in [(1, 2), (4, 3), (5, 4), (7, 2)] {
@@ -150,7 +150,8 @@ fn a_strided_residual_is_dealt_out() {
     }
 }
 
-/// A rank that cannot make its step has left the others waiting: it makes no further call, which might meet theirs.
+/// A rank that fails in an exchange leaves the others waiting. It makes no further call, which
+/// could be matched with another call of theirs.
 #[test]
 fn a_call_that_fails_between_exchanges_is_the_last() {
     let deadline = Duration::from_millis(100);
@@ -162,31 +163,37 @@ fn a_call_that_fails_between_exchanges_is_the_last() {
     let mut message = || rank.forward_reduced(&spec, Forward::new(&x, &mut y)).unwrap_err().to_string();
     let first = message();
     assert_eq!(first, "thread group device error: rank 1 did not come within 100ms");
-    let later = format!("sharded norm device error: a call of this rank has failed between two exchanges: {first}");
+    let later = format!(
+        "sharded norm device error: this rank failed between two exchanges of an earlier call, make a new group: {first}"
+    );
     assert_eq!([message(), message()], [later.clone(), later]);
 }
 
-/// What the composed form has no way to send is refused by name, and what validation refuses is not sent either.
+/// Calls that `Sharded` cannot send are refused with a reason, and so are invalid calls.
 #[test]
 fn calls_that_cannot_be_composed_are_refused_before_anything_is_sent() {
     let rank = Sharded::new(CpuBackend::new(), ThreadGroup::new(2).remove(0));
     let spec = NormSpec::rms(2, 3, 1e-6);
     let (x, residual, mut y, mut sum) = ([1.0f32; 8], [1.0f32; 6], [0.0f32; 8], [0.0f32; 8]);
     let message = |spec: &NormSpec, args: Forward<'_, f32>| rank.forward_reduced(spec, args).unwrap_err().to_string();
-    let sends =
-        |name: &str| format!("unsupported: a composed norm sends rows that lie side by side, those of {name} do not");
+    let sends = |name: &str| {
+        format!(
+            "unsupported: Sharded sends {name}, whose rows must be contiguous, got strided or grouped rows: pass a contiguous copy"
+        )
+    };
     assert_eq!(message(&spec, Forward::new(Rows::strided(&x[..], 4), &mut y[..6])), sends("x"));
     assert_eq!(message(&spec, Forward::new(&x[..6], Rows::strided(&mut y[..], 4))), sends("y"));
     let args = Forward::new(&x[..6], &mut y[..6]).residual(&residual).residual_out(Rows::strided(&mut sum[..], 4));
     assert_eq!(message(&spec, args), sends("residual_out"));
-    // Rows that lie side by side, in a group with a gap behind.
+    // Contiguous rows in groups that end with a gap.
     let mut long = [0.0f32; 20];
     let groups = RowGroups { rows: 2, stride: 20 };
     assert_eq!(message(&spec, Forward::new(&x[..6], Rows::grouped(&mut long[..], 3, groups))), sends("y"));
     assert_eq!(message(&spec, Forward::new(&x[..5], &mut y[..6])), "x: expected 6 elements, got 5");
-    let parts = "unsupported: a reduced x is one matrix on every rank, no sum of parts";
+    let parts = "unsupported: forward_reduced takes one matrix x on each rank, got a sum of parts: add the parts first";
     assert_eq!(message(&spec, Forward::new(&x[..6], &mut y[..6]).parts(1, 6)), parts);
-    let after = "unsupported: a reduced norm adds the residual before the norm";
+    let after =
+        "unsupported: forward_reduced needs ResidualPlacement::Before, got After: add the residual before the norm";
     let args = Forward::new(&x[..6], &mut y[..6]).residual(&residual).residual_out(&mut sum[..6]);
     assert_eq!(message(&spec.residual_after(), args), after);
 }

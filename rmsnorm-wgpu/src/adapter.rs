@@ -1,4 +1,4 @@
-//! Devices of our own: which adapters there are, in which order, and a device with all that one offers.
+//! Adapters in order of preference, and devices opened on them with all their features and limits.
 
 use std::env;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -11,17 +11,17 @@ use wgpu::{
 
 use crate::error::{WgpuFailure, unavailable};
 
-/// Part of an adapter's name, in any case: only adapters that have it are there.
+/// Part of an adapter's name, case-insensitive. Other adapters are ignored.
 const NAME_VARIABLE: &str = "WGPU_ADAPTER_NAME";
 
-/// What kernels or measurements make use of where it is there.
+/// Optional features that kernels or measurements use.
 const USEFUL: Features = Features::SUBGROUP
     .union(Features::SHADER_F16)
     .union(Features::TIMESTAMP_QUERY)
     .union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)
     .union(Features::PIPELINE_CACHE);
 
-/// What a device of ours has told outside of any call.
+/// Errors of a device opened by this crate that were reported outside of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     lost: OnceLock<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// What the next call answers: that the device is lost, or an error that nobody caught, once.
+    /// The error of the next call: the device is lost (every time), or an uncaptured error (once).
     pub(crate) fn failure(&self) -> Option<WgpuFailure> {
         if let Some(reason) = self.lost.get() {
             return Some(WgpuFailure::lost("the device", reason.as_str()));
@@ -38,16 +38,16 @@ impl Health {
     }
 }
 
-/// The adapters that can run kernels: discrete GPUs, integrated, virtual, others, software; of a kind as wgpu lists
-/// them. At least one.
+/// The adapters that can run kernels: discrete GPUs, integrated, virtual, others, software;
+/// adapters of the same kind in wgpu's order. At least one.
 ///
 /// # Errors
-/// `Unavailable` with what was tried, if there is none or none of the name asked for.
+/// `Unavailable`, with the adapters that were tried, if none is left.
 pub(crate) fn adapters() -> Result<Vec<Adapter>, Error> {
     let instance = instance()?;
     let listed = pollster::block_on(instance.enumerate_adapters(Backends::all()));
     if listed.is_empty() {
-        // Asked for one, wgpu says what it tried.
+        // A request for one adapter returns an error that says what wgpu tried.
         let tried = pollster::block_on(instance.request_adapter(&RequestAdapterOptions::default()));
         let tried = tried.map_or_else(|error| error.to_string(), |_| "wgpu lists no adapter".into());
         return Err(unavailable(tried));
@@ -71,28 +71,30 @@ pub(crate) fn adapters() -> Result<Vec<Adapter>, Error> {
     Ok(adapters)
 }
 
-/// The instance of all devices of our own: wgpu's handles mean something to their own instance only, and one that a
-/// call of another gets is not always noticed. `WGPU_BACKEND` counts as it was when the first was asked for.
+/// The instance of all devices opened by this crate. Handles are valid in their own instance only,
+/// and wgpu does not always notice a handle of another instance. `WGPU_BACKEND` is read once, at
+/// the first use.
 fn instance() -> Result<&'static Instance, Error> {
     static INSTANCE: OnceLock<Instance> = OnceLock::new();
-    // Without one, `Instance::new` panics.
+    // `Instance::new` panics without any backend.
     if Instance::enabled_backend_features().is_empty() {
         return Err(unavailable("wgpu was built without any of Vulkan, Metal and Direct3D 12"));
     }
     Ok(INSTANCE.get_or_init(|| {
         Instance::new(InstanceDescriptor {
-            // Validation layers, wgpu's default in debug builds, are for the developer of a graphics program to ask for.
+            // Validation layers (wgpu's default in debug builds) help graphics developers; they
+            // stay off unless the environment enables them.
             flags: InstanceFlags::empty().with_env(),
             ..InstanceDescriptor::new_without_display_handle_from_env()
         })
     }))
 }
 
-/// A device with everything that kernels can use of the adapter. What goes wrong outside of our calls is kept for the
-/// next one.
+/// A device with all features of the adapter that kernels can use. Errors outside of calls are kept
+/// for the next call.
 ///
 /// # Errors
-/// `Unavailable` if the adapter gives none.
+/// `Unavailable` if the adapter provides no device.
 pub(crate) fn open(adapter: &Adapter) -> Result<(Device, Queue, Arc<Health>), Error> {
     let descriptor = DeviceDescriptor {
         label: Some("rmsnorm"),

@@ -22,35 +22,38 @@ use crate::plan::{self, KEPT, Tuning};
 use crate::recording::{Recorder, Target};
 use crate::view::WgpuSlice;
 
-/// What compiles shaders, for a table of tiles: of another version it may make other kernels. A test compares.
+/// The shader compiler that a tuning table is valid for. A test compares it with Cargo.lock.
 const WGPU: &str = "wgpu 30";
 
-/// Normalizes tensors on any device that wgpu finds.
+/// Normalizes tensors on any device that wgpu supports.
 ///
-/// Cheap to clone; clones share the kernels compiled for the device and the workspace. Calls may come from any thread.
+/// Cheap to clone; clones share the compiled kernels of the device and the workspace. Calls may
+/// come from any thread.
 ///
 /// # Tensors
-/// Arguments are [`WgpuSlice`]s of buffers of the same device with `BufferUsages::STORAGE`, at any offset that is a
-/// multiple of the element's size. Buffers of elements below 32 bits need a size that is a multiple of 4 bytes. Several tensors
-/// may lie in one buffer, interleaved ones too. Rules that a call breaks are [`Error::InvalidArgument`] and name the tensor;
-/// a buffer that is destroyed, mapped or of another device is [`Error::Device`] with wgpu's words. wgpu cannot tell the
-/// buffers of one [`wgpu::Instance`] from those of another: do not mix them. All that [`new`](Self::new) opens is of one.
+/// Arguments are [`WgpuSlice`]s of buffers of the same device with `BufferUsages::STORAGE`, at any
+/// offset that is a multiple of the element's size. Buffers of 8-bit and 16-bit elements need a
+/// size that is a multiple of 4 bytes. Several tensors may share a buffer, also interleaved. A call
+/// that breaks a rule returns [`Error::InvalidArgument`] with the name of the tensor. A buffer that
+/// is destroyed, mapped or of another device is [`Error::Device`] with wgpu's message. wgpu cannot
+/// tell the buffers of one [`wgpu::Instance`] from buffers of another instance: do not mix them.
+/// All devices of [`new`](Self::new) share one instance.
 ///
 /// # Ordering
-/// The methods of [`NormBackend`] record and submit; the `encode_` methods record into an encoder or a compute pass of the
-/// caller's, as a [`Recorder`] does with calls of code that is generic over the backend. None waits, none copies a tensor.
-/// wgpu orders what follows, within an encoder and from submission to submission.
+/// The methods of [`NormBackend`] record and submit. The `encode_` methods record into an encoder
+/// or a compute pass of the caller; a [`Recorder`] does so for code that is generic over the
+/// backend. No method waits or copies a tensor. wgpu orders commands within an encoder and across
+/// submissions.
 ///
 /// # Memory
-/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`] elements. It is passed
-/// in, or the one that the backend keeps is used, which grows to the largest that was needed and is freed with the last
-/// clone. Each call has a uniform buffer of some hundred bytes besides.
+/// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`]
+/// f32. Pass one, or the backend uses its own, which grows to the largest size needed and is freed
+/// with the last clone. Each call also has a uniform buffer of a few hundred bytes.
 ///
 /// # First use
-/// A kernel is compiled when it is first used, which takes a driver tens of milliseconds, and longer in software;
-/// [`NormBackend::prepare`] does it ahead. Where
-/// the device was opened with `Features::PIPELINE_CACHE`, as [`new`](Self::new) does, what the driver compiled is kept on
-/// disk.
+/// A kernel is compiled at its first use. This takes a driver tens of milliseconds, and a software
+/// device longer. [`NormBackend::prepare`] compiles in advance. If the device has
+/// `Features::PIPELINE_CACHE`, as devices of [`new`](Self::new) do, compiled code is kept on disk.
 ///
 /// # Example
 /// ```no_run
@@ -82,7 +85,7 @@ const WGPU: &str = "wgpu 30";
 #[derive(Clone)]
 pub struct WgpuBackend {
     shared: Arc<Shared>,
-    /// Of a recorder: the calls that were not encoded yet.
+    /// The calls of a recorder that were not encoded yet.
     kept: Option<Arc<Mutex<Vec<Work>>>>,
 }
 
@@ -90,49 +93,53 @@ struct Shared {
     device: Device,
     queue: Queue,
     caps: Caps,
-    /// What a table of the device is for, and where the one in use comes from.
+    /// The device, driver and library that a tuning table must be made for; and the source of the
+    /// table in use.
     identity: Identity,
     source: Source,
-    /// A key says all of a tile, so that backends with other tables share what they have in common.
+    /// A key contains the whole tile, so backends with different tables can share kernels.
     kernels: Arc<Kernels>,
-    /// The gradients' workspace, for calls that bring none.
+    /// The gradient workspace for calls without one.
     workspace: Mutex<Option<Buffer>>,
-    /// Of a device that we opened.
+    /// Set if this crate opened the device.
     own: Option<Own>,
     description: String,
 }
 
-/// What is known of a device of our own.
+/// State of a device that this crate opened.
 #[derive(Clone)]
 struct Own {
-    /// The number of its adapter.
+    /// The index of its adapter.
     ordinal: usize,
     health: Arc<Health>,
 }
 
 impl WgpuBackend {
-    /// A backend on this device, which submits to this queue of it. The caller keeps both for anything else, too.
+    /// A backend on an existing device that submits to `queue`. The caller can keep using both.
     ///
-    /// The device's features and limits are taken as they are. More of them make more possible: subgroups
-    /// (`Features::SUBGROUP`), fast f16 (`Features::SHADER_F16`, whose conversions are checked here, for which the queue is
-    /// waited for), workgroups of more than 256 invocations, bindings of more than 128 MiB before a tensor is
-    /// worked on in parts, a pipeline cache. wgpu tells a lost device to the callback of its owner only; where a call
-    /// notices, it answers [`Error::Device`].
+    /// The device's features and limits are used as they are. Optional: subgroups
+    /// (`Features::SUBGROUP`), fast f16 (`Features::SHADER_F16`; its conversions are checked here,
+    /// which waits for the queue), workgroups of more than 256 invocations, bindings of more than
+    /// 128 MiB (larger tensors are processed in parts), and a pipeline cache. wgpu reports a lost
+    /// device only to its owner's callback. A call that notices it returns [`Error::Device`].
     ///
     /// # Errors
-    /// `Unavailable` if the device's limits leave no room for any kernel, or `RMSNORM_TUNING` names a table that does not fit.
+    /// `Unavailable` if the device's limits are too low for any kernel, or `RMSNORM_TUNING` names a
+    /// table that is invalid or for another device.
     pub fn from_device(device: Device, queue: Queue) -> Result<Self, Error> {
         WgpuBackend::build(device, queue, None)
     }
 
-    /// A backend on a device of its own, on one of the machine's adapters, with all its limits.
+    /// A backend on a new device, on adapter `ordinal` of the machine, with all limits of the
+    /// adapter.
     ///
-    /// Adapters are counted from discrete GPUs over integrated and virtual ones to software. The environment variable
-    /// `WGPU_BACKEND` chooses among `vulkan`, `metal` and `dx12`; `WGPU_ADAPTER_NAME`, if set, is a part of the name of
-    /// the adapters that count, in any case.
+    /// Adapters are ordered: discrete GPUs, integrated, virtual, software. The environment variable
+    /// `WGPU_BACKEND` selects among `vulkan`, `metal` and `dx12`. `WGPU_ADAPTER_NAME`, if set, must
+    /// be part of the adapter's name (case-insensitive).
     ///
     /// # Errors
-    /// `Unavailable` if there is no such adapter, with what was tried, or if it gives no device.
+    /// `Unavailable` if there is no such adapter, with the adapters that were tried, or if it
+    /// provides no device.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         let adapters = adapter::adapters()?;
         let Some(adapter) = adapters.get(ordinal) else {
@@ -143,10 +150,10 @@ impl WgpuBackend {
         WgpuBackend::build(device, queue, Some(Own { ordinal, health }))
     }
 
-    /// How many adapters [`new`](Self::new) can choose from; at least 1.
+    /// Number of adapters that [`new`](Self::new) can choose from, at least 1.
     ///
     /// # Errors
-    /// `Unavailable` if there is none, with what was tried.
+    /// `Unavailable` if there is none, with the adapters that were tried.
     pub fn device_count() -> Result<usize, Error> {
         adapter::adapters().map(|adapters| adapters.len())
     }
@@ -168,7 +175,7 @@ impl WgpuBackend {
         Ok(WgpuBackend { shared: Arc::new(shared), kept: None })
     }
 
-    /// The same device by other plans and kernels, with a workspace of its own.
+    /// The same device with other capabilities and kernels, and a new workspace.
     fn by(&self, caps: Caps, source: Source, kernels: Arc<Kernels>) -> Self {
         let Shared { device, queue, identity, own, description, .. } = &*self.shared;
         let shared = Shared {
@@ -185,32 +192,33 @@ impl WgpuBackend {
         WgpuBackend { shared: Arc::new(shared), kept: None }
     }
 
-    /// The same device, planned by another table.
+    /// The same device with another tuning table.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Self {
         let Shared { caps, kernels, .. } = &*self.shared;
         self.by(Caps { tuning, ..*caps }, Source::Tried, kernels.clone())
     }
 
-    /// Which table calls are planned by, in words: `built in`, or a file and when it was made.
+    /// The tuning table in use: `built in`, or a file and its date.
     pub fn tuning(&self) -> String {
         self.shared.source.to_string()
     }
 
-    /// What a table of the device is for.
+    /// The device, driver and library that a tuning table must be made for.
     #[cfg(feature = "conformance")]
     pub(crate) fn identity(&self) -> &Identity {
         &self.shared.identity
     }
 
-    /// The same device with kernels of its own, compiled with the checks of bounds and loops that wgpu adds to shaders
-    /// it does not trust. Slower, with equal results: for those who would rather not trust this crate's shaders.
+    /// The same device with separate kernels, compiled with the bounds and loop checks that wgpu
+    /// adds to untrusted shaders. Slower, with equal results. Use it if you do not want to trust
+    /// this crate's shaders.
     pub fn checked(&self) -> Self {
         let Shared { device, caps, source, .. } = &*self.shared;
         self.by(*caps, source.clone(), Arc::new(Kernels::new(device.clone(), caps, false)))
     }
 
-    /// The same device as if it had no subgroups. For tests.
+    /// The same device without subgroups. For tests.
     #[doc(hidden)]
     pub fn without_subgroups(&self) -> Self {
         let Shared { device, caps, source, .. } = &*self.shared;
@@ -218,7 +226,7 @@ impl WgpuBackend {
         self.by(Caps { subgroup: None, ..*caps }, source.clone(), kernels)
     }
 
-    /// The same device as if its conversions of f16 were none to rely on. For tests.
+    /// The same device with f16 converted by integer arithmetic. For tests.
     #[doc(hidden)]
     pub fn with_integer_f16(&self) -> Self {
         let Shared { device, caps, source, .. } = &*self.shared;
@@ -233,17 +241,17 @@ impl WgpuBackend {
         self.caps().f16 == F16::Converts
     }
 
-    /// The number of the adapter that [`new`](Self::new) was asked for; `None` on a device of the caller's.
+    /// The adapter index passed to [`new`](Self::new); `None` for a device of the caller.
     pub fn ordinal(&self) -> Option<usize> {
         self.shared.own.as_ref().map(|own| own.ordinal)
     }
 
-    /// Whether the device is a processor that plays a GPU: it takes minutes for what others do in seconds.
+    /// Whether the device is a software renderer, which is orders of magnitude slower than a GPU.
     pub fn is_software(&self) -> bool {
         self.device().adapter_info().device_type == DeviceType::Cpu
     }
 
-    /// The device that tensors lie on.
+    /// The device of the tensors.
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
@@ -253,12 +261,13 @@ impl WgpuBackend {
         &self.shared.queue
     }
 
-    /// Encodes a forward call, [`NormBackend::forward`], into an encoder or a compute pass of the same device: `&mut encoder`
-    /// or `&mut pass`. It runs when the encoder's commands are submitted.
+    /// Encodes a forward call, [`NormBackend::forward`], into an encoder or a compute pass of the
+    /// same device: `&mut encoder` or `&mut pass`. It runs when the encoder's commands are
+    /// submitted.
     ///
     /// # Errors
-    /// As [`NormBackend::forward`]; nothing is recorded then. What is wrong with a buffer only when the commands are
-    /// submitted, such as being mapped, is the submission's error.
+    /// As [`NormBackend::forward`]; nothing is recorded then. Buffer errors that wgpu detects at
+    /// submission, such as a mapped buffer, are errors of the submission.
     pub fn encode_forward<'t, 'p: 't, T: Element, W: Element, R: Element>(
         &self,
         target: impl Into<Target<'t, 'p>>,
@@ -270,11 +279,12 @@ impl WgpuBackend {
         })
     }
 
-    /// Encodes a backward call, [`NormBackend::backward`]. The workspace that the backend keeps is used from here to the
-    /// end of this call's commands, so encoders of several threads may use it, each in its turn.
+    /// Encodes a backward call, [`NormBackend::backward`]. The backend's workspace holds data only
+    /// between the commands of one call, so encoders of several threads can share it.
     ///
     /// # Errors
-    /// As [`encode_forward`](Self::encode_forward); `InvalidArgument` for `GradReduction::Atomics` in a compute pass.
+    /// As [`encode_forward`](Self::encode_forward). `InvalidArgument` for `GradReduction::Atomics` in
+    /// a compute pass.
     pub fn encode_backward<'t, 'p: 't, T: Element, W: Element, R: Element>(
         &self,
         target: impl Into<Target<'t, 'p>>,
@@ -301,17 +311,18 @@ impl WgpuBackend {
         })
     }
 
-    /// A backend on the same device, with the same kernels, whose calls are encoded where the caller says.
+    /// A backend on the same device, with the same kernels, that records its calls until they are
+    /// encoded.
     pub fn recorder(&self) -> Recorder {
         Recorder::new(WgpuBackend { kept: Some(Arc::default()), ..self.clone() })
     }
 
-    /// Makes one submission of all calls that `calls` makes to the backend it is given. They share a compute pass, which is
-    /// faster than one for each, by about 7 us a call on an H200; it ends before a backward call with
+    /// Submits all calls that `calls` makes, in one submission. They share a compute pass, which
+    /// saves about 7 us per call on an H200. The pass ends before a backward call with
     /// `GradReduction::Atomics`, which zeroes its workspace.
     ///
     /// # Errors
-    /// Those of `calls`, and nothing is submitted; `Device` if the submission fails.
+    /// Any error of `calls`, and nothing is submitted; `Device` if the submission fails.
     pub fn batch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
         let recorder = self.recorder();
         let output = calls(&recorder)?;
@@ -324,13 +335,13 @@ impl WgpuBackend {
         })
     }
 
-    /// Copies elements by a kernel, as far as the shorter of the two goes. For measurements.
+    /// Copies elements with a kernel, up to the shorter length. For measurements.
     #[doc(hidden)]
     pub fn copy<T: Element>(&self, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>) -> Result<(), Error> {
         self.run(|| launch::copy(self, from, to))
     }
 
-    /// How many kernels were made. For tests.
+    /// Number of compiled kernels. For tests.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     pub fn kernel_count(&self) -> usize {
@@ -346,20 +357,20 @@ impl WgpuBackend {
         scoped(self.device(), "encoding", || launch::encode(&[prepare()?], target))
     }
 
-    /// Encodes the calls that were kept, and keeps them no longer.
+    /// Encodes the recorded calls and clears the list.
     pub(crate) fn encode_kept(&self, target: Target<'_, '_>) -> Result<(), Error> {
         let Some(kept) = &self.kept else { return Ok(()) };
         self.check_health()?;
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         scoped(self.device(), "encoding", || {
             launch::encode(&kept, target)?;
-            // Whatever the device says of them: they are in the target.
+            // They are in the target now, even if the device reports an error.
             kept.clear();
             Ok(())
         })
     }
 
-    /// Records and submits, or keeps what a recorder will encode.
+    /// Records and submits a call, or adds it to the recorder's list.
     fn run(&self, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
         self.check_health()?;
         scoped(self.device(), "a call", || {
@@ -378,7 +389,7 @@ impl WgpuBackend {
         })
     }
 
-    /// What is known of a device of our own: it is lost, or something failed where no error could be returned.
+    /// Returns an error reported outside of calls, on a device that this crate opened.
     pub(crate) fn check_health(&self) -> Result<(), Error> {
         let failure = self.shared.own.as_ref().and_then(|own| own.health.failure());
         failure.map_or(Ok(()), |failure| Err(device_error(failure)))
@@ -392,8 +403,9 @@ impl WgpuBackend {
         &self.shared.caps
     }
 
-    /// The backend's own workspace, with room for that many f32. Calls use it one after the other: each in a stretch of
-    /// commands of one encoder, and encoders of a queue run in order. A fresh one would be zeroed by wgpu every time.
+    /// The backend's workspace, at least `len` f32. Each call's use is contiguous in one encoder,
+    /// and encoders of a queue run in order, so calls can share it. wgpu would zero a new buffer
+    /// each time.
     pub(crate) fn workspace(&self, len: u64) -> Result<Buffer, Error> {
         let size = len.saturating_mul(size_of::<f32>() as u64);
         let mut kept = self.shared.workspace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -405,7 +417,7 @@ impl WgpuBackend {
             let rule = format!("a buffer of this device has at most {most} bytes, got a workspace of {size}");
             return Err(unsupported(rule));
         }
-        // Only one that is there is kept.
+        // Only a buffer that was created is kept.
         let buffer = scoped(self.device(), "making the workspace", || {
             let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;
             let label = Some("rmsnorm workspace");
@@ -415,8 +427,9 @@ impl WgpuBackend {
     }
 }
 
-/// The device in words: `NVIDIA H200, vulkan, driver NVIDIA 580.82.07, subgroups of 32, 1024 invocations, 48 KiB of
-/// workgroup memory, bindings of 2.0 GiB, 1048576 storage buffers, f16 by conversions`.
+/// The device's properties: `NVIDIA H200, vulkan, driver NVIDIA 580.82.07, subgroups of 32, 1024
+/// invocations, 48 KiB of workgroup memory, bindings of 2.0 GiB, 1048576 storage buffers, f16 by
+/// conversions`.
 impl fmt::Display for WgpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shared.description)
@@ -465,7 +478,7 @@ impl NormBackend for WgpuBackend {
     }
 }
 
-/// What a table of the device is for: its adapter and driver, and what of its limits decides how threads share a row.
+/// The key of a tuning table: adapter, driver, and the limits that tiles depend on.
 fn identity(device: &Device, caps: &Caps) -> Identity {
     let info = device.adapter_info();
     let subgroups = caps.subgroup.map_or("no subgroups".into(), |lanes| format!("subgroups of {lanes}"));
@@ -505,7 +518,7 @@ fn describe(device: &Device, caps: &Caps) -> String {
     )
 }
 
-/// A size for readers: `48 KiB`, `2.0 GiB`.
+/// A human-readable size: `48 KiB`, `2.0 GiB`.
 fn bytes(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -519,7 +532,7 @@ fn bytes(bytes: u64) -> String {
 mod tests {
     use super::{WGPU, bytes};
 
-    /// The one that Cargo has chosen, where the lock file is there to tell.
+    /// Compares with Cargo.lock, if present.
     #[test]
     fn the_version_of_wgpu_is_told() {
         let Ok(lock) = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.lock")) else { return };

@@ -1,4 +1,4 @@
-//! What a device offers to plans and programs, read once.
+//! Capabilities of a device that plans and programs depend on, read once.
 
 mod f16;
 
@@ -7,33 +7,33 @@ use wgpu::{Device, DeviceType, Features, Queue};
 use crate::plan::{Tuning, Unfit};
 pub(crate) use f16::F16;
 
-/// What a plan depends on besides the problem and how its tensors lie: limits that the device was asked for, which may
-/// be less than its adapter has.
+/// The device properties that a plan depends on. They are the limits requested for the device,
+/// which may be lower than the adapter's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
-    /// Threads of a workgroup.
+    /// Maximum threads per workgroup.
     pub(crate) max_threads: u32,
-    /// Bytes of memory that the threads of a workgroup share.
+    /// Bytes of workgroup memory.
     pub(crate) workgroup_bytes: u32,
-    /// Bytes of a storage buffer that one binding reaches.
+    /// Maximum bytes of a storage buffer binding.
     pub(crate) binding_bytes: u64,
-    /// What the offsets of bindings are multiples of; at least 16, so that a binding moves no tensor off its packs.
+    /// Alignment of binding offsets; at least 16, so that packs stay aligned in a binding.
     pub(crate) offset_alignment: u32,
-    /// Workgroups in a dimension of a dispatch.
+    /// Maximum workgroups in one dimension of a dispatch.
     pub(crate) groups_per_dimension: u32,
-    /// Lanes of every subgroup, where they are the same in all programs.
+    /// Lanes per subgroup, if constant for all programs.
     pub(crate) subgroup: Option<u32>,
-    /// Workgroups of 128 threads that fill the device: a guess by its kind, since wgpu does not tell how many processors
-    /// there are.
+    /// Workgroups of 128 threads that fill the device. Estimated from the device type, since wgpu
+    /// does not report the number of multiprocessors.
     pub(crate) workgroups: u32,
     /// How programs convert f16.
     pub(crate) f16: F16,
-    /// What was measured to be best. A table that was measured on the device itself can take its place.
+    /// Measured tile sizes: the built-in table, or one measured on this device.
     pub(crate) tuning: &'static Tuning,
 }
 
 impl Caps {
-    /// Those of a device, with the features and limits that it was made with.
+    /// The capabilities of a device, from the features and limits that it was created with.
     pub(crate) fn read(device: &Device, queue: &Queue) -> Self {
         let (limits, info) = (device.limits(), device.adapter_info());
         let is_fixed = info.subgroup_min_size == info.subgroup_max_size
@@ -47,7 +47,7 @@ impl Caps {
             groups_per_dimension: limits.max_compute_workgroups_per_dimension,
             subgroup: is_fixed.then_some(info.subgroup_min_size),
             workgroups: match info.device_type {
-                // Four for each of an H200's 132 processors.
+                // Four for each of an H200's 132 multiprocessors.
                 DeviceType::DiscreteGpu => 528,
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,
@@ -57,7 +57,7 @@ impl Caps {
         }
     }
 
-    /// Whether every program has a form that the device takes.
+    /// Checks that every program has a form that fits the device.
     ///
     /// # Errors
     /// [`Unfit::Device`]
@@ -69,12 +69,12 @@ impl Caps {
         Ok(())
     }
 
-    /// So many threads, or the greatest power of two that a workgroup may have.
+    /// `wanted` threads, or the largest power of two that fits a workgroup.
     pub(crate) const fn threads(&self, wanted: u32) -> u32 {
         self.threads_with(wanted, 1)
     }
 
-    /// As [`Caps::threads`], for threads that each take `bytes` of workgroup memory.
+    /// As [`Caps::threads`], with `bytes` of workgroup memory per thread.
     pub(crate) const fn threads_with(&self, wanted: u32, bytes: u32) -> u32 {
         let by_memory = self.workgroup_bytes / bytes;
         let most = if self.max_threads < by_memory { self.max_threads } else { by_memory };
@@ -85,33 +85,33 @@ impl Caps {
         }
     }
 
-    /// Bytes that a tensor may have to be bound at once, wherever it begins. Binding and tensor begin at most one
-    /// alignment apart, and no binding is so long that an index of 16-bit elements leaves 31 bits.
+    /// Maximum bytes of a tensor that fits one binding at any offset. The binding starts less than
+    /// one alignment before the tensor. Element indices must fit 31 bits.
     pub(crate) const fn available_bytes(&self) -> u64 {
         let most = i32::MAX as u64;
         let bytes = if self.binding_bytes < most { self.binding_bytes } else { most };
-        // Bindings are whole words.
+        // A binding has a multiple of 4 bytes.
         (bytes / 4 * 4).saturating_sub(self.offset_alignment as u64)
     }
 
-    /// Workgroups of a dispatch: those of two dimensions.
+    /// Maximum workgroups of a dispatch, over two dimensions.
     pub(crate) const fn most_groups(&self) -> u64 {
-        // More would not be counted in 32 bits.
+        // The product must fit 32 bits.
         let side = if self.groups_per_dimension < 65535 { self.groups_per_dimension } else { 65535 };
         side as u64 * side as u64
     }
 }
 
-/// Whether the sums of a row may go through subgroups of that many lanes. In smaller ones the chain of additions over
-/// the subgroups of a row would be longer than math.md section 4 allows.
+/// Whether sums of a row may use subgroups of `lanes` lanes. Smaller subgroups would need longer
+/// addition chains over a row than math.md section 4 allows.
 const fn is_usable_subgroup(lanes: u32) -> bool {
     lanes.is_power_of_two() && 8 <= lanes && lanes <= 128
 }
 
-/// Devices that tests plan for on machines without one.
+/// Devices for tests of plans, which need no GPU.
 #[cfg(test)]
 impl Caps {
-    /// An H200 through Vulkan, with all that its adapter has.
+    /// An H200 through Vulkan, with all limits of the adapter.
     pub(crate) const fn h200() -> Self {
         Caps {
             max_threads: 1024,
@@ -144,7 +144,7 @@ impl Caps {
         Caps { workgroup_bytes: 16352, subgroup: None, ..Caps::laptop() }
     }
 
-    /// Mesa's software device, with all that its adapter has.
+    /// Mesa's software device, with all limits of the adapter.
     pub(crate) const fn lavapipe() -> Self {
         Caps {
             workgroup_bytes: 32 << 10,
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// As many as are wanted, else a power of two: within a workgroup's threads and its memory.
+    /// The wanted number, or the largest power of two that fits the limits of threads and memory.
     #[test]
     fn threads_are_as_many_as_a_workgroup_has_and_its_memory_holds() {
         let caps = |max_threads, workgroup_bytes| Caps { max_threads, workgroup_bytes, ..Caps::phone() };

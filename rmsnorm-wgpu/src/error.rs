@@ -1,4 +1,5 @@
-//! What wgpu reports, as values: error scopes around everything that wgpu would otherwise hand to a handler that panics.
+//! wgpu errors as values: calls run inside error scopes, because wgpu's default error handler
+//! panics.
 
 use std::fmt;
 
@@ -8,7 +9,7 @@ use wgpu::{Device, ErrorFilter};
 /// The name of the backend in every error.
 pub(crate) const BACKEND: &str = "wgpu";
 
-/// Something that wgpu refused or a device could not do: the source of [`Error::Device`].
+/// An operation that wgpu refused or the device could not perform: the source of [`Error::Device`].
 ///
 /// # Example
 /// ```
@@ -44,7 +45,7 @@ impl Kind {
 }
 
 impl WgpuFailure {
-    /// What a scope has caught.
+    /// An error caught by a scope.
     pub(crate) fn caught(operation: &'static str, error: &wgpu::Error) -> Self {
         let (kind, description) = match error {
             wgpu::Error::OutOfMemory { source } => (Kind::OutOfMemory, chain(source.as_ref())),
@@ -54,33 +55,35 @@ impl WgpuFailure {
         WgpuFailure { operation, kind, description }
     }
 
-    /// A device that does not answer any more.
+    /// A device that is lost.
     pub(crate) fn lost(operation: &'static str, description: impl Into<String>) -> Self {
         WgpuFailure { operation, kind: Kind::Lost, description: description.into() }
     }
 
-    /// A failure that no scope reports.
+    /// An error that no scope reports.
     pub(crate) fn internal(operation: &'static str, description: impl fmt::Display) -> Self {
         WgpuFailure { operation, kind: Kind::Internal, description: description.to_string() }
     }
 
-    /// Whether the device had no room left. Smaller calls may succeed, or the same one when memory was freed.
+    /// Whether the device was out of memory. Smaller calls may succeed, or the same call after
+    /// memory is freed.
     pub fn is_out_of_memory(&self) -> bool {
         self.kind == Kind::OutOfMemory
     }
 
-    /// Whether the device is lost: the driver gave up on it, or it was destroyed. No later call on it can succeed.
+    /// Whether the device is lost: the driver reset it, or it was destroyed. No later call on it
+    /// can succeed.
     pub fn is_device_lost(&self) -> bool {
         self.kind == Kind::Lost
     }
 
-    /// Whether wgpu refused the call: a buffer that was destroyed, is mapped, or belongs to another device.
+    /// Whether wgpu refused the call: a buffer is destroyed, mapped, or belongs to another device.
     pub fn is_validation(&self) -> bool {
         self.kind == Kind::Validation
     }
 }
 
-/// An error and what caused it, on one line.
+/// An error and its causes, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -111,24 +114,25 @@ pub(crate) fn unsupported(rule: impl Into<String>) -> Error {
     Error::Unsupported { rule: rule.into() }
 }
 
-/// Runs `work` with every error of the device caught, of this thread only. What wgpu reports goes before what `work`
-/// returns, whose failures follow from it.
+/// Runs `work` and catches every device error of this thread. An error that wgpu reports takes
+/// precedence over the result of `work`, because failures in `work` follow from it.
 ///
 /// # Errors
-/// `Device` with what wgpu reported; those of `work`.
+/// `Device` with wgpu's error; errors of `work`.
 pub(crate) fn scoped<O>(
     device: &Device,
     operation: &'static str,
     work: impl FnOnce() -> Result<O, Error>,
 ) -> Result<O, Error> {
-    // One scope catches one kind. Popped in reverse, which wgpu asserts.
+    // A scope catches one kind of error. wgpu requires that scopes are popped in reverse order.
     let memory = device.push_error_scope(ErrorFilter::OutOfMemory);
     let validation = device.push_error_scope(ErrorFilter::Validation);
     let internal = device.push_error_scope(ErrorFilter::Internal);
     let output = work();
-    // Ready at once: native devices report while they are called.
+    // The futures are ready: native devices report errors during the call.
     let [internal, validation, memory] = [internal, validation, memory].map(|scope| pollster::block_on(scope.pop()));
-    // Of several, the first in this order is the cause: what could not be allocated is invalid where it is used.
+    // The first error in this order is the cause: a buffer that could not be allocated is invalid
+    // at its use.
     match memory.or(internal).or(validation) {
         Some(error) => Err(device_error(WgpuFailure::caught(operation, &error))),
         None => output,

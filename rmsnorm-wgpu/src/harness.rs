@@ -12,7 +12,7 @@ use crate::error::{WgpuFailure, device_error, scoped};
 use crate::plan::Layout;
 use crate::{WgpuBackend, WgpuSlice, plan};
 
-/// A buffer of the suite's: elements, then what makes its size a multiple of 4 bytes.
+/// A buffer of the suite: elements, and padding to a multiple of 4 bytes.
 #[derive(Debug)]
 pub struct TestBuffer<T> {
     buffer: Buffer,
@@ -21,10 +21,10 @@ pub struct TestBuffer<T> {
 }
 
 impl<T: Stored> TestBuffer<T> {
-    /// A buffer of that many elements, all zero.
+    /// A buffer of `len` elements, all zero.
     ///
     /// # Errors
-    /// `Device` if the device has no room for it, or not in one buffer.
+    /// `Device` if it does not fit the device's memory or its maximum buffer size.
     pub fn new(backend: &WgpuBackend, len: usize) -> Result<Self, Error> {
         let buffer = scoped(backend.device(), "making a buffer", || Ok(make(backend, size::<T>(len), false)))?;
         Ok(TestBuffer { buffer, len, element: PhantomData })
@@ -32,7 +32,7 @@ impl<T: Stored> TestBuffer<T> {
 }
 
 impl<T> TestBuffer<T> {
-    /// The buffer itself.
+    /// The wgpu buffer.
     pub const fn buffer(&self) -> &Buffer {
         &self.buffer
     }
@@ -46,17 +46,18 @@ impl Harness for WgpuBackend {
         self
     }
 
-    /// What WGSL promises, not what a device does: a sum or product is either neighbour of the exact value, an inverse
-    /// root is within 2 units in the last place, subnormals may be zero, NaN and infinity may be anything. Averages are
-    /// products with a `1 / cols` that the host has rounded. 16-bit values are rounded by integer arithmetic, which is
-    /// exact, or as that does: `caps/f16.rs`.
+    /// The guarantees of WGSL, not of one device: a sum or product is one of the two floats next to
+    /// the exact value, an inverse square root is within 2 ulp, subnormals may be flushed, NaN and
+    /// infinity are unspecified. Averages are products with `1 / cols`, which the host rounds.
+    /// 16-bit values are rounded by exact integer arithmetic or equivalent conversions
+    /// (`caps/f16.rs`).
     fn arithmetic(&self) -> Arithmetic {
         let unit_roundoff = 1.0 / f64::from(1u32 << 23);
         Arithmetic {
             unit_roundoff,
             rstd_error: 2.0 * unit_roundoff,
             mean_roundings: 1.5,
-            // A reciprocal, which is within 2.5 units in the last place, and a product by it.
+            // A reciprocal, within 2.5 ulp, and a product.
             quotient_error: 3.5 * unit_roundoff,
             store: StoreRounding::NearestEven,
             flushes_subnormals: true,
@@ -111,7 +112,7 @@ impl Harness for WgpuBackend {
         scoped(self.device(), "upload", || {
             for (first, part) in parts {
                 let first = first * size_of::<T>();
-                // Writes begin and end with a word. What is beside a part nobody has set.
+                // Writes begin and end at a word. Bytes around a part have not been set yet.
                 let before = first % WORD;
                 let mut bytes = vec![0; before];
                 bytes.extend_from_slice(bytemuck::cast_slice(part));
@@ -143,7 +144,7 @@ impl Harness for WgpuBackend {
             let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(&buffer.buffer, from as u64, &staging, 0, words as u64);
             self.queue().submit([encoder.finish()]);
-            // The outcome is that of `get_mapped_range` below.
+            // `get_mapped_range` below reports the outcome.
             staging.map_async(MapMode::Read, .., |_| {});
             Ok(staging)
         })?;
@@ -164,10 +165,10 @@ impl Harness for WgpuBackend {
     }
 }
 
-/// What copies and writes are multiples of, in bytes.
+/// Copies and writes have a multiple of this many bytes.
 const WORD: usize = 4;
 
-/// Bytes of a buffer of that many elements: none has 0, and what is copied is a multiple of 4.
+/// Bytes of a buffer for `len` elements: a multiple of 4, at least 4.
 fn size<T>(len: usize) -> u64 {
     (len as u64).saturating_mul(size_of::<T>() as u64).checked_next_multiple_of(4).unwrap_or(u64::MAX).max(4)
 }

@@ -1,4 +1,4 @@
-//! Compiled kernels of one device: a map from what a program is made for to its pipeline.
+//! Compiled kernels of one device: a map from kernel key to pipeline.
 
 mod trusted;
 
@@ -21,18 +21,18 @@ use crate::params::Params;
 use crate::plan::{KernelKey, Plan};
 use crate::source;
 
-/// The kind of what is kept on disk.
+/// The magic number of the cache file.
 const MAGIC: &Magic = b"rmsnorm wgpu  1\n";
 
-/// How often what the driver compiled is written to disk while new pipelines keep coming.
+/// Minimum time between writes of the pipeline cache to disk while pipelines are compiled.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A pipeline and what it binds.
+/// A pipeline and its bindings.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) layout: BindGroupLayout,
-    /// Storage buffers; the uniform buffer comes on top.
+    /// Storage buffers, without the uniform buffer.
     pub(crate) bindings: Vec<source::Binding>,
 }
 
@@ -47,24 +47,26 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// No kernels yet. `is_trusted`: without the run-time checks that wgpu adds.
+    /// No kernels yet. `is_trusted`: compile without wgpu's run-time checks.
     pub(crate) fn new(device: Device, caps: &Caps, is_trusted: bool) -> Self {
         let disk = Disk::open(&device);
         Kernels { device, is_trusted, f16: caps.f16, made: RwLock::default(), disk }
     }
 
-    /// How many were made.
+    /// Number of compiled kernels.
     #[cfg(feature = "conformance")]
     pub(crate) fn len(&self) -> usize {
         self.made.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The kernel of that key in a plan. If it is not there, all of the plan that are not are compiled first, side by side.
+    /// The kernel of a key in a plan. If it is not compiled yet, all missing kernels of the plan
+    /// are compiled first, in parallel.
     ///
-    /// Threads that need the same new kernel at once may each compile it; one of the copies is kept.
+    /// If several threads compile the same kernel at once, one copy is kept.
     ///
     /// # Errors
-    /// `Unsupported` if one takes more storage buffers than the device has; `Device` if the device does not take it.
+    /// `Unsupported` if a kernel needs more storage buffers than the device has; `Device` if the
+    /// device rejects it.
     pub(crate) fn get(&self, key: &KernelKey, plan: &Plan) -> Result<Arc<Kernel>, Error> {
         if let Some(kernel) = self.find(key) {
             return Ok(kernel);
@@ -73,7 +75,7 @@ impl Kernels {
         self.find_or_make(key)
     }
 
-    /// Compiles those that are not there, on several threads.
+    /// Compiles the missing kernels of `keys`, on several threads.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -84,7 +86,7 @@ impl Kernels {
     }
 
     fn find(&self, key: &KernelKey) -> Option<Arc<Kernel>> {
-        // A thread that panicked has not left the map half-written: what is inserted was finished before.
+        // A poisoned map is valid: only finished kernels are inserted.
         self.made.read().unwrap_or_else(PoisonError::into_inner).get(key).map(Arc::clone)
     }
 
@@ -92,7 +94,8 @@ impl Kernels {
         let (bound, most) = (source::bindings(key).len(), self.device.limits().max_storage_buffers_per_shader_stage);
         if bound > most as usize {
             let rule = format!(
-                "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call",
+                "a kernel of this device has at most {most} storage buffers, {} takes {bound} for the tensors of this call: pass \
+                 fewer tensors, or request a larger max_storage_buffers_per_shader_stage",
                 key.program.info().stem
             );
             return Err(unsupported(rule));
@@ -144,7 +147,7 @@ impl Kernels {
             entry_point: Some(source::ENTRY),
             compilation_options: PipelineCompilationOptions {
                 constants: &[],
-                // Programs read no slot of workgroup memory that they have not written.
+                // Programs read no workgroup memory before writing it.
                 zero_initialize_workgroup_memory: false,
             },
             cache: self.disk.as_ref().map(|disk| &disk.cache),
@@ -153,7 +156,7 @@ impl Kernels {
     }
 }
 
-/// The driver's own cache of what it compiled, and the file it is kept in.
+/// The driver's pipeline cache, and its file.
 #[derive(Debug)]
 struct Disk {
     cache: PipelineCache,
@@ -168,7 +171,7 @@ struct Saved {
 }
 
 impl Disk {
-    /// `None` where the device has no such cache, or the user no folder for it.
+    /// `None` if the device has no pipeline cache, or the user no cache folder.
     fn open(device: &Device) -> Option<Disk> {
         if !device.features().contains(Features::PIPELINE_CACHE) {
             return None;
@@ -182,7 +185,8 @@ impl Disk {
         Some(Disk { cache, entry, saved: Mutex::new(Saved { data: data.unwrap_or_default(), at: Instant::now() }) })
     }
 
-    /// Saves if the last time is a while ago: what a process that ends without dropping its backends leaves behind.
+    /// Saves if the last save is long enough ago, for processes that end without dropping their
+    /// backends.
     fn save_now_and_then(&self) {
         let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         if saved.at.elapsed() >= SAVE_INTERVAL {
@@ -193,7 +197,7 @@ impl Disk {
     fn save(&self, saved: &mut Saved) {
         saved.at = Instant::now();
         let Some(data) = self.cache.get_data().filter(|data| *data != saved.data) else { return };
-        // Without the file the next process compiles again.
+        // If this fails, the next process compiles again.
         let _ = self.entry.write(&data);
         saved.data = data;
     }
@@ -209,7 +213,8 @@ impl Drop for Disk {
     }
 }
 
-/// What a driver compiled, it takes back: that driver, in that version, for that device. `key` is wgpu's own name of both.
+/// The cache file of a device: a driver can read only code compiled by the same driver version for
+/// the same device. `key` is wgpu's name of both.
 fn id(key: &str, info: &AdapterInfo) -> Id {
     Id::of(MAGIC, [key, &info.name, &info.driver, &info.driver_info])
 }

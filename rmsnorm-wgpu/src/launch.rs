@@ -1,5 +1,5 @@
-//! Prepares a validated call: turns its arguments into bindings and the plan's steps into commands. Takes no decisions;
-//! those are in the plan.
+//! Prepares a validated call: turns its arguments into bindings and the plan's steps into commands.
+//! All decisions are in the plan.
 
 mod bindings;
 mod tensors;
@@ -23,7 +23,7 @@ use bindings::Groups;
 use tensors::Tensors;
 use workspace::Workspace;
 
-/// Commands with everything they need at hand: what can fail has not.
+/// Commands with all their resources. Encoding them cannot fail.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     commands: Vec<Command>,
@@ -35,7 +35,7 @@ enum Command {
     Dispatch(Bound),
 }
 
-/// A kernel with all that it is dispatched with.
+/// A kernel with the arguments of its dispatch.
 #[derive(Debug)]
 struct Bound {
     kernel: Arc<Kernel>,
@@ -44,22 +44,24 @@ struct Bound {
 }
 
 impl Work {
-    /// Whether there is nothing to do.
+    /// Whether there are no commands.
     pub(crate) fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }
 }
 
-/// Puts the commands of calls into an encoder or a compute pass, in order. wgpu orders dispatches that touch the same buffers.
+/// Encodes the commands of calls into an encoder or a compute pass, in order. wgpu orders
+/// dispatches that touch the same buffers.
 ///
 /// # Errors
-/// `InvalidArgument`, with nothing encoded, for what a compute pass cannot do.
+/// `InvalidArgument`, with nothing encoded, if a command cannot be in a compute pass.
 pub(crate) fn encode(calls: &[Work], target: Target<'_, '_>) -> Result<(), Error> {
     let commands = || calls.iter().flat_map(|work| &work.commands);
     match target {
         Target::Encoder(encoder) => {
-            // wgpu makes two command buffers of every compute pass, between which a device has nothing to do: dispatches
-            // that follow one another share one. It is dropped before the encoder is used otherwise.
+            // wgpu makes two command buffers per compute pass, with idle time between them, so
+            // consecutive dispatches share a pass. The pass ends before the encoder is used for
+            // other commands.
             let mut open: Option<ComputePass<'static>> = None;
             let descriptor = ComputePassDescriptor { label: Some("rmsnorm"), timestamp_writes: None };
             for command in commands() {
@@ -102,7 +104,7 @@ impl Bound {
     }
 }
 
-/// Makes the kernels of calls on dense tensors.
+/// Compiles the kernels of calls on dense tensors.
 ///
 /// # Errors
 /// As [`prepare_call`].
@@ -116,10 +118,10 @@ pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(),
     backend.kernels().prepare(keys.into_iter())
 }
 
-/// What a call is to do.
+/// The commands of a call.
 ///
 /// # Errors
-/// `Unsupported` and `Device`. The caller catches what wgpu reports.
+/// `Unsupported` and `Device`. The caller catches errors that wgpu reports.
 pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBackend>) -> Result<Work, Error> {
     match &call {
         AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
@@ -138,8 +140,8 @@ pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBack
     bind(backend, &spec, &problem, tensors)
 }
 
-/// A copy by a kernel, the yardstick of measurements: from one buffer to another, or to a part of the same that does not
-/// overlap, which the caller makes sure of.
+/// A copy with a kernel, the reference of measurements: from one buffer to another, or to a part of
+/// the same buffer. The caller ensures that the two do not overlap.
 ///
 /// # Errors
 /// As [`prepare_call`].
@@ -164,12 +166,12 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
     let plan = plan::plan(problem, &layout, backend.caps())?;
     debug_assert!(
         plan.workspace.len <= rmsnorm_spec::NormBackend::workspace_len(backend, problem) as u64,
-        "{plan:?} exceeds what callers are told"
+        "the plan needs a larger workspace than workspace_len reports: {plan:?}"
     );
     let workspace = (plan.workspace.len > 0)
         .then(|| Workspace::of_call(backend, tensors.get(Tensor::Workspace), plan.workspace.len))
         .transpose()?;
-    // What is the same for all dispatches of the call.
+    // Equal for all dispatches of the call.
     let params = Params {
         eps: spec.eps,
         weight_offset: spec.weight_offset,
@@ -181,7 +183,7 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
     work(backend, &plan, &tensors, workspace.as_ref(), params)
 }
 
-/// What a call to codes tells of its scales.
+/// The parameters of a quantized call that describe its scales.
 fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
     let stride = |quant: &QuantSpec, cols: usize| {
         let groups = quant.scale.groups(cols).unwrap_or(0);
@@ -192,7 +194,8 @@ fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
         };
         stride as u32
     };
-    // Scales lie within a binding, so that 32 bits hold it wherever it counts. A zero with a sign would be the largest of all.
+    // Scales fit a binding, so strides that are used fit 32 bits. The addition turns -0.0, whose
+    // bits would compare as the largest, into 0.0.
     let bits = |amax: f32| (amax + 0.0).to_bits();
     Params {
         scales_stride: stride(quant, problem.cols),
@@ -203,16 +206,17 @@ fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
     }
 }
 
-/// Rows of a group, as shaders count them; 0 where no rows lie in groups.
+/// Rows of a group, as shaders count them; 0 if the rows are not in groups.
 ///
 /// # Errors
-/// `Unsupported` for more rows than 32 bits count: a shader adds to a row those of its group that earlier dispatches have.
+/// `Unsupported` if the rows exceed 32 bits: a shader adds the rows of its group in earlier
+/// dispatches to a row.
 fn rows_per_group(problem: &Problem) -> Result<u32, Error> {
     let Some(rows_per_group) = problem.rows_per_group else { return Ok(0) };
     if u32::try_from(problem.rows).is_err() {
         return Err(unsupported(format!("the wgpu backend has fewer than 2^32 rows in groups, got {}", problem.rows)));
     }
-    // There are more rows than a group has.
+    // A group has fewer rows than the matrix.
     Ok(rows_per_group as u32)
 }
 
@@ -249,10 +253,10 @@ fn work(
     Ok(Work { commands })
 }
 
-/// The numbers of one dispatch, but where its tensors begin.
+/// The parameters of one dispatch, without the places of its tensors.
 fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> Params {
     let rows = dispatch.rows.end - dispatch.rows.start;
-    // A copy, and what is cleared, is one row of a length of its own.
+    // A copy or a clear is one row with its length as the number of columns.
     let is_one_row = matches!(dispatch.key.program, Program::Copy | Program::Clear);
     let (rows, cols) = if is_one_row { (1, rows) } else { (rows, cols) };
     Params {

@@ -1,28 +1,30 @@
-//! Fused RMSNorm and LayerNorm in WGSL, forward and backward, on any device that wgpu finds: Vulkan, Metal, Direct3D 12.
+//! Fused RMSNorm and LayerNorm in WGSL, forward and backward, on every device that wgpu supports:
+//! Vulkan, Metal, Direct3D 12.
 //!
-//! [`WgpuBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's own [`wgpu::Buffer`]s, on the
-//! caller's own device and queue, and records into the caller's own [`wgpu::CommandEncoder`]. Nothing is copied, nothing
-//! waits. Nothing is allocated but the numbers of a call and one workspace for the partial sums of weight gradients,
-//! which can be passed in instead.
+//! [`WgpuBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's
+//! [`wgpu::Buffer`]s, on the caller's device and queue, and can record into the caller's
+//! [`wgpu::CommandEncoder`]. Calls copy no tensor and do not wait. A call allocates a uniform
+//! buffer, and for weight gradients a workspace unless the caller passes one.
 //!
-//! Every device will do that has storage buffers and workgroup memory: the limits and features of WebGPU's defaults, and
-//! most of what is below them. bf16 is unpacked by integer arithmetic, and so is f16, so that they need no feature and round as
-//! IEEE 754 says. With `SHADER_F16` the device's own conversions of f16 are used, if a shader finds that they do the same. Subgroups are
-//! used where they are there. A kernel binds as many storage buffers as a call has tensors: up to the 8 of WebGPU's defaults, but for two
-//! layer norms around a residual with all their statistics, which are 12 and `Unsupported` on a device with fewer; two RMS norms
-//! with theirs are 8.
+//! A device needs storage buffers and workgroup memory: WebGPU's default limits and features
+//! suffice, and most lower limits do. bf16 and f16 are converted by integer arithmetic, which needs
+//! no feature and rounds as IEEE 754 requires. With `SHADER_F16` the device's f16 conversions are
+//! used if a test shader finds that they are exact. Subgroups are used if available. A kernel binds
+//! one storage buffer per tensor of the call, at most the 8 of WebGPU's defaults, with one
+//! exception: two layer norms around a residual with all their statistics need 12, and are
+//! `Unsupported` on devices with fewer. (Two RMS norms with their statistics need 8.)
 //!
-//! | here | role |
+//! | module | role |
 //! |---|---|
-//! | `adapter` | devices of our own: which there are |
+//! | `adapter` | adapters and devices that this crate opens |
 //! | `view` | elements of a buffer |
-//! | `caps` | what the device offers, read once |
-//! | `plan` | a pure function of the problem, the layout and the caps: which kernels, how large, on which rows |
+//! | `caps` | the capabilities of a device, read once |
+//! | `plan` | a pure function of problem, layout and caps: kernels, their sizes and their rows |
 //! | `params` | the uniform buffer of every kernel |
-//! | `source` | a kernel's text: constants and accessors, then files of `shaders/` |
-//! | `kernel` | pipelines, and what the driver compiled on disk |
+//! | `source` | the text of a kernel: constants and accessors, then files of `shaders/` |
+//! | `kernel` | pipelines, and the driver's compiled code on disk |
 //! | `launch` | arguments to bindings, plans to dispatches |
-//! | `recording` | where calls go instead of being submitted |
+//! | `recording` | calls that are recorded instead of submitted |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 

@@ -1,21 +1,20 @@
-//! What every program is told at run time: one uniform buffer. `shaders/params.wgsl` is its mirror.
-//!
-//! A test compares sizes, names and offsets with what naga reads there.
+//! The run-time parameters of every program, in one uniform buffer. `shaders/params.wgsl` is its
+//! mirror; a test compares sizes, names and offsets with naga's.
 
 use bytemuck::{Pod, Zeroable};
 use rmsnorm_spec::Tensor;
 
-/// Where a tensor lies in its binding, in elements. The stride of a vector is 0.
+/// Position of a tensor in its binding, in elements. The stride of a vector is 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Place {
-    /// Where row 0 of the dispatch begins. Where rows lie in groups, where the first row of that row's group begins, which may
-    /// be in front of the binding: sums with this number wrap.
+    /// First element of row 0 of the dispatch. If rows are in groups: of the first row in row 0's
+    /// group, which may lie before the binding, so index sums wrap.
     pub(crate) first: u32,
     pub(crate) row_stride: u32,
 }
 
-/// Everything a program is told at run time. What is absent is 0.
+/// All run-time parameters of a program. Absent ones are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub(crate) struct Params {
@@ -24,9 +23,9 @@ pub(crate) struct Params {
     pub(crate) residual: Place,
     pub(crate) dy: Place,
     pub(crate) dresidual_out: Place,
-    /// In place it is x as well.
+    /// Also x, if in place.
     pub(crate) y: Place,
-    /// In place it is the residual as well.
+    /// Also the residual, if in place.
     pub(crate) residual_out: Place,
     pub(crate) dx: Place,
     pub(crate) weight: Place,
@@ -39,26 +38,27 @@ pub(crate) struct Params {
     pub(crate) rstd: u32,
     /// First f32 of the partial rows; a multiple of 4.
     pub(crate) workspace: u32,
-    /// First f32 of the dispatch's row sums, in the binding of the workspace; even.
+    /// First f32 of the dispatch's row sums in the workspace binding; even.
     pub(crate) row_sums: u32,
     pub(crate) rows: u32,
     pub(crate) cols: u32,
-    /// Sets of the dispatch's rows whose gradients are summed one after the other.
+    /// Chunks of the dispatch's rows; the gradients of a chunk are summed sequentially.
     pub(crate) chunks: u32,
-    /// Partial rows of each gradient.
+    /// Rows of partial sums of each gradient.
     pub(crate) partial_rows: u32,
     pub(crate) eps: f32,
     pub(crate) weight_offset: f32,
-    /// 1 / cols, rounded: sums become averages by a product.
+    /// 1 / cols, rounded; turns sums into averages.
     pub(crate) share: f32,
     /// Partial row of the first chunk.
     pub(crate) first_chunk: u32,
-    /// 1 where the partial rows hold sums of earlier dispatches, to be added to; else 0.
+    /// 1 if the sums are added to partial rows of earlier dispatches, otherwise 0.
     pub(crate) accumulates: u32,
-    /// 0, which compilers cannot know: added to an index it keeps them from holding in registers what was loaded.
+    /// 0, unknown to the compiler. Added to an index, it prevents the compiler from keeping an
+    /// earlier load in registers.
     pub(crate) zero: u32,
     pub(crate) dresidual: Place,
-    /// Rows of a group, where rows lie in groups.
+    /// Rows of a group, if rows are in groups.
     pub(crate) rows_per_group: u32,
     /// Rows of the first group that belong to earlier dispatches.
     pub(crate) first_in_group: u32,
@@ -71,22 +71,22 @@ pub(crate) struct Params {
     pub(crate) dx_group_stride: u32,
     pub(crate) dresidual_group_stride: u32,
     pub(crate) codes_group_stride: u32,
-    /// Rows of earlier dispatches, which bind the scales of all.
+    /// Rows of earlier dispatches; the scales of all rows are bound.
     pub(crate) first_row: u32,
     pub(crate) codes: Place,
     pub(crate) codes_t: Place,
-    /// First element, as of what follows; of scales that are bytes the first byte.
+    /// First element (first byte, for scales that are bytes). The same for the next two.
     pub(crate) scale: u32,
     pub(crate) scales: u32,
     pub(crate) amax: u32,
-    /// What the layout of the scales multiplies with: groups or tiles of a row, or its `ld`.
+    /// Stride in the scale layout: groups or tiles of a row, or `ld`.
     pub(crate) scales_stride: u32,
-    /// The bits of an f32 that is not negative, as which the shaders compare magnitudes.
+    /// Bits of a non-negative f32: shaders compare magnitudes as bits.
     pub(crate) amax_floor: u32,
     pub(crate) amax_ceiling: u32,
     pub(crate) codes_columnwise: Place,
     pub(crate) scales_columnwise: u32,
-    /// As `scales_stride`, of the transposed matrix.
+    /// As `scales_stride`, for the transposed matrix.
     pub(crate) scales_columnwise_stride: u32,
     pub(crate) next_weight: Place,
     pub(crate) next_bias: Place,
@@ -99,7 +99,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// Says where a tensor lies in its binding; a vector has no group stride.
+    /// Sets the position of a tensor in its binding. Vectors have no group stride.
     pub(crate) const fn place(&mut self, tensor: Tensor, place: Place, group_stride: u32) {
         match tensor {
             Tensor::X => (self.x, self.x_group_stride) = (place, group_stride),
@@ -117,7 +117,7 @@ impl Params {
             Tensor::Dweight => self.dweight = place,
             Tensor::Dbias => self.dbias = place,
             Tensor::Codes => (self.codes, self.codes_group_stride) = (place, group_stride),
-            // Its rows are in no groups.
+            // Its rows are not in groups.
             Tensor::CodesT => self.codes_t = place,
             Tensor::Scale => self.scale = place.first,
             Tensor::Scales => self.scales = place.first,
@@ -130,7 +130,7 @@ impl Params {
             Tensor::NextRstd => self.next_rstd = place.first,
             Tensor::Workspace => {
                 self.workspace = place.first;
-                // The plan counts from the workspace's start.
+                // The plan counts row sums from the start of the workspace.
                 self.row_sums += place.first;
             }
         }
@@ -141,7 +141,7 @@ impl Params {
 mod tests {
     use super::*;
 
-    /// The number that a tensor was placed at, as the program reads it.
+    /// The position of a tensor, as the program reads it.
     fn first(params: &Params, tensor: Tensor) -> u32 {
         match tensor {
             Tensor::X => params.x.first,
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Each where it was placed, and the row sums move with their workspace, from whose start the plan counts.
+    /// Each tensor has its position, and row sums move with the workspace.
     #[test]
     fn tensors_are_where_they_were_placed() {
         let mut params = Params { row_sums: 1000, ..Params::default() };

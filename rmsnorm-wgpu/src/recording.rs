@@ -1,4 +1,4 @@
-//! Where calls go instead of being submitted: into an encoder, a compute pass, or a list that is encoded later.
+//! Recording: calls go into an encoder, a compute pass, or a list that is encoded later.
 
 use std::ops::Deref;
 
@@ -8,14 +8,14 @@ use rmsnorm_spec::Error;
 
 use crate::backend::WgpuBackend;
 
-/// What commands are encoded into: `&mut encoder` or `&mut pass`.
+/// The target of encoding: `&mut encoder` or `&mut pass`.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Target<'a, 'p> {
-    /// An encoder in which no pass is open. Calls that follow one another share a compute pass of their own.
+    /// An encoder without an open pass. Consecutive calls share a new compute pass.
     Encoder(&'a mut CommandEncoder),
-    /// An open compute pass. Its pipeline and its bind group 0 are others afterwards. A pass cannot zero memory, so calls with
-    /// `GradReduction::Atomics` take an encoder.
+    /// An open compute pass. Its pipeline and bind group 0 change. A pass cannot zero memory, so
+    /// calls with `GradReduction::Atomics` need an encoder.
     Pass(&'a mut ComputePass<'p>),
 }
 
@@ -31,12 +31,13 @@ impl<'a, 'p> From<&'a mut ComputePass<'p>> for Target<'a, 'p> {
     }
 }
 
-/// A backend whose calls are kept, in their order, until [`encode`](Self::encode): made by [`WgpuBackend::recorder`].
+/// A backend that records its calls until [`encode`](Self::encode). Made by
+/// [`WgpuBackend::recorder`].
 ///
-/// It is a [`WgpuBackend`] by reference, and so for code that is generic over
-/// [`NormBackend`](rmsnorm_spec::NormBackend). Clones of that backend keep their calls in the same list. What is not encoded
-/// when the recorder and they are dropped never runs. `batch` and the `encode_` methods of that backend do not wait for what is
-/// kept.
+/// It dereferences to a [`WgpuBackend`], for code that is generic over
+/// [`NormBackend`](rmsnorm_spec::NormBackend). Clones of that backend record into the same list.
+/// Calls that are not encoded before all of them are dropped never run. `batch` and the `encode_`
+/// methods do not record into the list.
 ///
 /// # Example
 /// ```no_run
@@ -69,11 +70,12 @@ impl Recorder {
         Recorder { backend }
     }
 
-    /// Encodes the calls that were made since the last time.
+    /// Encodes the calls made after the previous `encode`.
     ///
     /// # Errors
-    /// `InvalidArgument` for a call that the target cannot take: nothing is encoded then, and the calls stay. `Device` if
-    /// the device does not take the commands; they may be in the target, and are not kept.
+    /// `InvalidArgument` if the target cannot take a call: nothing is encoded, and the calls stay
+    /// recorded. `Device` if the device rejects the commands: they may be in the target, and are no
+    /// longer recorded.
     pub fn encode<'a, 'p: 'a>(&self, target: impl Into<Target<'a, 'p>>) -> Result<(), Error> {
         self.backend.encode_kept(target.into())
     }

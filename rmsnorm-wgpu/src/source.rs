@@ -1,6 +1,6 @@
-//! A program as the device gets it: one text. First what the key decides, as constants and types ([`mod@prelude`]); then the
-//! tensors that it binds, and the functions that load and store them ([`mod@accessors`]); then the files of `shaders/` that it is
-//! made of, plain WGSL but for `@unroll` ([`mod@unroll`]).
+//! The WGSL text of a program: constants and types that the key determines ([`mod@prelude`]), the
+//! bound tensors with their load and store functions ([`mod@accessors`]), and files of `shaders/`,
+//! which are plain WGSL except for `@unroll` ([`mod@unroll`]).
 
 mod accessors;
 mod prelude;
@@ -27,7 +27,7 @@ use unroll::unroll;
 /// Entry point of every program.
 pub(crate) const ENTRY: &str = "main";
 
-/// Where the uniform buffer with [`Params`](crate::params::Params) is bound; tensors follow.
+/// The binding of the uniform buffer with [`Params`](crate::params::Params); tensors follow.
 pub(crate) const PARAMS_BINDING: u32 = 0;
 
 /// A storage buffer that a program binds, in group 0.
@@ -36,33 +36,35 @@ pub(crate) struct Binding {
     pub(crate) tensor: Tensor,
     /// Whether it is declared `read_write`.
     pub(crate) is_written: bool,
-    /// Bytes of the smallest access, and so of the smallest binding.
+    /// Bytes of the smallest access, and hence of the smallest binding.
     pub(crate) unit: u32,
 }
 
 impl Binding {
-    /// The number of the binding.
+    /// The binding number.
     pub(crate) const fn number(self) -> u32 {
         binding_number(self.tensor)
     }
 }
 
-/// A tensor has the same in all programs.
+/// A tensor has the same binding number in all programs.
 const fn binding_number(tensor: Tensor) -> u32 {
     tensor as u32 + 1
 }
 
-/// The storage buffers that a program binds, by their numbers. What is absent has no binding.
+/// The storage buffers that a program binds, by binding number. Absent tensors have no binding.
 pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
     let binding = |used: Use| Binding { tensor: used.tensor, is_written: used.is_written(key), unit: unit(key, &used) };
     uses(key).into_iter().map(binding).collect()
 }
 
-/// A shader that validates where there is `unpack2x16float`, which wgpu leaves out of a few software devices.
+/// A shader that validates if `unpack2x16float` is available, which wgpu lacks on a few software
+/// devices.
 pub(crate) const UNPACKS_F16: &str = "@compute @workgroup_size(1) fn main() { let unpacked = unpack2x16float(0u); }";
 
-/// A shader that counts the f16 magnitudes about which the device's conversions are not those of integer arithmetic, in the first
-/// word of its storage buffer, of binding 0; the second stays 0. Its threads are all magnitudes, in workgroups of 128.
+/// A shader that counts the f16 magnitudes for which the device's conversions match integer
+/// arithmetic. The count is the first word of the storage buffer at binding 0; the second word
+/// stays 0. It has one thread per magnitude, in workgroups of 128.
 pub(crate) fn check_f16() -> String {
     const LEFT_OPEN: &str = "
 const HAS_UNPACK = false;
@@ -73,7 +75,7 @@ fn unknown_zero() -> u32 { return atomicLoad(&right[1]); }
     [LEFT_OPEN, conversions(F16::Converts), io(DType::F16), shaders::CHECK_F16.text].concat()
 }
 
-/// The WGSL of a program, for a device that converts f16 so.
+/// The WGSL of a program, for a device that converts f16 in this way.
 pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     let counts = |counter: &str| match counter {
         "J" => 0..key.tile.rows_at_once,
@@ -84,10 +86,11 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     [prelude(key, f16), accessors(key)].into_iter().chain(files).collect()
 }
 
-/// Packs of a residual that wait in registers beside those of x, which are as many.
+/// Maximum packs of a residual that are held in registers in addition to the packs of x (the same
+/// number).
 const MOST_WAITING_PACKS: u32 = 4;
 
-/// Packs whose weights and biases are on their way at once.
+/// Packs whose weights and biases are in flight at once.
 const fn batch(key: &KernelKey) -> u32 {
     let has_bias = key.call.tensors.has(Tensor::Bias) || key.call.tensors.has(Tensor::NextBias);
     let is_crowded = key.tile.threads() > 512 && key.tile.packs == 8 && has_bias;
@@ -115,12 +118,12 @@ pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
     sums + folded + of_codes + tile
 }
 
-/// Whether a matrix is f32, so that the quads of a pair lie apart, and a 16-bit access has one of them.
+/// Whether a matrix is f32: the quads of a pair are then apart, and a 16-bit access moves one quad.
 pub(crate) fn is_split(key: &KernelKey) -> bool {
     key.call.dtypes.activation == DType::F32 || key.call.dtypes.residual == DType::F32
 }
 
-/// The files of a program: what all have, what it shares with some, and its own.
+/// The files of a program: common, shared with some programs, and its main file.
 fn files(key: &KernelKey) -> Vec<&'static str> {
     let mut files = vec![shaders::PARAMS.text, shaders::THREADS.text];
     files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
@@ -178,12 +181,12 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
     files
 }
 
-/// In place of `partials.wgsl`: nothing sums over rows.
+/// Replaces `partials.wgsl` in programs without sums over rows.
 const NO_HAND_ON: &str = "
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
 ";
 
-// Out of line, so that a program has each text once.
+// Not inlined, so that the binary has each text once.
 #[inline(never)]
 fn io(dtype: DType) -> &'static str {
     match dtype {
@@ -203,15 +206,16 @@ fn unit(key: &KernelKey, used: &Use) -> u32 {
     }
 }
 
-/// Dtypes of activations, weight and residual stream. What a program has not got has that of the activations (`CallKey`).
+/// Dtypes of activations, weight and residual. Absent tensors have the dtype of the activations
+/// (`CallKey`).
 const fn dtypes(key: &KernelKey) -> [DType; 3] {
     let DTypes { activation, weight, residual } = key.call.dtypes;
     [activation, weight, residual]
 }
 
-/// What a tensor's elements are; f32 where a program has none such.
+/// The element type of a tensor; f32 if the program does not have it.
 const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
-    // The layout of a key is that of the scales which its program writes.
+    // The layout in a key is the layout of the scales that its program writes.
     if let (Tensor::ScalesColumnwise, Some(quant)) = (tensor, &key.call.quant) {
         return Storage::of_scales(quant.scale_type());
     }
@@ -221,7 +225,7 @@ const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
     }
 }
 
-/// Whether its threads exchange sums over a row.
+/// Whether threads combine sums over a row.
 const fn has_sums(program: Program) -> bool {
     let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
     program.is_on_chip() || streams || matches!(program, Program::BackwardRowSums)
@@ -231,7 +235,8 @@ fn is_layer(key: &KernelKey) -> bool {
     key.call.norm == Norm::Layer
 }
 
-/// Whether a residual that is added after the norm is loaded with x, and waits in registers: where there are some, or few rows.
+/// Whether a residual added after the norm is loaded with x and held in registers: if it has few
+/// packs, or there are few rows.
 fn is_residual_early(key: &KernelKey) -> bool {
     key.program == Program::Forward && (key.is_early || key.tile.packs <= MOST_WAITING_PACKS)
 }
@@ -240,12 +245,12 @@ fn has_residual(key: &KernelKey) -> bool {
     key.program.is_forward() && key.call.tensors.adds_residual()
 }
 
-/// Gradients of parameters that the program has a part in.
+/// Number of parameter gradients that the program contributes to.
 fn gradients(key: &KernelKey) -> u32 {
     key.call.tensors.sums_over_rows() as u32
 }
 
-/// Whether the groups of a workgroup add up their gradients.
+/// Whether the row groups of a workgroup add up their gradients.
 fn is_folded(key: &KernelKey) -> bool {
     let has_rows = matches!(key.program, Program::Backward | Program::BackwardColumns);
     has_rows && gradients(key) > 0 && key.tile.groups > 1
@@ -258,17 +263,17 @@ fn is_shuffled_twice(key: &KernelKey) -> bool {
     }
 }
 
-/// Terms of the first visit of a sum in workgroup memory.
+/// Terms of the first pass of a sum in workgroup memory.
 fn segment(key: &KernelKey) -> u32 {
     key.tile.segment().min(key.tile.threads_per_row)
 }
 
-/// Whether the program looks for the scale of a tensor, and writes nothing else.
+/// Whether the program only computes the scale of a tensor.
 fn finds_scale(key: &KernelKey) -> bool {
     key.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Current)
 }
 
-/// Lanes side by side that shuffles reach.
+/// Adjacent lanes that shuffles reach.
 fn shuffled_lanes(key: &KernelKey) -> u32 {
     match key.tile.flavour {
         Flavour::Workgroup => 1,
@@ -276,13 +281,13 @@ fn shuffled_lanes(key: &KernelKey) -> u32 {
     }
 }
 
-/// Lanes whose columns share a scale; 1 where scales are not of columns side by side.
+/// Lanes whose columns share a scale; 1 if scales are not for adjacent columns.
 fn set_lanes(key: &KernelKey) -> u32 {
     key.call.quant.and_then(|quant| lanes_of_set(quant.scale, is_split(key))).unwrap_or(1)
 }
 
-/// Magnitudes in workgroup memory: one of each row, or of each thread, where shuffles do not reach; along columns one of each set of a
-/// tile.
+/// Magnitudes in workgroup memory: one per row or thread if shuffles do not reach all lanes; in the
+/// columnwise copy one per scale of a tile.
 fn magnitudes(key: &KernelKey) -> u32 {
     if key.program == Program::Columnwise {
         let set = key.call.quant.and_then(|quant| quant.scale.set_cols(usize::MAX)).unwrap_or(1) as u64;

@@ -1,4 +1,4 @@
-//! This backend's table, for `rmsnorm tune`.
+//! This backend's tuning table, for `rmsnorm tune`.
 
 use rmsnorm_spec::{DType, Norm, Problem};
 use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Table, Tunable};
@@ -34,7 +34,7 @@ impl Tunable for WgpuBackend {
     }
 }
 
-/// What a ladder is measured by.
+/// The calls that measure a ladder.
 fn calls(name: Name) -> Vec<Calls> {
     let of = |kind, norm, dtype| Calls { kind, norm, dtype };
     match name {

@@ -7,11 +7,12 @@ use std::ops::Range;
 use rmsnorm_spec::{Span, Stored};
 use wgpu::Buffer;
 
-/// Elements of a [`wgpu::Buffer`]: where they begin, in bytes, and how many there are.
+/// Elements of a [`wgpu::Buffer`]: a byte offset and a number of elements.
 ///
-/// 16-bit elements lie two in a 32-bit word, the first in the low half. Reads and writes take the same type: wgpu's
-/// buffers are handles, and no borrow says who writes. The call says which tensors it writes, and the encoder keeps the
-/// order. A view may lie anywhere in its buffer; whether it does is judged by the call it is passed to.
+/// Two 16-bit elements share a 32-bit word, the first in the low half. Inputs and outputs have the
+/// same type: wgpu's buffers are handles and cannot be borrowed mutably. The call determines the
+/// tensors that it writes, and the encoder keeps commands in order. A view may lie anywhere; the
+/// call checks its position.
 ///
 /// # Example
 /// ```
@@ -31,7 +32,7 @@ pub struct WgpuSlice<'a, T> {
     element: PhantomData<T>,
 }
 
-// Derived, they would ask the same of `T`.
+// Derived impls would require the same traits of `T`.
 impl<T> Clone for WgpuSlice<'_, T> {
     fn clone(&self) -> Self {
         *self
@@ -41,18 +42,18 @@ impl<T> Clone for WgpuSlice<'_, T> {
 impl<T> Copy for WgpuSlice<'_, T> {}
 
 impl<'a, T: Stored> WgpuSlice<'a, T> {
-    /// `len` elements from the byte `offset` on.
+    /// `len` elements, starting at byte `offset`.
     pub const fn new(buffer: &'a Buffer, offset: u64, len: usize) -> Self {
         WgpuSlice { buffer, offset, len, element: PhantomData }
     }
 
-    /// As many elements as the buffer holds.
+    /// All whole elements of the buffer.
     pub fn whole(buffer: &'a Buffer) -> Self {
         WgpuSlice::bytes(buffer, 0, buffer.size())
     }
 
-    /// The elements of this range of the view. A range that ends behind the view is one of the buffer; behind that, the
-    /// call refuses it. A range that ends before it starts is empty.
+    /// The elements of a range of this view. The range may end beyond the view; the call checks
+    /// that it lies within the buffer. A range that ends before its start is empty.
     pub fn slice(self, range: Range<usize>) -> Self {
         let start = (range.start as u64).saturating_mul(size_of::<T>() as u64);
         WgpuSlice::new(self.buffer, self.offset.saturating_add(start), range.end.saturating_sub(range.start))
@@ -63,19 +64,19 @@ impl<'a, T: Stored> WgpuSlice<'a, T> {
         self.buffer
     }
 
-    /// Where the first element lies in the buffer, in bytes.
+    /// Byte offset of the first element in the buffer.
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The number of elements.
+    /// Number of elements.
     #[expect(clippy::len_without_is_empty, reason = "as rare a question here as for a tensor's shape")]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Buffers are told apart by wgpu's own number, which it shows only to a hasher. Two of a process collide once in
-    /// 2^64, and the worst that follows is a call refused for an overlap.
+    /// Identifies buffers by wgpu's id, which only a hasher can read. A collision has probability
+    /// 2^-64 and can only cause a call to be refused for an overlap.
     pub(crate) fn span(&self) -> Span {
         let mut hasher = DefaultHasher::new();
         self.buffer.hash(&mut hasher);

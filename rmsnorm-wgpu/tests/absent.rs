@@ -1,4 +1,4 @@
-//! A machine without a fitting adapter: the backend says what was tried, in a process of its own, where wgpu sees another
+//! Without a usable adapter the error says what was tried. Runs in a child process with another
 //! environment.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,10 +8,10 @@ use std::process::Command;
 use rmsnorm_wgpu::WgpuBackend;
 use rmsnorm_wgpu::spec::Error;
 
-/// Set in the process that looks for adapters.
+/// Set in the child process that looks for adapters.
 const IS_CHILD: &str = "RMSNORM_TEST_ABSENCE";
 
-/// What a process answers to both questions for adapters, in this environment.
+/// The answers of a process to both questions for adapters, with this environment.
 fn reasons(environment: &[(&str, &str)]) -> Vec<String> {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "child_looks_for_adapters", "--nocapture"]).env(IS_CHILD, "1");
@@ -21,7 +21,7 @@ fn reasons(environment: &[(&str, &str)]) -> Vec<String> {
     text.lines().filter_map(|line| Some(line.split_once("unavailable: ")?.1.to_owned())).collect()
 }
 
-/// Not a test by itself: says what the backend answers, where a test below asked for that.
+/// Not a test by itself: prints the backend's answers if a test below started this process.
 #[test]
 fn child_looks_for_adapters() {
     if env::var_os(IS_CHILD).is_none() {
@@ -37,7 +37,7 @@ fn child_looks_for_adapters() {
     }
 }
 
-/// OpenGL is not built in, so nothing is left to find.
+/// OpenGL is not compiled in, so no adapter is found.
 #[test]
 fn a_wgpu_backend_that_is_not_there_is_unavailable() {
     let reasons = reasons(&[("WGPU_BACKEND", "gl")]);
@@ -49,7 +49,7 @@ fn a_wgpu_backend_that_is_not_there_is_unavailable() {
 fn a_name_that_no_adapter_has_is_unavailable() {
     let reasons = reasons(&[("WGPU_ADAPTER_NAME", "No Such Adapter")]);
     assert_eq!(reasons.len(), 2, "{reasons:?}");
-    // Where there is no adapter at all, that is the reason.
+    // On a machine without any adapter, that is the reason.
     if let Ok(gpu) = WgpuBackend::new(0) {
         let info = gpu.device().adapter_info();
         let told = format!("{} ({})", info.name, info.backend);

@@ -1,4 +1,5 @@
-//! What the driver has compiled, in a folder of the user's: processes find it again, or do without.
+//! The driver's compiled code in the user's cache folder: later processes use it, or work without
+//! it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -11,10 +12,10 @@ use rmsnorm_wgpu::spec::NormSpec;
 use rmsnorm_wgpu::wgpu::Features;
 use rmsnorm_wgpu::{Forward, WgpuBackend, WgpuSlice};
 
-/// Set in the process that compiles.
+/// Set in the child process that compiles.
 const IS_CHILD: &str = "RMSNORM_TEST_CACHE";
 
-/// Not a test by itself: makes a call, where the test below asked for that.
+/// Not a test by itself: makes a call if the test below started this process.
 #[test]
 fn child_compiles() {
     if env::var_os(IS_CHILD).is_none() {
@@ -34,7 +35,7 @@ fn run_child(folder: &Path) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// The files of a folder, and of those in it.
+/// All files in a folder and its subfolders.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
@@ -53,13 +54,14 @@ fn what_one_process_compiled_the_next_one_has() {
     let written = fs::read(file).unwrap();
     assert!(written.len() > 100, "{} bytes", written.len());
 
-    // What is there is not written again; another driver may have it in other bytes each time.
+    // An existing file is not written again, although another driver may return different bytes
+    // each time.
     let at = fs::metadata(file).unwrap().modified().unwrap();
     run_child(folder.path());
     assert_eq!(files(folder.path()), std::slice::from_ref(file));
     assert!(!gpu.is_software() || fs::metadata(file).unwrap().modified().unwrap() == at);
 
-    // What is damaged is not used, and takes no process down with it.
+    // A damaged file is ignored and crashes no process.
     fs::write(file, &written[..written.len() / 2]).unwrap();
     run_child(folder.path());
     assert!(fs::read(file).unwrap().len() > 100 && fs::read(file).unwrap() != written[..written.len() / 2]);

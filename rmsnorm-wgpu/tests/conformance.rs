@@ -1,11 +1,13 @@
-//! The conformance suite on the first adapter. `WGPU_ADAPTER_NAME` and `WGPU_BACKEND` choose another.
+//! The conformance suite on the first adapter. `WGPU_ADAPTER_NAME` and `WGPU_BACKEND` select
+//! another.
 
 mod support;
 
 rmsnorm_conformance::conformance!(support::backend());
 
-/// Sums through workgroup memory, which devices without subgroups of one size take, and f16 by integers. How values are summed does
-/// not depend on their dtype, so f16 stands for all three: CI has two cores, and a GPU runs the core profile on either.
+/// Sums through workgroup memory, as on devices without subgroups of constant size, and f16 with
+/// integer arithmetic. Summation does not depend on the dtype, so f16 stands for all three: CI has
+/// two cores, and a GPU runs the core profile on both.
 mod with_less {
     use rmsnorm_conformance::{Kind, TestFailure, test_bounds, test_determinism, test_metamorphic};
     use rmsnorm_wgpu::spec::{DType, Norm};
@@ -26,8 +28,8 @@ mod with_less {
         of_each_norm(|norm| test_metamorphic(backend_with_less(), norm))
     }
 
-    /// Layer norm sums as RMS norm does, and more. The kinds are those whose programs have sums of their own: the others, in place and
-    /// end to end, are these on other tensors.
+    /// Layer norm sums like RMS norm, and more. These kinds have programs with different sums; the
+    /// other kinds (in place, end to end) run the same programs on other tensors.
     macro_rules! within_bounds {
         ($($name:ident $kind:ident;)*) => {
             $(

@@ -1,4 +1,4 @@
-//! Ranks that are threads, for the tests that ask what each of them answers.
+//! Groups whose ranks are threads.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use rmsnorm_dist::{Sharded, ThreadGroup};
 
 pub type Rank = Sharded<CpuBackend, ThreadGroup>;
 
-/// What each rank answers, each on a thread of its own.
+/// The answer of each rank, run on a thread each.
 pub fn on_ranks<A: Send>(ranks: usize, rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
     let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
     thread::scope(|scope| {

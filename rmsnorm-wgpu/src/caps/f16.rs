@@ -1,5 +1,6 @@
-//! Whether a device's own conversions of f16 can be relied on. WGSL lets them round either way and flush subnormals, so the device
-//! is asked: a shader compares them with integer arithmetic wherever they could differ.
+//! Checks a device's f16 conversions. WGSL lets them round in either direction and flush
+//! subnormals. So a shader compares them with integer arithmetic on all inputs where they could
+//! differ.
 
 use rmsnorm_spec::Error;
 use wgpu::{
@@ -11,29 +12,32 @@ use wgpu::{
 use crate::error::{WgpuFailure, device_error, scoped};
 use crate::source;
 
-/// How programs convert f16. Conversions have the same bits, but for those of NaN; where a compiler joins one with a multiplication and an
-/// addition, which then round once, results may differ within their bounds.
+/// How programs convert f16. All three give the same bits, except for NaN payloads. If a compiler
+/// contracts a conversion with a multiplication and an addition (rounding once), results may differ
+/// within the error bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum F16 {
-    /// By integers.
+    /// With integer arithmetic.
     Integers,
-    /// By integers, but for `unpack2x16float` where no value is subnormal: wgpu leaves it out of a few software devices.
+    /// `unpack2x16float` for values that are not subnormal, otherwise integer arithmetic. wgpu
+    /// lacks the function on a few software devices.
     Unpacks,
-    /// By `unpack2x16float` and `pack2x16float`.
+    /// With `unpack2x16float` and `pack2x16float`.
     Converts,
 }
 
-/// Magnitudes of f16, each a thread of `check_f16.wgsl`.
+/// Magnitudes of f16; `check_f16.wgsl` uses a thread for each.
 const MAGNITUDES: u32 = 1 << 15;
 
-/// Threads of a workgroup of it.
+/// Threads of a workgroup of `check_f16.wgsl`.
 const WORKGROUP: u32 = 128;
 
-/// Of the buffer that it counts in.
+/// Size of the counter buffer.
 const BYTES: u64 = 8;
 
 impl F16 {
-    /// What holds for a device. Only one with `Features::SHADER_F16` has instructions for f16 that are worth the question.
+    /// The best form for a device. Only devices with `Features::SHADER_F16` have f16 instructions
+    /// that are worth checking.
     pub(super) fn of(device: &Device, queue: &Queue) -> Self {
         if !validates(device, source::UNPACKS_F16) {
             F16::Integers
@@ -44,7 +48,7 @@ impl F16 {
         }
     }
 
-    /// The same without relying on the device's conversions.
+    /// The same without the device's conversions.
     pub(crate) const fn without_conversions(self) -> Self {
         match self {
             F16::Converts => F16::Unpacks,
@@ -53,13 +57,14 @@ impl F16 {
     }
 }
 
-/// Whether the device takes this shader: wgpu tells what an adapter lacks of WebGPU, and not what a device does.
+/// Whether the device compiles this shader. wgpu reports WebGPU features that an adapter lacks, but
+/// not whether a device has this function.
 fn validates(device: &Device, wgsl: &'static str) -> bool {
     let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(wgsl.into()) };
     scoped(device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok()
 }
 
-/// Whether the device's conversions are those of integer arithmetic. Waits for it, and so for what was submitted before.
+/// Whether the device's conversions match integer arithmetic. Waits for all work submitted so far.
 fn is_right(device: &Device, queue: &Queue) -> Result<bool, Error> {
     const OPERATION: &str = "checking conversions of f16";
     let answer = scoped(device, OPERATION, || Ok(ask(device, queue)))?;
@@ -69,7 +74,7 @@ fn is_right(device: &Device, queue: &Queue) -> Result<bool, Error> {
     Ok(mapped.iter().copied().eq(u64::from(MAGNITUDES).to_le_bytes()))
 }
 
-/// Runs the shader; the buffer in which its count arrives.
+/// Runs the shader and returns the buffer that will hold its counter.
 fn ask(device: &Device, queue: &Queue) -> Buffer {
     let buffer = |usage| {
         device.create_buffer(&BufferDescriptor { label: Some("f16"), size: BYTES, usage, mapped_at_creation: false })
@@ -104,7 +109,7 @@ fn ask(device: &Device, queue: &Queue) -> Buffer {
     }
     encoder.copy_buffer_to_buffer(&right, 0, &answer, 0, BYTES);
     queue.submit([encoder.finish()]);
-    // The outcome is that of `get_mapped_range`.
+    // `get_mapped_range` reports the outcome.
     answer.map_async(MapMode::Read, .., |_| {});
     answer
 }

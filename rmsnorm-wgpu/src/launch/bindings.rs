@@ -1,4 +1,5 @@
-//! Tensors to bindings: the part of a buffer that a dispatch sees, and where in it the tensor begins.
+//! Tensors to bindings: the part of a buffer that a dispatch uses, and the position of the tensor
+//! in it.
 
 use std::ops::Range;
 use std::panic::{self, AssertUnwindSafe};
@@ -19,16 +20,16 @@ use crate::params::{Params, Place};
 use crate::plan::Dispatch;
 use crate::source::PARAMS_BINDING;
 
-/// The bind groups of a call, whose numbers lie in one uniform buffer.
+/// The bind groups of a call. Their parameters share one uniform buffer.
 pub(super) struct Groups<'a> {
     device: &'a Device,
     tensors: &'a Tensors<'a>,
     workspace: Option<&'a Workspace>,
-    /// Bytes that a binding's offset is a multiple of.
+    /// Alignment of binding offsets, in bytes.
     alignment: u64,
-    /// Bytes of the largest binding.
+    /// Maximum bytes of a binding.
     most: u64,
-    /// Bytes from the numbers of one dispatch to those of the next.
+    /// Bytes from the parameters of one dispatch to the next.
     params_stride: u64,
     groups: Vec<Group<'a>>,
 }
@@ -45,7 +46,7 @@ struct Part<'a> {
     buffer: &'a Buffer,
     offset: u64,
     size: u64,
-    /// Bytes from the binding's start to the tensor's.
+    /// Bytes from the start of the binding to the start of the tensor.
     skipped: u64,
 }
 
@@ -58,17 +59,18 @@ impl<'a> Groups<'a> {
             tensors,
             workspace,
             alignment: u64::from(caps.offset_alignment),
-            // What is bound whole is indexed by its bytes, in 32 bits.
+            // Whole bindings are indexed in bytes, in 32 bits.
             most: caps.binding_bytes.min(i32::MAX as u64 / 4 * 4),
             params_stride: (size_of::<Params>() as u64).next_multiple_of(uniform_alignment),
             groups: Vec::new(),
         }
     }
 
-    /// One more group, for this dispatch of the kernel. `params`: all but where tensors begin.
+    /// Adds a bind group for a dispatch of the kernel. `params` is complete except for the places
+    /// of tensors.
     ///
     /// # Errors
-    /// `Unsupported` if a part of a tensor is larger than a binding may be.
+    /// `Unsupported` if a part of a tensor exceeds the maximum binding.
     pub(super) fn add(&mut self, kernel: &Arc<Kernel>, dispatch: &Dispatch, mut params: Params) -> Result<(), Error> {
         let mut bindings = Vec::with_capacity(kernel.bindings.len());
         for binding in &kernel.bindings {
@@ -81,12 +83,12 @@ impl<'a> Groups<'a> {
                     self.part(view.name, view.buffer, bytes.start, bytes.end - bytes.start)
                 })
             };
-            // A program binds what the plan was told is there.
+            // A program binds only tensors that the plan was told of.
             let part = part.unwrap_or_else(|| {
                 Err(unsupported(format!(
-                    "{} is bound by {:?} and not given",
-                    binding.tensor.name(),
-                    dispatch.key.program
+                    "{:?} needs the tensor {}, which this call does not have",
+                    dispatch.key.program,
+                    binding.tensor.name()
                 )))
             })?;
             let view = self.tensors.get(binding.tensor);
@@ -97,10 +99,10 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// Makes the bind groups, in order.
+    /// Creates the bind groups, in order.
     ///
     /// # Errors
-    /// `Device` if the device is lost; what else wgpu reports is caught by the caller.
+    /// `Device` if the device is lost. The caller catches other errors that wgpu reports.
     pub(super) fn make(self) -> Result<Vec<BindGroup>, Error> {
         if self.groups.is_empty() {
             return Ok(Vec::new());
@@ -116,16 +118,18 @@ impl<'a> Groups<'a> {
                 BindGroupDescriptor { label: Some("rmsnorm"), layout: &group.kernel.layout, entries: &entries };
             self.device.create_bind_group(&descriptor)
         };
-        // The one place where the caller's buffers enter wgpu, which panics about one that it has never heard of.
+        // The caller's buffers enter wgpu only here; wgpu panics if a buffer belongs to another
+        // instance.
         let all = || self.groups.iter().enumerate().map(make).collect();
         panic::catch_unwind(AssertUnwindSafe(all)).map_err(|_| {
-            let description = "wgpu does not know a buffer of the call: it is of another wgpu::Instance";
+            let description =
+                "wgpu does not know a buffer of this call, which belongs to another wgpu::Instance: use one instance";
             device_error(WgpuFailure::internal("binding", description))
         })
     }
 
-    /// A fresh buffer for every call: one that is shared would hold, for every command of a submission, what was written
-    /// last before it.
+    /// A new buffer for every call: all commands of a submission would see the last contents
+    /// written to a shared buffer.
     fn upload_params(&self) -> Result<Buffer, Error> {
         let size = self.params_stride * self.groups.len() as u64;
         let buffer = self.device.create_buffer(&BufferDescriptor {
@@ -134,7 +138,7 @@ impl<'a> Groups<'a> {
             usage: BufferUsages::UNIFORM,
             mapped_at_creation: true,
         });
-        // A lost device says nothing, and has nothing to map.
+        // A lost device reports nothing, but mapping fails.
         let mut mapped = buffer
             .get_mapped_range_mut(..)
             .map_err(|error| device_error(WgpuFailure::lost("mapping a new buffer", error.to_string())))?;
@@ -147,7 +151,8 @@ impl<'a> Groups<'a> {
         Ok(buffer)
     }
 
-    /// The binding for these bytes: from the multiple of the alignment before, in whole words.
+    /// The binding for these bytes: it starts at the previous multiple of the alignment and has
+    /// whole words.
     fn part<'b>(&self, name: &str, buffer: &'b Buffer, start: u64, bytes: u64) -> Result<Part<'b>, Error> {
         let offset = start / self.alignment * self.alignment;
         let skipped = start - offset;
@@ -160,7 +165,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// The bytes of the tensor's buffer that a dispatch with these rows has.
+/// The bytes of the tensor's buffer that a dispatch on these rows uses.
 fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
     let count = rows.end - rows.start;
     let (first, len) = match view.shape {
@@ -177,7 +182,7 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
     start..start + len * view.element()
 }
 
-/// Tells a program where a tensor begins in its binding.
+/// Writes the place of a tensor in its binding to the parameters.
 fn place(
     params: &mut Params,
     tensor: Tensor,
@@ -190,12 +195,12 @@ fn place(
     // Less than the alignment of offsets.
     let first = (part.skipped / element) as u32;
     let (row_stride, group_stride) = match view.map(|view| view.shape) {
-        // More rows than one lie in a binding, whose elements 32 bits can count. A stride that 32 bits do not hold is right
-        // modulo 2^32, as is the sum.
+        // Several rows fit one binding, so their indexes fit 32 bits. A stride that exceeds 32 bits
+        // is correct modulo 2^32, and so is the index.
         Some(Shape::Rows(layout)) if rows.end - rows.start > 1 => {
             (layout.row_stride as u32, layout.group_stride(rows_per_group) as u32)
         }
-        // Within a binding, hence within 32 bits, unless there is one row only.
+        // The stride fits a binding and hence 32 bits, unless there is only one row.
         Some(Shape::Whole) => (view.map_or(0, |view| view.row_stride) as u32, 0),
         _ => (0, 0),
     };

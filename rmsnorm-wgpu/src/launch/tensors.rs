@@ -1,4 +1,5 @@
-//! Views to places in buffers, with the rules of storage buffers: what wgpu would refuse later, and less clearly.
+//! Views to positions in buffers. Checks the rules of storage buffers here, with clearer messages
+//! than wgpu's.
 
 use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor};
@@ -9,28 +10,28 @@ use crate::error::invalid;
 use crate::plan::Placed;
 use crate::view::WgpuSlice;
 
-/// What part of a tensor a dispatch with some of the rows has.
+/// The part of a tensor that a dispatch on some of the rows uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// A matrix, whose rows begin there: those rows.
+    /// A matrix with this layout: the rows of the dispatch.
     Rows(RowLayout),
-    /// A vector with an element for every column: all of it.
+    /// A vector with one element per column: all of it.
     Columns,
-    /// A vector with an element for every row: those elements.
+    /// A vector with one element per row: the elements of the dispatch's rows.
     PerRow,
-    /// Elements without rows, of which a dispatch has those of its range.
+    /// Elements without rows: the elements of the dispatch's range.
     Elements,
-    /// f32 from the first multiple of 16 bytes on.
+    /// f32 starting at the first multiple of 16 bytes.
     Workspace,
-    /// All of it: transposed codes, whose rows are columns, scales, and what is one number.
+    /// All of it: transposed codes (whose rows are columns), scales, and single numbers.
     Whole,
 }
 
-/// A tensor of a call: elements that lie within their buffer.
+/// A tensor of a call, within its buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     tensor: Tensor,
-    /// What the call calls it.
+    /// The argument's name in this call.
     pub(super) name: &'static str,
     pub(super) buffer: &'a Buffer,
     /// Bytes; a multiple of the element's size.
@@ -39,7 +40,7 @@ pub(super) struct View<'a> {
     pub(super) len: u64,
     pub(super) storage: Storage,
     pub(super) shape: Shape,
-    /// Elements from row to row of transposed codes; else 0.
+    /// Row stride of transposed codes, in elements; 0 for other tensors.
     pub(super) row_stride: u64,
     is_written: bool,
 }
@@ -54,12 +55,12 @@ pub(super) struct Tensors<'a> {
 }
 
 impl<'a> Tensors<'a> {
-    /// None yet, of a call with this problem.
+    /// An empty set, for a call with this problem.
     pub(super) fn new(problem: Problem) -> Self {
         Tensors { cols: problem.cols, problem: Some(problem), views: [None; Tensor::COUNT] }
     }
 
-    /// The two of a copy: rows of a length of their own.
+    /// The two tensors of a copy.
     ///
     /// # Errors
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
@@ -74,7 +75,7 @@ impl<'a> Tensors<'a> {
         self.cols as u64
     }
 
-    /// Where rows lie in groups.
+    /// Rows of a group, if rows are in groups.
     pub(super) fn rows_per_group(&self) -> Option<usize> {
         self.problem.and_then(|problem| problem.rows_per_group)
     }
@@ -83,10 +84,10 @@ impl<'a> Tensors<'a> {
         self.views.get(tensor as usize)?.as_ref()
     }
 
-    /// A tensor that is zeroed by a copy command.
+    /// Checks that a tensor can be zeroed by a copy command.
     ///
     /// # Errors
-    /// `InvalidArgument` if its buffer has not the usage.
+    /// `InvalidArgument` if its buffer lacks the usage `COPY_DST`.
     pub(super) fn check_clearable(&self, tensor: Tensor) -> Result<(), Error> {
         let Some(view) = self.get(tensor) else { return Ok(()) };
         let usage = view.buffer.usage();
@@ -94,10 +95,11 @@ impl<'a> Tensors<'a> {
             return Ok(());
         }
         let name = view.name;
-        Err(invalid(name, format!("GradReduction::Atomics needs a buffer with the usage COPY_DST, got {usage:?}")))
+        let rule = format!("GradReduction::Atomics needs a buffer with the usage COPY_DST, got {usage:?}");
+        Err(invalid(name, rule))
     }
 
-    /// Where the tensors lie that the plan's accesses depend on: matrices, weight and bias.
+    /// The positions of matrices, weight and bias, which determine the plan's accesses.
     pub(super) fn inputs_and_matrices(&self) -> impl Iterator<Item = Placed> {
         self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
             Shape::Rows(layout) => Some(view.of_rows(&layout, self.rows_per_group())),
@@ -106,12 +108,12 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// Where scales lie that the call finds out.
+    /// The position of scales that the call computes.
     pub(super) fn scales(&self) -> Option<Placed> {
         self.get(Tensor::Scales).map(View::of_vector)
     }
 
-    /// Where codes and transposed codes lie, of a call that has both.
+    /// The positions of codes and transposed codes, if the call has both.
     pub(super) fn transposed(&self) -> [Option<Placed>; 2] {
         let (Some(codes), Some(codes_t)) = (self.get(Tensor::Codes), self.get(Tensor::CodesT)) else {
             return [None; 2];
@@ -123,7 +125,8 @@ impl<'a> Tensors<'a> {
         [Some(codes), Some(Placed { row_stride: codes_t.row_stride, ..codes_t.of_vector() })]
     }
 
-    /// For a call that finds its tensor's scale and then makes codes by it, as if it were given.
+    /// If the call computes the tensor's scale, binds it as the given scale of the pass that writes
+    /// codes.
     fn give_found_scale(&mut self) {
         let is_found =
             self.problem.and_then(|problem| problem.quant).is_some_and(|quant| quant.scale == ScaleKind::Current);
@@ -132,18 +135,19 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    /// Where dweight and dbias lie.
+    /// The positions of dweight and dbias.
     pub(super) fn gradients(&self) -> impl Iterator<Item = Placed> {
         self.all().filter(|view| view.is_gradient()).map(View::of_vector)
     }
 
-    /// Whether a tensor that is read lies in a buffer that is written too: by the programs that read matrices; and by the
-    /// one that sums partial gradients. wgpu lets a dispatch have such a buffer only if all its bindings may write.
+    /// Whether an input shares its buffer with an output: in the programs that read matrices, and
+    /// in the program that sums partial gradients. wgpu allows such a buffer in a dispatch only if
+    /// all its bindings are writable.
     pub(super) fn aliases(&self) -> (bool, bool) {
         let written = || self.all().filter(|view| view.is_written && !view.is_gradient());
-        // The workspace is written by some programs and only read by others.
+        // Some programs write the workspace, others only read it.
         let is_read = |view: &View<'_>, written: Tensor| {
-            // A program transposes codes. None reads a scale that was found, and writes it.
+            // A program transposes codes. No program both reads and writes a computed scale.
             let is_transposed = (view.tensor, written) == (Tensor::Codes, Tensor::CodesT);
             let is_found = (view.tensor, written) == (Tensor::Scale, Tensor::Scales);
             !is_found && (is_transposed || !view.is_written || view.tensor == Tensor::Workspace)
@@ -157,7 +161,7 @@ impl<'a> Tensors<'a> {
         (is_aliased, reduce_aliased)
     }
 
-    /// The tensors that the call has.
+    /// The tensors of the call.
     fn all(&self) -> impl Iterator<Item = &View<'a>> {
         self.views.iter().flatten()
     }
@@ -217,7 +221,7 @@ impl View<'_> {
         Placed { row_stride: layout.row_stride as u64, group_stride, ..self.of_vector() }
     }
 
-    /// Bytes of one element.
+    /// Bytes of an element.
     pub(super) fn element(&self) -> u64 {
         self.storage.size() as u64
     }
@@ -235,12 +239,13 @@ impl View<'_> {
             return Err(invalid(name, rule));
         };
         if !usage.contains(BufferUsages::STORAGE) {
-            return Err(invalid(name, format!("a tensor's buffer has the usage STORAGE, got {usage:?}")));
+            return Err(invalid(name, format!("a tensor's buffer needs BufferUsages::STORAGE, got {usage:?}")));
         }
-        // Shaders see words, and a binding is a whole number of them.
+        // Shaders access words, so a binding must have whole words.
         if end.next_multiple_of(4) > size {
             let rule = format!(
-                "a buffer of elements below 32 bits has a size that is a multiple of 4, got a tensor at the end of {size}"
+                "a buffer of 8-bit or 16-bit elements needs a size that is a multiple of 4, got a tensor at the end of {size}: \
+                 pad the buffer"
             );
             return Err(invalid(name, rule));
         }

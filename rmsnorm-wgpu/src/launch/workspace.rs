@@ -1,4 +1,4 @@
-//! The workspace of a call: the caller's, or the one that the backend keeps.
+//! The workspace of a call: passed by the caller, or kept by the backend.
 
 use std::ops::Range;
 
@@ -9,22 +9,23 @@ use wgpu::Buffer;
 use super::tensors::View;
 use crate::backend::WgpuBackend;
 
-/// f32 in a buffer, from a multiple of 16 bytes on.
+/// f32 in a buffer, starting at a multiple of 16 bytes.
 #[derive(Debug)]
 pub(super) struct Workspace {
     pub(super) buffer: Buffer,
     /// Bytes.
     pub(super) offset: u64,
-    /// Bytes that the plan uses, to a multiple of 16.
+    /// Bytes that the plan uses, rounded up to a multiple of 16.
     pub(super) len: u64,
 }
 
 impl Workspace {
-    /// The call's own, if it has one; `len` in elements, with the slack that moving it to a multiple of 16 bytes takes.
+    /// The call's workspace, or the backend's. `len` is in elements, with room for the alignment to
+    /// 16 bytes.
     ///
     /// # Errors
-    /// `Length` for one that another backend may have asked for, but is too short here. Where the backend's own cannot be
-    /// made.
+    /// `Length` if the call's workspace is too short, for example because another backend computed
+    /// its length. Errors of creating the backend's workspace.
     pub(super) fn of_call(backend: &WgpuBackend, view: Option<&View<'_>>, len: u64) -> Result<Self, Error> {
         let used = bytes_of(len.saturating_sub(ALIGNMENT_SLACK)).next_multiple_of(ALIGNMENT);
         let (buffer, offset, room) = match view {
@@ -35,14 +36,15 @@ impl Workspace {
             None => (backend.workspace(len)?, 0, bytes_of(len)),
         };
         if room < used {
-            // The kernels index without checks: a `Checked` call may have been checked for another device.
+            // The kernels index without bounds checks, and a `Checked` call may have been checked
+            // for another device.
             let (min, got) = (len as usize, view.map_or(0, |view| view.len as usize));
             return Err(Error::Length { arg: "workspace", min, max: usize::MAX, got });
         }
         Ok(Workspace { buffer, offset, len: used })
     }
 
-    /// Where so many elements from that one on lie in the buffer, in bytes.
+    /// The byte range of `len` elements from element `first` on.
     pub(super) fn bytes(&self, first: u64, len: u64) -> Range<u64> {
         let start = self.offset + bytes_of(first);
         start..start + bytes_of(len)

@@ -1,4 +1,4 @@
-//! Backward: the tile of a row, chunks of rows, and the workspace between its stages.
+//! Backward: the tile of a row, chunks of rows, and the workspace between the phases.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::caps::{Caps, F16};
 
-/// Threads of a workgroup whose rows take fewer.
+/// Minimum threads of a workgroup; short rows share one.
 const WORKGROUP: u32 = 128;
 
-/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a quad of a gradient.
+/// Maximum workgroup memory per thread: two sums in two buffers, and a quad of a gradient.
 const THREAD_BYTES: u32 = 32;
 
 /// The plan of a backward call.
@@ -61,12 +61,12 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     Ok(Plan { steps, workspace, partial_rows: partials.rows as u32 })
 }
 
-/// f32 elements of workspace that suffice for any layout; 0 if there is no plan.
+/// Workspace, in f32, that suffices for every layout; 0 without a plan.
 pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
     if matches!(problem.grad_reduction, GradReduction::Locks { .. }) || caps.check().is_err() {
         return 0;
     }
-    // Words take the form of one of the two.
+    // `Words` uses the form of one of these.
     let accesses = [Access::Aligned, Access::Parts];
     let forms = accesses.map(|access| Form::of(problem, access, caps));
     let fitting =
@@ -81,23 +81,23 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
     whole(partials, row_sums, gradients)
 }
 
-/// Elements of a workspace with those parts.
+/// Elements of a workspace with these parts.
 fn whole(partials: u64, row_sums: u64, gradients: u64) -> u64 {
-    // The second stage binds it even when there are no partial rows.
+    // The second phase binds the workspace even without partial rows.
     let len = (partials + row_sums).max(if gradients > 0 { 4 } else { 0 });
     if len > 0 { len + reduction::ALIGNMENT_SLACK } else { 0 }
 }
 
-/// Which programs run, and how threads share their rows.
+/// The programs of a call and their tiles.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     /// The first of two passes, if a row does not stay in registers.
     sums: Option<Tile>,
-    /// What writes dx and partial sums.
+    /// The program that writes dx and partial sums.
     main: (Program, Tile),
-    /// Workgroups of it on the columns of a chunk.
+    /// Workgroups on the columns of a chunk.
     tiles: u64,
-    /// Chunks of rows that are wanted in all.
+    /// Chunks of rows wanted in total.
     chunks: u64,
 }
 
@@ -110,32 +110,33 @@ impl Form {
                 let chunks = reduction::chunks(rows, blocks, most_rows(rows, tile.groups));
                 return Form { sums: None, main: (Program::Backward, tile), tiles: 1, chunks };
             }
-            // The same threads: the same bits.
+            // The same threads, hence the same bits.
             Some(tile) => Tile { packs: 1, rows_at_once: 1, reads_again: false, ..tile },
-            // Not measured through wgpu; rmsnorm-cuda's.
+            // Not measured with wgpu; copied from rmsnorm-cuda.
             None => {
                 let threads_per_row = caps.threads_with(512, THREAD_BYTES);
                 Tile::new(threads_per_row, 1, 1, flavour(threads_per_row, 1, caps))
             }
         };
-        // Not measured through wgpu; rmsnorm-cuda's.
+        // Not measured with wgpu; copied from rmsnorm-cuda.
         let threads_per_row = caps.threads_with(256, THREAD_BYTES);
         let columns = Tile::new(threads_per_row, 1, 1, Flavour::Workgroup);
         let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
-        // Several for each place on the device, to even out.
+        // Several per resident workgroup, to balance the load.
         let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
         let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
         Form { sums: Some(row_tile), main: (Program::BackwardColumns, columns), tiles, chunks }
     }
 
-    /// Rows that a workgroup has at the least: those of the first pass, since chunks have any number.
+    /// Minimum rows of a workgroup: the rows of the first pass, since chunks have any number of
+    /// rows.
     fn rows_per_workgroup(&self) -> u32 {
         self.sums.map_or(u32::MAX, |tile| tile.groups)
     }
 }
 
-/// The ranges of rows, and how they share partial rows: ranges as long as they may be, or shorter ones where so few
-/// partial rows fit that a chunk's rows must be summed in parts.
+/// The ranges of rows, and how they share partial rows. Ranges are as long as possible, or shorter
+/// if so few partial rows fit that a chunk's rows must be summed in parts.
 fn ranges_and_partials(
     problem: &Problem,
     form: &Form,
@@ -146,7 +147,7 @@ fn ranges_and_partials(
     let ranges = split(most);
     let planned = Partials::of(problem, form, &ranges, caps);
     let Err(unfit @ Unfit::Partials { .. }) = planned else { return Ok((ranges, planned?)) };
-    // As in a sum of sums, about the root of the rows in a chunk is best.
+    // As in a sum of sums, the square root of the rows in a chunk is about the best length.
     let mut shorter = most.min(problem.rows as u64) / 2;
     while shorter > 0 {
         let ranges = split(shorter);
@@ -158,20 +159,20 @@ fn ranges_and_partials(
     Err(unfit)
 }
 
-/// How the chunks of every range of rows use the partial rows.
+/// How the chunks of each range of rows use the partial rows.
 #[derive(Clone, Copy, Debug)]
 struct Partials {
     /// Rows of partial sums.
     rows: u64,
     /// Chunks of every range.
     chunks: u64,
-    /// Whether each chunk has a partial row of its own; with atomic sums all share one.
+    /// Whether each chunk has a partial row; with atomic sums all chunks share one.
     is_kept: bool,
 }
 
 impl Partials {
-    /// As many chunks as there may be, of as many ranges as have partial rows of their own; further ranges add to those
-    /// of the first.
+    /// Uses as many chunks as possible, and gives partial rows to as many ranges as possible.
+    /// Further ranges add to the partial rows of the first ones.
     fn of(problem: &Problem, form: &Form, ranges: &[Range<u64>], caps: &Caps) -> Result<Self, Unfit> {
         let (rows, count) = (problem.rows as u64, ranges.len() as u64);
         let wanted = form.chunks.min(caps.most_groups() / form.tiles).max(form.chunks.min(1));
@@ -188,7 +189,8 @@ impl Partials {
         let mut fewest = u64::MAX;
         let mut chunks = in_all;
         loop {
-            // With fewer chunks more ranges have partial rows of their own, and sums are handed on less often.
+            // With fewer chunks more ranges have partial rows, and fewer sums are continued by a
+            // later range.
             let sets = count.min(in_all.checked_div(chunks).unwrap_or(0));
             let partials = Partials { rows: sets * chunks, chunks, is_kept: true };
             let additions = partials.additions(form, longest, count, caps).min(rows.saturating_sub(1));
@@ -203,7 +205,7 @@ impl Partials {
         }
     }
 
-    /// Ranges that have partial rows of their own.
+    /// Ranges that have partial rows.
     fn sets(&self) -> u64 {
         if self.is_kept { self.rows.checked_div(self.chunks).unwrap_or(1) } else { 1 }
     }
@@ -220,25 +222,25 @@ impl Partials {
     }
 }
 
-/// Additions one after the other that math.md section 4 allows in a sum over the rows.
+/// The chain of additions that math.md section 4 allows in a sum over `rows` rows.
 pub(super) fn most_additions(rows: u64) -> u64 {
     policy_depth_rows(rows as usize) as u64
 }
 
-/// Elements for two sums of every row, to a multiple of 16 bytes, since what the binding holds is read in those.
+/// Elements for two sums per row, rounded up to 16 bytes, the unit in which the binding is read.
 fn row_sums_of(rows: u64) -> u64 {
     (2 * rows).next_multiple_of(4)
 }
 
-/// Elements for the row sums of one range in any layout; 0 if no layout has any.
+/// Elements for the row sums of one range in any layout; 0 if no layout has row sums.
 fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
-    // Unaligned calls have them if any has.
+    // If any layout has row sums, unaligned ones do.
     let Some(tile) = Form::of(problem, Access::Parts, caps).sums else { return Ok(0) };
     let most = ranges::most_rows(problem, &Layout::dense(problem), tile.groups, caps)?;
     Ok(row_sums_of(most.min(problem.rows as u64)))
 }
 
-/// Partial rows of all gradients that fit a binding together with row sums.
+/// Partial rows (of all gradients) that fit a binding together with the row sums.
 fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
     let bytes = gradients(problem) * reduction::row_stride(problem.cols) * 4;
     let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * row_sums_len(problem, caps)?);
@@ -248,28 +250,30 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
     Ok(most.checked_div(bytes).unwrap_or(0))
 }
 
-/// The second stage: adds the partial rows.
+/// The second phase adds the partial rows.
 fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
     let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Flavour::Workgroup);
     let blocks = reduction::blocks(problem.cols, problem.tensors.sums_over_rows());
     Step::dispatch(key(problem, Program::ReducePartials, tile, layout), 0..0, blocks, caps)
 }
 
-/// Threads that share the partial rows of a column. Not measured through wgpu; rmsnorm-cuda's.
+/// Threads that share the partial rows of a column. Not measured with wgpu; copied from
+/// rmsnorm-cuda.
 fn reduce_groups(partial_rows: u64, caps: &Caps) -> u32 {
     let most = caps.threads_with(128 * reduction::LANES, 16) / reduction::LANES;
     reduction::groups(partial_rows, most)
 }
 
-/// Rows of a chunk at the most: half of the `2 sqrt(rows) + 64` additions that math.md section 4 allows, since the
-/// second stage needs some, and each of several ranges.
+/// Maximum rows of a chunk: half of the `2 sqrt(rows) + 64` additions that math.md section 4
+/// allows. The second phase and each further range need the rest.
 fn most_rows(rows: u64, groups: u32) -> u64 {
     (rows.isqrt() + 32) * u64::from(groups)
 }
 
-/// How threads share a row that lies in their registers with what they sum; `None` if it is too long for them.
+/// How threads share a row that they keep in registers together with the sums; `None` if it is too
+/// long.
 ///
-/// The figures are those of `tuning.rs`.
+/// Times: see `tuning.rs`.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     let is_wide = is_split(problem);
@@ -278,7 +282,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         find(caps.tuning.backward(&as_tuned(problem, caps)), pairs)?;
     let threads = threads_without_idle(pairs, packs, most).unwrap_or_else(|| {
         let threads = pairs.div_ceil(wanted as usize).next_power_of_two().min(512);
-        // As with none idle, as far as there are threads for fewer packs.
+        // As without idle threads, if there are enough threads for fewer packs.
         let is_crowded = has_two_sums && !is_wide && threads < 512 && pairs.div_ceil(threads) == 4;
         threads as u32 * if is_crowded { 2 } else { 1 }
     });
@@ -286,28 +290,30 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let groups = (caps.threads_with(threads.max(WORKGROUP), THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
     let flavour = flavour(threads_per_row, groups, caps);
-    // A second row shares the first one's waiting, where there are registers for it. One sum, three packs: 1536 columns
-    // 205 us against 211, 12288 212 against 240; but four packs, 4096 columns, 219 against 202. Two sums, two packs on as
-    // many threads as there may be: 8192 246 against 301; but 4096 229.6 against 228.
+    // A second row hides the latency of the first, if there are registers for it. us with and
+    // without. One sum, three packs: 1536 columns 205 and 211, 12288 columns 212 and 240. One sum,
+    // four packs: 4096 columns 219 and 202. Two sums, two packs on the most threads: 8192 columns
+    // 246 and 301, 4096 columns 229.6 and 228.
     let is_paired = match (has_two_sums, packs) {
         (false, 3) => threads_per_row >= 64,
         (true, 2) => threads_per_row == 512,
         _ => false,
     };
     let tile = Tile::new(threads_per_row, groups, packs, flavour);
-    // 512 threads have 128 registers each: what four packs take.
+    // 512 threads have 128 registers each, as many as four packs need.
     let most_packs = if threads_per_row <= 128 && !is_wide { 5 } else { 4 };
     let held =
         (packs <= most_packs).then_some(Tile { rows_at_once: if is_paired && !is_wide { 2 } else { 1 }, ..tile });
     held.or_else(|| tile_that_reads_again(problem, caps))
 }
 
-/// How threads share a row of which their registers hold no more than what they sum, the gradient of the weight; `None` if they do not
-/// hold that.
+/// How threads share a row if their registers hold only the sums of dweight; `None` if they do not
+/// fit.
 ///
-/// H200 through wgpu, RMS norm of 20480, 28672 and 32768 columns: 305, 318 and 301 us where two passes take 344, 347 and 349, since a
-/// row is in the first-level cache when it is read again. Parts of the columns for several workgroups, of which each reads all of a
-/// row: RMS norm of 65536 365 and 348, layer norm of 32768 392 and 350.
+/// us for RMS norm, H200 through wgpu: 305 (20480 columns), 318 (28672) and 301 (32768), in two
+/// passes 344, 347 and 349: a row is in the L1 cache when it is read again. Dividing the columns
+/// among workgroups that each read the whole row: RMS norm of 65536 columns 365 and in two passes
+/// 348, layer norm of 32768 columns 392 and 350.
 fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
     const THREADS: u32 = 1024;
     let packs = pairs(problem.cols).div_ceil(THREADS as usize);
@@ -316,7 +322,7 @@ fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
         .then(|| Tile { reads_again: true, ..Tile::new(THREADS, 1, packs as u32, flavour(THREADS, 1, caps)) })
 }
 
-/// The call whose measurements hold for this one: f16 takes no registers of its own where the device converts it.
+/// The call whose measurements apply: f16 takes no extra registers if the device converts it.
 fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
     let mut tuned = *problem;
     if caps.f16 == F16::Converts && tuned.dtypes.activation == DType::F16 {
@@ -325,17 +331,25 @@ fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
     tuned
 }
 
-/// Workgroups with chunks of rows of their own: as many threads as registers suffice for on all of the device, since a
-/// second round leaves most of it idle.
+/// Workgroups with a chunk of rows each: as many threads as fit the registers of the device, since
+/// a second wave would leave most of it idle.
 ///
-/// H200: RMS norm of 4096 columns in workgroups of 128, 528 of them 202.8 us, 264 265, 1056 209.7; 8192 in 256, 264 206,
-/// 528 212; 16384 in 512, 132 224, 264 230; 128 columns, one pack a thread, in 256, 528 212.5, 264 278; 1536, three packs
-/// by two rows, in 128, 396 205, 528 268; 2560, two packs, in 160, 792 204, 528 225. Layer norm, two packs: 4096 columns in
-/// 256, 396 228, 528 282, 264 268; 2560 in 160, 528 236, 660 307; 1024 in 128, 792 62.9, 924 79; 7168 in 448, 264 242, 132
-/// 347.
+/// us on an H200 by number of workgroups. RMS norm:
+/// - 4096 columns, 128 threads: 528 workgroups 202.8, 264 265, 1056 209.7
+/// - 8192 columns, 256 threads: 264 workgroups 206, 528 212
+/// - 16384 columns, 512 threads: 132 workgroups 224, 264 230
+/// - 128 columns, 256 threads, one pack: 528 workgroups 212.5, 264 278
+/// - 1536 columns, 128 threads, three packs by two rows: 396 workgroups 205, 528 268
+/// - 2560 columns, 160 threads, two packs: 792 workgroups 204, 528 225
+///
+/// Layer norm, two packs:
+/// - 4096 columns, 256 threads: 396 workgroups 228, 528 282, 264 268
+/// - 2560 columns, 160 threads: 528 workgroups 236, 660 307
+/// - 1024 columns, 128 threads: 792 workgroups 62.9, 924 79
+/// - 7168 columns, 448 threads: 264 workgroups 242, 132 347
 fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
     let is_wide = is_split(problem);
-    // Threads, and workgroups at the least, of a multiprocessor.
+    // Threads per multiprocessor, and its minimum of workgroups.
     let (threads, least) = match (tile.packs, tile.rows_at_once, gradients(problem)) {
         (1, ..) => (1024, 1),
         (2, 1, 0 | 1) if !is_wide => (1024, 1),
@@ -345,6 +359,6 @@ fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
         _ => (512, 1),
     };
     let each = (threads / tile.threads()).max(least);
-    // A device's workgroups are counted as four a multiprocessor.
+    // `caps.workgroups` assumes four per multiprocessor.
     u64::from((caps.workgroups / 4).max(1) * each)
 }

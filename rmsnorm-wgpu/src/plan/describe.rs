@@ -1,4 +1,4 @@
-//! Plans in the words of [`rmsnorm_gpu::describe`].
+//! Plans as text, in the form of [`rmsnorm_gpu::describe`].
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ fn dispatched(dispatch: &Dispatch) -> String {
         return second_stage(info.stem, tile.groups, *grid);
     }
     let access = match access {
-        // What is not aligned is treated as ragged whatever its length.
+        // Unaligned rows count as ragged for every length.
         Access::Aligned => (program.is_on_chip() && !is_whole).then(|| "ragged".into()),
         Access::Words if matches!(program, Program::TransposeCodes | Program::TensorScale | Program::Clear) => None,
         Access::Words => Some("access=words".into()),

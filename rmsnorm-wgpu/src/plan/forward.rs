@@ -9,10 +9,10 @@ use super::{
 };
 use crate::caps::Caps;
 
-/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers.
+/// Maximum workgroup memory per thread: two sums in two buffers.
 const THREAD_BYTES: u32 = 16;
 
-/// Packs that a thread which visits a row several times has on their way at once.
+/// Packs that a thread has in flight when it reads a row several times.
 const STREAMING_PACKS: u32 = 4;
 
 /// The plan of a forward call.
@@ -34,9 +34,9 @@ pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Ca
     ranges.map(|rows| Step::by_rows(key, rows, (groups.into(), 1), caps)).collect()
 }
 
-/// How threads share a row that lies in their registers; `None` if it is too long for them.
+/// How threads share a row in registers; `None` if it is too long.
 ///
-/// The figures are those of `tuning.rs`.
+/// Times: see `tuning.rs`.
 pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
@@ -51,8 +51,9 @@ pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
-    // Rows of less than a subgroup share a workgroup, and others of which a multiprocessor has too few: 768 columns on 32
-    // threads 131.8 / 133.5 by two rows, 130.8 / 138.7 by one; but 1024, four packs, 36.4 / 37.5 and 36.3 / 37.2.
+    // Rows shorter than a subgroup share a workgroup, and so do rows that would give a
+    // multiprocessor too few threads. us by two rows and by one: 768 columns on 32 threads 131.8 /
+    // 133.5 and 130.8 / 138.7; 1024 columns, four packs, 36.4 / 37.5 and 36.3 / 37.2.
     let side_by_side = match (threads, packs) {
         (0..32, _) => 128,
         (32, 0..=3) if !is_wide => 64,
@@ -60,31 +61,33 @@ pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         _ => threads,
     };
     let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
-    // 32 registers for a row.
+    // 32 registers hold a row.
     let most_packs = if is_wide { 4 } else { MOST_PACKS };
     let flavour = flavour(threads_per_row, groups, caps);
     (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, flavour))
 }
 
-/// So many threads, or half of them with up to seven packs each where otherwise an eighth or more would be idle: where
-/// threads own just the columns there are, nothing asks which of them exist. Not in short rows, whose threads would read
-/// far apart.
+/// `threads`, or half of them with up to seven packs each if otherwise an eighth or more would be
+/// idle. Threads that own exactly the existing columns need no bounds checks. Not for short rows,
+/// where a thread's packs would be far apart.
 fn with_fewer_idle(pairs: usize, threads: u32) -> u32 {
     let all = threads as usize;
     let is_idle = 8 * pairs <= 7 * all * pairs.div_ceil(all);
     if is_idle && 2 * pairs <= 7 * all && pairs > 64 { threads / 2 } else { threads }
 }
 
-/// Whether both sums of a row are made in one visit: of layer norms that stream however their tensors lie. Others stream only where
-/// these lie badly, and have the bits of those that do not.
+/// Whether both sums of a row are made in one pass: for layer norms that stream in every layout.
+/// Other calls stream only in some layouts and must keep the bits of calls that do not.
 pub(super) fn visits_once(problem: &Problem, caps: &Caps) -> bool {
     problem.norm == Norm::Layer && tile(problem, caps).is_none()
 }
 
-/// The workgroup that visits a row several times. RMS norm of 32768 bf16 columns, H200 through wgpu: 512 threads with 4
-/// packs on their way 147.7 us, 1024 threads 178, 256 178; with one pack 172, with 8 204. Of 131072, 1024 threads 186, 512 191.
+/// The workgroup that reads a row several times. us for RMS norm of 32768 bf16 columns, H200
+/// through wgpu: 512 threads with 4 packs in flight 147.7, with one pack 172, with 8 packs 204;
+/// 1024 or 256 threads 178. 131072 columns: 1024 threads 186, 512 threads 191.
 pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> Tile {
-    // Of the longest fewer rows, so that the second level cache has them for the second visit: as far as arithmetic can wait for it.
+    // For the longest rows fewer rows at a time, so that the L2 cache still has them for the second
+    // pass, as far as arithmetic can hide the latency.
     let threads = if problem.norm == Norm::Rms && pairs(problem.cols) > 8192 { 1024 } else { 512 };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);

@@ -1,4 +1,5 @@
-//! Forward to codes: the tile of a row, what is cleared and found first, and the transposed copy.
+//! Forward to codes: the tile of a row, the steps before it (zeroing, tensor scale), and the
+//! transposed copy.
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
@@ -15,13 +16,13 @@ pub(crate) const SIDE: u64 = 64;
 /// Rows and columns of a tile of `columnwise.wgsl`.
 pub(crate) const COLUMNWISE_TILE: (u64, u64) = (128, 64);
 
-/// Threads that have a row of such a tile.
+/// Threads on one row of such a tile.
 const THREADS_ACROSS: u32 = COLUMNWISE_TILE.1 as u32 / PAIR as u32;
 
-/// Bytes of workgroup memory that a thread takes at most: two sums in each of two buffers, and a magnitude.
+/// Maximum workgroup memory per thread: two sums in two buffers, and a magnitude.
 const THREAD_BYTES: u32 = 20;
 
-/// Scales of a word, where scales are bytes.
+/// Byte scales per word.
 const SCALES_OF_WORD: u32 = 4;
 
 /// The plan of a quantized forward call.
@@ -36,7 +37,8 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
             steps.extend(rows(problem, layout, caps)?);
         }
         ScaleKind::Current => {
-            // The largest magnitude takes the scale's place until it is one; then it is given.
+            // The amax is stored in place of the scale, until the scale replaces it; then the scale
+            // is given.
             steps.push(clear(Tensor::Scales, ScaleType::F32, size_of::<f32>() as u64, layout, caps)?);
             let found = problem.tensors.intersection(FOUND_FROM);
             steps.extend(rows(&Problem { tensors: found, ..*problem }, layout, caps)?);
@@ -58,7 +60,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     }
     if problem.has(Tensor::CodesColumnwise) {
         let (along, shape) = (quant.columnwise(), (problem.cols, problem.rows));
-        // Their bytes are those of several rows.
+        // A byte scale's word is shared by several rows.
         let parts = Layout { scales_access: Access::Parts, ..*layout };
         steps.extend(clear_gaps(problem, Tensor::ScalesColumnwise, &along, shape, (&parts, caps))?);
         steps.extend(columnwise(problem, &along, layout, caps)?);
@@ -66,10 +68,10 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     Ok(Plan { steps, ..Plan::default() })
 }
 
-/// What the largest magnitude of a tensor takes, and where it goes.
+/// The tensors of the pass that finds a tensor's amax.
 pub(crate) const FOUND_FROM: TensorSet = INPUTS.with(Tensor::Scales);
 
-/// The kernel that works on rows, on all of them.
+/// The kernel of the rows, on all rows.
 fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
     let (program, tile) = match tile(problem, caps) {
         Some(tile) if tile.packs <= layout.access.most_packs() => (Program::QuantizedForward, tile),
@@ -83,30 +85,30 @@ fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Un
     forward::rows(problem, key, layout, caps)
 }
 
-/// The tile of a row that lies in registers; `None` if it is too long for them. Columns that share a scale are those of lanes side by
-/// side.
+/// The tile of a row in registers; `None` if it is too long. Columns that share a scale belong to
+/// adjacent lanes.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let tile = forward::tile(problem, caps)?;
     let lanes = problem.quant.and_then(|quant| lanes_of_set(quant.scale, is_split(problem))).unwrap_or(1);
     let threads = tile.threads_per_row.max(lanes);
-    // Short rows share a workgroup: a multiprocessor has few of those.
+    // Short rows share a workgroup, because a multiprocessor can hold only a few workgroups.
     let groups = if threads <= 64 { caps.threads_with(128, THREAD_BYTES) / threads } else { tile.groups }.max(1);
     let packs = pairs(problem.cols).div_ceil(threads as usize) as u32;
     Some(Tile::new(threads, groups, packs, flavour(threads, groups, caps)))
 }
 
-/// Lanes whose columns share a scale; `None` where scales are not of columns side by side.
+/// Lanes whose columns share a scale; `None` if scales are not for adjacent columns.
 pub(crate) const fn lanes_of_set(scale: ScaleKind, is_split: bool) -> Option<u32> {
     let cols = match scale {
         ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => return None,
         ScaleKind::Block { cols, .. } => cols,
         ScaleKind::Mx { .. } => ScaleKind::MX_COLS,
     };
-    // Where the quads of a pair lie apart, a lane has one of a set.
+    // If the quads of a pair are apart, a lane has one quad of a scale's columns.
     Some((cols / if is_split { PAIR / 2 } else { PAIR }) as u32)
 }
 
-/// Whether shuffles bring the scales of a word together.
+/// Whether shuffles combine the scales of a word.
 pub(crate) fn gathers_scales(quant: &QuantSpec, tile: &Tile, is_split: bool) -> bool {
     let (Some(lanes), Flavour::Subgroup(most)) = (lanes_of_set(quant.scale, is_split), tile.flavour) else {
         return false;
@@ -115,7 +117,7 @@ pub(crate) fn gathers_scales(quant: &QuantSpec, tile: &Tile, is_split: bool) -> 
     quant.scale_type() == ScaleType::E8m0 && of_word <= most && tile.threads_per_row.is_multiple_of(of_word)
 }
 
-/// Zeroes a tensor of so many bytes.
+/// Zeroes a tensor of `bytes` bytes.
 fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
     let scale = match elements {
         ScaleType::F32 => ScaleKind::Row,
@@ -129,14 +131,14 @@ fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps:
     Step::by_rows(key, 0..bytes, (4 * u64::from(tile.threads()), 1), caps)
 }
 
-/// A kernel that has no part in rows.
+/// A kernel of one workgroup, independent of rows.
 fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
     let tile = Tile::new(caps.threads(32), 1, 1, Flavour::Workgroup);
     let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout });
     Step::dispatch(key, 0..1, 1, caps)
 }
 
-/// The kernel that copies codes transposed, on rows that a binding reaches.
+/// The kernel that transposes codes, on rows that fit a binding.
 fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
     let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     let bare = bare(problem, &[Tensor::Codes, Tensor::CodesT], quant);
@@ -145,13 +147,13 @@ fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step
     let across = (problem.cols as u64).div_ceil(SIDE);
     let by_grid = (caps.most_groups() / across).max(1) * SIDE;
     let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
-    // Whole tiles, but for a device on which not one row of them fits.
+    // Whole tiles, unless the device cannot bind one row of tiles.
     let most = if most >= SIDE { most / SIDE * SIDE } else { most };
     let ranges = ranges::split(problem.rows as u64, most);
     ranges.map(|rows| Step::by_rows(key, rows, (SIDE, across), caps)).collect()
 }
 
-/// The kernel that makes the copy along columns of x, on blocks of rows that a binding reaches.
+/// The kernel of the columnwise copy of x, on blocks of rows that fit a binding.
 fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
     let tensors = problem.tensors.intersection(ALONG_FROM);
     let copied = Problem { tensors, quant: Some(*along), ..*problem };
@@ -171,10 +173,10 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     ranges.map(|rows| Step::by_rows(key, rows, (height, across), caps)).collect()
 }
 
-/// What the copy along columns takes, and where it goes.
+/// The tensors of the columnwise copy.
 pub(crate) const ALONG_FROM: TensorSet = INPUTS.union(ALONG).with(Tensor::Mean).with(Tensor::Rstd);
 
-/// Zeroes scales that have gaps: every scale has its kernel, what lies between them has nobody.
+/// Zeroes scales that have gaps: kernels write every scale, but not the gaps.
 fn clear_gaps(
     problem: &Problem,
     tensor: Tensor,
@@ -190,7 +192,7 @@ fn clear_gaps(
     clear(tensor, quant.scale_type(), bytes, layout, caps).map(Some)
 }
 
-/// A call of a kernel that knows no values: one code for every norm and dtype.
+/// A call of a kernel that reads no values: one program for all norms and dtypes.
 fn bare(problem: &Problem, tensors: &[Tensor], quant: QuantSpec) -> Problem {
     Problem {
         norm: Norm::Rms,

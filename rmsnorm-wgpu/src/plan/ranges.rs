@@ -1,4 +1,4 @@
-//! How tensors lie, what that means for the access to them, and the ranges of rows that bindings and grids take.
+//! Layouts of tensors, the access that they allow, and ranges of rows that fit bindings and grids.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
 use super::{Access, Unfit, is_split, stream};
 use crate::caps::Caps;
 
-/// Where a tensor begins in its buffer, and how far apart its rows are.
+/// Position of a tensor in its buffer, and its strides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) storage: Storage,
@@ -16,43 +16,45 @@ pub(crate) struct Placed {
     pub(crate) offset: u64,
     /// Elements; 0 for a vector.
     pub(crate) row_stride: u64,
-    /// Elements from group to group; 0 for a vector, and where no rows of the call lie in groups.
+    /// Elements between groups; 0 for a vector, and for calls without groups.
     pub(crate) group_stride: u64,
 }
 
-/// The most bytes between the rows of some matrices.
+/// The largest row and group strides of some matrices, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spacing {
-    /// From a row to the next, also to that of the next group; 0 where there are no such matrices.
+    /// Between rows, including the last of a group and the first of the next; 0 without such
+    /// matrices.
     row: u64,
-    /// From group to group; 0 where no rows lie in groups.
+    /// Between groups; 0 if rows are not in groups.
     group: u64,
 }
 
-/// What a plan depends on besides the problem and the device: nothing that decides who owns which columns.
+/// The inputs of a plan other than problem and device. They do not affect the assignment of columns
+/// to threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Access of the main programs.
     pub(crate) access: Access,
-    /// Access of the second stage of the gradients.
+    /// Access of the second phase of the gradients.
     pub(crate) reduce_access: Access,
-    /// Whether an input of the main programs shares its buffer with a tensor that they write.
+    /// Whether an input of the main programs shares its buffer with one of their outputs.
     pub(crate) is_aliased: bool,
     /// Whether dweight or dbias shares its buffer with the workspace.
     pub(crate) reduce_aliased: bool,
-    /// How scales are written that are bytes: by the word, where a word has those of one row.
+    /// How byte scales are written: by word, if each word has scales of one row only.
     pub(crate) scales_access: Access,
     /// Access of the program that transposes codes.
     pub(crate) transpose_access: Access,
-    /// Of the matrices of 8-bit codes, of 16-bit elements, and of f32.
+    /// For matrices of 8-bit codes, of 16-bit elements, and of f32.
     pub(super) spacing: [Spacing; 3],
 }
 
-/// Bytes of an element of the matrices that have a [`Spacing`] each.
+/// Element sizes of the matrices of each [`Spacing`].
 const SIZES: [usize; 3] = [1, 2, 4];
 
 impl Layout {
-    /// `tensors` are the matrices, weight and bias, as far as the call has them, `gradients` dweight and dbias.
+    /// `tensors`: the matrices, weight and bias that the call has. `gradients`: dweight and dbias.
     pub(crate) fn new(
         problem: &Problem,
         tensors: impl IntoIterator<Item = Placed>,
@@ -63,7 +65,7 @@ impl Layout {
         let cols = problem.cols as u64;
         let (mut access, mut spacing) = (Access::Aligned, [Spacing::default(); 3]);
         for tensor in tensors {
-            // There is no second row to be apart.
+            // With one row the stride does not matter.
             let row_stride = if problem.rows > 1 { tensor.row_stride } else { 0 };
             let tensor = Placed { row_stride, ..tensor };
             access = access.max(tensor.access(cols, is_split(problem)));
@@ -71,23 +73,23 @@ impl Layout {
                 *widest = widest.max(tensor.spacing(problem));
             }
         }
-        // The second stage moves one quad a thread.
+        // The second phase moves one quad per thread.
         let accesses = gradients.into_iter().map(|tensor| tensor.access(cols, true));
         let reduce_access = accesses.max().unwrap_or(Access::Aligned);
         let [scales_access, transpose_access] = [Access::Words; 2];
         Layout { access, reduce_access, is_aliased, reduce_aliased, scales_access, transpose_access, spacing }
     }
 
-    /// With scales, and codes that are transposed, which lie so.
+    /// Adds the positions of scales and of transposed codes.
     pub(crate) fn with_codes(self, problem: &Problem, scales: Option<Placed>, transposed: [Option<Placed>; 2]) -> Self {
         let groups = problem.quant.and_then(|quant| match quant.layout {
-            // The others have a row's scales in whole words.
+            // The other layouts store the scales of a row in whole words.
             ScaleLayout::RowMajor => quant.scale.groups(problem.cols),
             ScaleLayout::ColumnMajor { .. } | ScaleLayout::PackedUe8m0 { .. } | ScaleLayout::Swizzled128x4 => None,
         });
         let accesses = scales.map(|scales| scales.access(groups.unwrap_or(0) as u64, true)).into_iter();
         let scales_access = accesses.fold(Access::Words, Access::max);
-        // Rows of codes are columns of the other, which has as many rows as there are columns.
+        // Codes are (rows, cols), transposed codes (cols, rows).
         let lengths = [problem.cols, problem.rows];
         let accesses = transposed.into_iter().zip(lengths).zip([problem.rows, problem.cols]).filter_map(
             |((placed, len), rows)| {
@@ -99,7 +101,7 @@ impl Layout {
         Layout { scales_access, transpose_access: accesses.fold(Access::Words, Access::max), ..self }
     }
 
-    /// Rows side by side from the start of their buffers: what other layouts are not denser than.
+    /// Contiguous rows from the start of their buffers: no layout is denser.
     pub(crate) fn dense(problem: &Problem) -> Self {
         let row_stride = problem.cols as u64;
         let group_stride = problem.rows_per_group.map_or(0, |rows| row_stride.saturating_mul(rows as u64));
@@ -120,7 +122,8 @@ impl Spacing {
         Spacing { row: self.row.max(other.row), group: self.group.max(other.group) }
     }
 
-    /// Rows that at most so many bytes reach from the first to the start of the last, wherever in its group the first is.
+    /// Rows such that the first and the start of the last are at most `bytes` apart, for every
+    /// position of the first in its group.
     fn rows_within(self, bytes: u64, rows_per_group: Option<usize>) -> u64 {
         let by_rows = bytes / self.row;
         let by_groups =
@@ -143,8 +146,8 @@ impl Placed {
         Spacing { row: bytes(row_stride.max(between)), group: bytes(group_stride) }
     }
 
-    /// How a tensor of rows of `cols` elements can be read and written. Where f32 matrices are read beside others, what is
-    /// narrower moves by the quad, else by two quads.
+    /// The access of a tensor with rows of `cols` elements. In calls that also have f32 matrices,
+    /// narrower matrices move by one quad, otherwise by two.
     fn access(&self, cols: u64, is_split: bool) -> Access {
         let size = self.storage.size() as u64;
         let pack_bytes = match (size, is_split) {
@@ -173,15 +176,15 @@ impl Placed {
 }
 
 impl Access {
-    /// That of a copy, whose tensors are a row of `len` elements each.
+    /// The access of a copy: both tensors are one row of `len` elements.
     pub(crate) fn of_copy(from_offset: u64, to_offset: u64, dtype: DType, len: u64) -> Self {
         let access = |offset| Placed::vector(dtype.into(), offset).access(len, dtype == DType::F32);
         access(from_offset).max(access(to_offset))
     }
 }
 
-/// The most rows that one dispatch may have: as many as every binding reaches, and `rows_per_workgroup` for each workgroup
-/// of a grid.
+/// Maximum rows of a dispatch: limited by every binding, and by `rows_per_workgroup` times the
+/// largest grid.
 ///
 /// # Errors
 /// [`Unfit::Row`]
@@ -201,7 +204,7 @@ pub(super) fn most_rows(
     if bytes > available {
         return Err(Unfit::Row { bytes, most: available });
     }
-    // mean and rstd have one f32 a row.
+    // mean and rstd have one f32 per row.
     let by_statistics = available / 4;
     let spaced = layout.spacing.iter().zip(SIZES).filter(|(spacing, _)| spacing.row > 0);
     let by_matrices = spaced.map(|(spacing, size)| {
@@ -212,16 +215,16 @@ pub(super) fn most_rows(
     Ok(by_matrices.fold(by_statistics.min(by_grid), u64::min).max(1))
 }
 
-/// Ranges of at most that many rows, about even.
+/// Ranges of at most `most` rows, about equally long.
 pub(super) fn even(rows: u64, most: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
     let ranges = rows.div_ceil(most.max(1)).max(1);
     split(rows, rows.div_ceil(ranges))
 }
 
-/// Ranges of `size`, the last of what is left.
+/// Ranges of `size`; the last may be shorter.
 pub(super) fn split(len: u64, size: u64) -> impl ExactSizeIterator<Item = Range<u64>> {
     let size = size.max(1);
-    // A call of more ranges than 32 bits count has more rows than any memory.
+    // More than 2^32 ranges would exceed any memory.
     let count = u32::try_from(len.div_ceil(size)).unwrap_or(u32::MAX) as usize;
     (0..count).map(move |index| {
         let start = index as u64 * size;
@@ -229,8 +232,9 @@ pub(super) fn split(len: u64, size: u64) -> impl ExactSizeIterator<Item = Range<
     })
 }
 
-/// Workgroups in two dimensions, at least so many: rows of workgroups of about equal length, since a surplus one costs
-/// as much as an empty one. With 65535 and one workgroup left over, a copy took a quarter longer on an H200.
+/// At least `groups` workgroups in two dimensions, with few surplus ones, since an empty workgroup
+/// also costs time. Without this balance (65535 and one more in a second row) a copy took a quarter
+/// longer on an H200.
 ///
 /// # Errors
 /// [`Unfit::Grid`]

@@ -1,4 +1,5 @@
-//! Plans as tables, and what holds for every plan. No device: six are planned for, and none is asked.
+//! Tests of plans: pinned plans as tables, and properties of all plans. Six devices are planned
+//! for; none is needed.
 
 mod chains;
 mod properties;
@@ -32,31 +33,32 @@ const DEVICES: [Caps; 6] = [
     Caps { max_threads: 128, ..Caps::laptop() },
 ];
 
-/// The least that is taken.
+/// The smallest supported limits.
 const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..Caps::phone() };
 
-/// Rows of which a binding has room, beside their partial sums.
+/// Rows that fit a binding together with their partial sums.
 const MOST_ROWS_OF_A_BINDING: usize = 8;
 
 const ACCESSES: [Access; 3] = [Access::Aligned, Access::Words, Access::Parts];
 
-/// Row counts at which plans may change, and more than two dimensions of workgroups have.
+/// Row counts at which plans may change, and counts that exceed a grid of two dimensions.
 const ROWS: [usize; 12] = [0, 1, 2, 7, 8, 9, 528, 529, 4096, 65_536, 1 << 20, 1 << 33];
 
-/// Rows enough for every workgroup to have several, and few enough for any device to sum gradients of any length over.
+/// Enough rows that every workgroup has several, and few enough that every device can sum gradients
+/// of any length.
 const SOME_ROWS: usize = 64;
 
-/// Plans know bytes, and f16 by its conversions.
+/// Plans depend on element sizes, and for f16 on its conversions.
 const MIXES: [DTypes; 5] = [F32, DTypes::uniform(DType::F16), BF16, BF16_STREAM_F32, BF16.widened(true, false)];
 
-/// Dense rows, accessed in this way.
+/// Contiguous rows with this access.
 fn layout(problem: &Problem, access: Access) -> Layout {
     Layout { access, ..Layout::dense(problem) }
 }
 
 /// The plan of a call.
 trait PlanCall: Copy {
-    /// Rows side by side, accessed as said: what is planned does not ask whether they can be.
+    /// Contiguous rows with the given access; the plan does not check that the access is possible.
     fn layout(self, rows: usize, cols: usize, access: Access) -> Layout;
 
     fn plan(self, rows: usize, cols: usize, caps: &Caps) -> Plan {
@@ -78,7 +80,7 @@ impl PlanCall for Call {
     }
 }
 
-/// The backend's plans, for the tests that hold for every backend's.
+/// The backend's plans, for tests shared by all backends.
 struct Plans;
 
 impl Planner for Plans {
@@ -101,12 +103,13 @@ impl Planner for Plans {
         subgroups.flat_map(|subgroup| DEVICES.map(|device| Caps { subgroup, ..device })).collect()
     }
 
-    /// Both directions and norms, with every set of optional tensors that a plan tells apart.
+    /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
         testing::calls(&MIXES)
     }
 
-    /// Every short row, the lengths around each power of two, and some between them, whose threads are no power of two.
+    /// All short rows, the lengths around each power of two, and some between whose number of
+    /// threads is not a power of two.
     fn cols() -> Vec<usize> {
         let around_powers = (9..=21).flat_map(|bits| [(1 << bits) - 1, 1 << bits, (1 << bits) + 1]);
         let between = [1536, 2560, 3072, 3584, 5120, 6656, 7168, 9984, 10_240, 12_288, 14_336, 40_960, 49_152];
@@ -121,13 +124,14 @@ impl Planner for Plans {
         workspace::devices()
     }
 
-    /// Norms have equal sums over the rows.
+    /// All norms have the same sums over rows.
     fn is_sampled(call: Call, cols: usize) -> bool {
         let is_sampled = (cols > 300 && cols.is_multiple_of(2) || cols % 60 == 1) && call.norm == Norm::Rms;
         is_sampled && (call.dtypes == MIXES[0] || call.dtypes == MIXES[1])
     }
 
-    /// Matrices of more bindings take so many ranges, each added to the one before, that some of long rows are refused.
+    /// Matrices that exceed bindings take many ranges, each added to the previous one, so some
+    /// calls with long rows are refused.
     fn must_fit(problem: &Problem, caps: &Caps) -> bool {
         let row = problem.cols * problem.dtypes.activation.size();
         let most = (16 * caps.binding_bytes).min(1 << 38) as usize;
@@ -146,7 +150,7 @@ impl Planner for Plans {
         dispatches(plan).map(|dispatch| dispatch.key.program.info()).collect()
     }
 
-    /// Of the two programs that a row may take it is the same.
+    /// The same for both programs that a row may use.
     fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
         let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
             Program::Forward

@@ -1,8 +1,10 @@
-//! The tables that plans look up how many packs a thread has. What stands here was measured through wgpu on an H200, 2026-11:
-//! beside each rung microseconds of bf16 norms of 268 MB a tensor (67 MB at 1024 columns), RMS / layer norm, in backward with
-//! dweight / with dweight and dbias. A copy of as many bytes takes 128.1 (34.4), in backward 192 (51.6).
+//! The tables of packs per thread that plans use. The built-in table was measured through wgpu on
+//! an H200, 2026-11. Comments at the rungs give times in us for bf16 norms with 268 MB per tensor
+//! (67 MB at 1024 columns): forward as RMS / layer norm, backward with dweight / with dweight and
+//! dbias. A copy of the same size takes 128.1 us (34.4 us at 1024 columns), with the tensors of
+//! backward 192 us (51.6 us).
 //!
-//! Lengths are pairs of quads: 8 columns.
+//! Row lengths are in pairs of quads: 8 columns.
 
 #[cfg(feature = "conformance")]
 pub(crate) mod candidates;
@@ -20,33 +22,33 @@ use rmsnorm_tuning::Kept;
 use super::PAIR;
 use super::{gradients, is_split};
 
-/// Those that were loaded, or are tried.
+/// Tables that were loaded or are being tried.
 pub(crate) static KEPT: Kept<Tuning> = Kept::new();
 
 /// Tables for every kind of call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tuning {
-    /// Packs that a thread has at the most; rows without a rung stream. By 16-bit RMS norm, 16-bit layer norm, and norms of
-    /// f32, whose pairs take twice the registers.
+    /// Maximum packs per thread; rows without a rung stream. For 16-bit RMS norm, 16-bit layer
+    /// norm, and norms of f32, whose pairs take twice the registers.
     pub(crate) forward: [Ladder<u32>; 3],
-    /// The same of 16-bit norms to codes.
+    /// The same for 16-bit norms to codes.
     pub(crate) to_codes: Ladder<u32>,
-    /// By 16-bit norms with one gradient at the most, with two, of f16, whose conversions take registers of their own, and norms
-    /// of f32.
+    /// For 16-bit norms with at most one gradient, with two, of f16 (conversions take registers),
+    /// and of f32.
     pub(crate) backward: [Ladder<Division>; 4],
 }
 
-/// How many packs a thread of backward has.
+/// Packs per thread of backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Division {
-    /// The first of these that leaves no thread idle, with so many threads at the most.
+    /// The first of these packs that leaves no thread idle is used; and the maximum of threads.
     pub(super) without_idle: (&'static [u32], u32),
-    /// So many at the most, where none does.
+    /// Maximum packs if all of them leave idle threads.
     pub(super) most: u32,
 }
 
 impl Tuning {
-    /// What is built in.
+    /// The built-in table.
     pub(crate) const H200: &Tuning = &Tuning {
         forward: [FORWARD_RMS, FORWARD_LAYER, FORWARD_WIDE],
         to_codes: TO_CODES,
@@ -75,8 +77,9 @@ impl Tuning {
         }
     }
 
-    /// Row lengths at which the code path changes, for the conformance suite: the limits of the tables, in whole packs of 16
-    /// threads, and one between them whose threads are no power of two.
+    /// Row lengths at which the code path changes, for the conformance suite: the limits of the
+    /// tables, rounded up to 16 threads, and one length whose number of threads is not a power of
+    /// two.
     #[cfg(any(test, feature = "conformance"))]
     pub(crate) fn cols_breakpoints(&self) -> Vec<usize> {
         let forward = self.forward.iter().chain([&self.to_codes]);
@@ -91,44 +94,49 @@ impl Tuning {
 
 const FORWARD_RMS: Ladder<u32> = Borrowed(&[
     up_to(96, 5),
-    // 1024 columns on 64 threads 35.9, on 32 36.3; with a residual 67.4, and 68.4.
+    // 1024 columns: 35.9 on 64 threads, 36.3 on 32; with a residual 67.4 and 68.4.
     up_to(128, 2),
-    // 128 columns on 4 threads 133.5, on 8 137.5; 4096 on 128 132.4, on 256 137, on 64 134.4.
+    // 128 columns: 133.5 on 4 threads, 137.5 on 8. 4096 columns: 132.4 on 128, 137 on 256, 134.4 on
+    // 64.
     up_to(1023, 5),
-    // 8192 columns on 128 threads 134.3, on 256 133.6; 12288 on 192 133.4, on 256 134.1, on 384 132.3; 16384 on 256 135.0, on
-    // 512 137.6.
+    // 8192 columns: 134.3 on 128 threads, 133.6 on 256. 12288 columns: 133.4 on 192, 134.1 on 256,
+    // 132.3 on 384. 16384 columns: 135.0 on 256, 137.6 on 512.
     up_to(2048, 8),
-    // 32768 columns on 1024 threads 157.8, streaming 147.9.
+    // 32768 columns: 157.8 on 1024 threads, streaming 147.9.
     none_up_to(4096),
-    // 65536 columns on 1024 threads 148.9, streaming 172; with a residual 343, and 368.
+    // 65536 columns: 148.9 on 1024 threads, streaming 172; with a residual 343 and 368.
     up_to(8192, 8),
 ]);
 
 const FORWARD_LAYER: Ladder<u32> = Borrowed(&[
-    // 128 columns on 4 threads 137.7; 1024 on 32 37.2, on 64 38.4; 4096 on 128 132.7, on 64 134.8.
+    // 128 columns: 137.7 on 4 threads. 1024 columns: 37.2 on 32, 38.4 on 64. 4096 columns: 132.7 on
+    // 128, 134.8 on 64.
     up_to(1023, 5),
-    // 8192 columns on 128 threads 135.3, on 256 140.3; 12288 on 192 134.0, on 256 137.5, on 384 144; 16384 on 256 136.5, on 512
-    // 149.7.
+    // 8192 columns: 135.3 on 128 threads, 140.3 on 256. 12288 columns: 134.0 on 192, 137.5 on 256,
+    // 144 on 384. 16384 columns: 136.5 on 256, 149.7 on 512.
     up_to(2048, 8),
-    // 32768 columns on 1024 threads 190, on 512 200, streaming 171.
+    // 32768 columns: 190 on 1024 threads, 200 on 512, streaming 171.
     none_up_to(4096),
-    // 65536 columns on 1024 threads 186, streaming in three visits 202.
+    // 65536 columns: 186 on 1024 threads, streaming in three passes 202.
     up_to(8192, 8),
 ]);
 
 const FORWARD_WIDE: Ladder<u32> = Borrowed(&[
-    // 1024 columns on 64 threads 67.6, on 128 67.0, on 32 69; 4096 on 256 262, on 512 260.
+    // 1024 columns: 67.6 on 64 threads, 67.0 on 128, 69 on 32. 4096 columns: 262 on 256, 260 on
+    // 512.
     up_to(1024, 2),
-    // 16384 columns on 512 threads 270, on 1024 286.
+    // 16384 columns: 270 on 512 threads, 286 on 1024.
     up_to(u32::MAX, 4),
 ]);
 
-/// By a given scale / one of a row, of 201 MB a call; a copy takes 49.7. What a row has more than its norm waits in registers.
+/// With a given scale / with a scale per row, 201 MB per call; a copy takes 49.7 us. The values of
+/// a row wait in registers.
 const TO_CODES: Ladder<u32> = Borrowed(&[
-    // 1024 columns on 32 threads 59.6 / 64.8, on 64 65.4 / 73.9, on 16 62.3 / 65.6; 2048 on 64 60.9 / 66.5, on 32 63.5 / 66.6; 4096 on
-    // 128 62.6 / 67.0, on 64 64.3 / 69.1, on 256 75.8 / 81.6.
+    // 1024 columns: 59.6 / 64.8 on 32 threads, 65.4 / 73.9 on 64, 62.3 / 65.6 on 16. 2048 columns:
+    // 60.9 / 66.5 on 64, 63.5 / 66.6 on 32. 4096 columns: 62.6 / 67.0 on 128, 64.3 / 69.1 on 64,
+    // 75.8 / 81.6 on 256.
     up_to(1023, 5),
-    // 8192 columns on 128 threads 64.9 / 70.1, on 256 65.0 / 72.8.
+    // 8192 columns: 64.9 / 70.1 on 128 threads, 65.0 / 72.8 on 256.
     up_to(2048, 8),
 ]);
 
@@ -137,28 +145,32 @@ const fn division(without_idle: &'static [u32], most_threads: u32, most: u32) ->
 }
 
 const ONE_GRADIENT: Ladder<Division> = Borrowed(&[
-    // 128 columns on 16 threads 212.5, on 8 229, on 4 219.
+    // 128 columns: 212.5 on 16 threads, 229 on 8, 219 on 4.
     up_to(32, division(&[], 512, 1)),
     up_to(64, division(&[], 512, 5)),
-    // 1536 columns on 64 threads 205, on 96 206; 2560 on 160 204, on 64 207; 5120 on 160 208, on 128 210.
+    // 1536 columns: 205 on 64 threads, 206 on 96. 2560 columns: 204 on 160, 207 on 64. 5120
+    // columns: 208 on 160, 210 on 128.
     up_to(640, division(&[3, 4, 2], 512, 5)),
-    // 7168 columns on 224 threads 218, on 448 214, on 128 227; 12288 on 512 212, on 384 243.
+    // 7168 columns: 218 on 224 threads, 214 on 448, 227 on 128. 12288 columns: 212 on 512, 243 on
+    // 384.
     up_to(u32::MAX, division(&[3, 4, 2], 512, 4)),
 ]);
 
 /// Two sums take twice the registers.
 const TWO_GRADIENTS: Ladder<Division> = Borrowed(&[
-    // 128 columns on 16 threads 220.6, on 8 243, on 4 262.
+    // 128 columns: 220.6 on 16 threads, 243 on 8, 262 on 4.
     up_to(32, division(&[], 512, 1)),
     up_to(64, division(&[], 512, 5)),
-    // 2560 columns on 160 threads 238, on 64 262; 4096 on 256 228, on 128 235; 5120 on 320 255, on 128 266; 1536 on 96 218, on 64
-    // 218 by two rows at once.
+    // 2560 columns: 238 on 160 threads, 262 on 64. 4096 columns: 228 on 256, 235 on 128. 5120
+    // columns: 255 on 320, 266 on 128. 1536 columns: 218 on 96, and 218 on 64 with two rows at
+    // once.
     up_to(640, division(&[2, 3, 4], 512, 5)),
-    // 7168 columns on 448 threads 241, on 128 246, on 224 331.
+    // 7168 columns: 241 on 448 threads, 246 on 128, 331 on 224.
     up_to(u32::MAX, division(&[2, 3, 4], 512, 4)),
 ]);
 
-/// RMS norm of 1024 columns on 128 threads 87, on 32 105; of 4096 on 512 346, on 128 383; of 16384 on 1024 329, on 512 410.
+/// RMS norm of 1024 columns: 87 on 128 threads, 105 on 32. 4096 columns: 346 on 512, 383 on 128.
+/// 16384 columns: 329 on 1024, 410 on 512.
 const F16: Ladder<Division> = Borrowed(&[
     up_to(32, division(&[], 512, 1)),
     up_to(64, division(&[], 512, 5)),
@@ -169,6 +181,7 @@ const F16: Ladder<Division> = Borrowed(&[
 
 const BACKWARD_WIDE: Ladder<Division> = Borrowed(&[
     up_to(32, division(&[], 512, 1)),
-    // 1024 columns of f32 on 64 threads 107, on 32 110, on 128 116; 4096 on 128 392, on 256 396; 8192 on 256 391, on 512 391.
+    // f32, 1024 columns: 107 on 64 threads, 110 on 32, 116 on 128. 4096 columns: 392 on 128, 396 on
+    // 256. 8192 columns: 391 on 256 and on 512.
     up_to(u32::MAX, division(&[], 512, 4)),
 ]);

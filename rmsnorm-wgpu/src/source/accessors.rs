@@ -1,8 +1,10 @@
-//! A program's storage buffers in WGSL: their declarations, and functions that load and store pairs of a tensor, for every
-//! tensor that the program's files may name. What a call has not got loads as zeros and stores nothing.
+//! A program's storage buffers in WGSL: declarations, and functions that load and store pairs of a
+//! tensor, for every tensor that the program's files may name. Absent tensors load as zeros and
+//! store nothing.
 //!
-//! A pair is two quads of four columns. It moves in pieces: the largest accesses that the tensors' places allow. In the texts
-//! below, words in capitals stand for the tensor's name, its dtype and so on; `substitute` puts them in.
+//! A pair is two quads of four columns. It moves in pieces, the largest accesses that the layout
+//! allows. Words in capitals in the texts below stand for the tensor's name, its dtype and so on;
+//! `substitute` replaces them.
 
 use rmsnorm_gpu::program::{Accumulate, Form};
 use rmsnorm_spec::{DType, Direction, Storage, Tensor, TensorSet, TensorShape};
@@ -86,7 +88,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
     parts.into_iter().map(|part| substitute(part, &names)).collect()
 }
 
-/// What a pair's type is named after.
+/// The suffix of a pair's type.
 const fn form_of(storage: Storage) -> &'static str {
     match storage {
         Storage::Float(dtype) => dtype.name(),
@@ -98,8 +100,8 @@ fn chosen(used: &Use, [load, store]: [&'static str; 2]) -> impl Iterator<Item = 
     [(used.is_loaded, load), (used.is_stored, store)].into_iter().filter_map(|(is_used, part)| is_used.then_some(part))
 }
 
-/// Of a tensor that has no buffer of its own. In place the inputs are what is overwritten. What no call of the program can be
-/// without has no functions here, so that a program which lacks it does not compile.
+/// Functions of a tensor without a buffer. In place, inputs are read from the output. Tensors that
+/// every call of the program has get no functions, so a program that lacks one does not compile.
 fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
     if is_needed(key, tensor) {
         return String::new();
@@ -125,7 +127,7 @@ fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
         (TensorShape::One | TensorShape::Scales, _) if !key.program.writes_codes() => return String::new(),
         (TensorShape::ScalesColumnwise, _) => return String::new(),
         (TensorShape::One, true) => LOAD_NO_SCALAR,
-        // Where the scale is found, the largest magnitude is folded into its place.
+        // If the program computes the scale, the amax is stored in place of the scale.
         (TensorShape::One, false) if finds_scale(key) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
         (TensorShape::One, false) => FOLD_NO_AMAX,
         (TensorShape::Scales, _) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
@@ -156,7 +158,7 @@ fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     always.has(tensor)
 }
 
-/// What the workspace holds, as a program that binds it sees it, and the bytes of the smallest access.
+/// The element type of the workspace in this program, and the bytes of the smallest access.
 pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
     if key.program == Program::BackwardRowSums {
         ("vec2<f32>", 8)
@@ -169,28 +171,28 @@ pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
 
 const ATOMIC_WORD: &str = "atomic<u32>";
 
-/// How the elements of a tensor move.
+/// How the elements of a tensor are loaded and stored.
 pub(super) struct Pieces {
     /// The type of a piece.
     name: &'static str,
     /// Bytes of a piece, the smallest access.
     pub(super) bytes: u32,
-    /// By how many bits the index of a column is shifted to be that of its piece.
+    /// The index of a column is shifted right by this many bits to get the index of its piece.
     shift: u32,
     quad: Quad,
 }
 
-/// How a quad is made of pieces.
+/// The pieces of a quad.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quad {
-    /// It is half of one, which is a pair.
+    /// Half of a piece; a piece is a pair.
     OfPair,
     One,
     Two,
     Four,
-    /// Of four halves of words.
+    /// Four halves of words.
     Halves,
-    /// Of four bytes of words.
+    /// Four bytes of words.
     Bytes,
 }
 
@@ -199,7 +201,7 @@ impl Pieces {
         const F32: Storage = Storage::Float(DType::F32);
         const F16: Storage = Storage::Float(DType::F16);
         const BF16: Storage = Storage::Float(DType::Bf16);
-        // The second stage of gradients has single quads.
+        // The second phase of gradients has single quads.
         let moves_pairs = !is_split(key) && key.program != Program::ReducePartials;
         let (name, bytes, shift, quad) = match (key.access, storage) {
             (Access::Aligned, F16 | BF16) if moves_pairs => ("vec4<u32>", 16, 3, Quad::OfPair),
@@ -215,7 +217,7 @@ impl Pieces {
         Pieces { name, bytes, shift, quad }
     }
 
-    /// Functions to load and store a piece, a quad and a pair; of one kind those that there are.
+    /// Functions to load and store a piece, a quad and a pair, as far as they exist.
     fn functions(&self, key: &KernelKey, used: &Use) -> Vec<[&'static str; 2]> {
         let load_half = if used.is_written(key) { LOAD_HALF_IN_FLUX } else { LOAD_HALF };
         let (pieces, quads) = match self.quad {
@@ -224,7 +226,7 @@ impl Pieces {
             Quad::Two => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_TWO),
             Quad::Four => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_FOUR),
             Quad::Halves => ([load_half, STORE_HALF], QUADS_OF_HALVES),
-            // Nobody reads codes here.
+            // No program loads codes in this way.
             Quad::Bytes => (["", STORE_BYTES], ["", STORE_QUAD_OF_BYTES]),
         };
         if key.program == Program::ReducePartials { vec![pieces, quads] } else { vec![pieces, quads, PAIRS_OF_QUADS] }
@@ -235,7 +237,7 @@ const DECLARATION: &str = "
 @group(0) @binding(BINDING) var<storage, ACCESS> TENSOR: array<STORED>;
 ";
 
-/// Where an element lies in its binding.
+/// Index of an element in its binding.
 const AT: &str = "
 fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR.x + row * params.TENSOR.y + col; }
 ";
@@ -271,7 +273,7 @@ fn load_half_TENSOR(row: u32, col: u32) -> u32 {
 }
 ";
 
-// The other half of the word may be another thread's, which writes it now: it is dropped.
+// Another thread may be writing the other half of the word, which is dropped.
 const LOAD_HALF_IN_FLUX: &str = "
 fn load_half_TENSOR(row: u32, col: u32) -> u32 {
     if (col >= params.cols) { return 0u; }
@@ -280,8 +282,8 @@ fn load_half_TENSOR(row: u32, col: u32) -> u32 {
 }
 ";
 
-// A row may begin and end in the middle of a word whose other half is another thread's. Every bit has one owner: a half is
-// replaced without a look at the other, whoever writes that one meanwhile.
+// A row may begin and end in the middle of a word that it shares with another thread. Each half has
+// one writer, which replaces its bits atomically and leaves the other half unchanged.
 const STORE_HALF: &str = "
 fn store_half_TENSOR(row: u32, col: u32, half: u32) {
     if (col >= params.cols) { return; }
@@ -380,8 +382,8 @@ fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {
 ",
 ];
 
-// A word may have bytes of others. Every bit has one owner: its bytes are replaced without a look at the others, whoever writes those
-// meanwhile.
+// A word may contain bytes of other threads. Each byte has one writer, which replaces its bits
+// atomically and leaves the other bytes unchanged.
 const STORE_BYTES: &str = "
 fn replace_TENSOR(word: u32, mask: u32, bits: u32) {
     if (mask == 0xffffffffu) {
@@ -408,7 +410,7 @@ fn store_quad_TENSOR(row: u32, col: u32, quad: u32) {
 }
 ";
 
-/// Four codes of a row, as many of them as there are.
+/// Up to four codes of a row.
 const LOAD_WORD_OF_CODES: &str = "
 fn load_TENSOR(row: u32, col: u32) -> u32 { return TENSOR[at_TENSOR(row, col) >> 2u]; }
 ";
@@ -422,7 +424,7 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
     return word;
 }
 ";
-// Other bytes of the words may be written now: they are dropped.
+// Other threads may be writing the other bytes of the words, which are dropped.
 const LOAD_CODES_IN_FLUX: &str = "
 fn load_TENSOR(row: u32, col: u32) -> u32 {
     var word = 0u;
@@ -434,7 +436,7 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
 }
 ";
 
-/// Codes of a column, of four rows, as many of them as there are.
+/// Up to four codes of a column, from adjacent rows.
 const STORE_TRANSPOSED_WORD: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
     TENSOR[(params.TENSOR.x + col * params.TENSOR.y + params.first_row + row) >> 2u] = word;
@@ -454,7 +456,7 @@ const LOAD_NO_SCALAR: &str = "
 fn load_TENSOR() -> f32 { return 1.0; }
 ";
 
-// What is read may be stale, which is less: at the worst the cell is asked in vain.
+// A stale value is smaller, so at worst the atomicMax is unnecessary.
 const FOLD_AMAX: &str = "
 fn fold_amax(magnitude: u32) {
     if (magnitude > atomicLoad(&TENSOR[params.TENSOR])) { atomicMax(&TENSOR[params.TENSOR], magnitude); }
@@ -523,7 +525,7 @@ fn store_TENSOR(row: u32, value: f32) {}
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }
 ";
-// One addition behind the sum over the rows. The quad has one owner.
+// One addition after the sum over the rows. Each quad has one writer.
 const ADD_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) {
     let held = quad_DTYPE(load_quad_TENSOR(0u, col));

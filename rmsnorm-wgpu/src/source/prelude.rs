@@ -1,7 +1,8 @@
-//! What the files of a program leave open: constants, and the types and functions that dtypes, norm and device decide.
+//! The definitions that a program's files need: constants, and types and functions that depend on
+//! dtypes, norm and device.
 //!
-//! `if` of a constant is ordinary WGSL, which drivers settle when they compile. Only what is invalid WGSL on the other side of an
-//! `if` is chosen here: a type, a built-in, a conversion that a device lacks.
+//! Drivers evaluate `if` of a constant at compile time. Only code that would be invalid WGSL on one
+//! side of such an `if` is chosen here: a type, a built-in, a conversion that a device lacks.
 
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
@@ -40,8 +41,8 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     text
 }
 
-/// Every constant that a file may name. What a program does not have counts 0, or 1 where it is a divisor
-/// or the length of an array.
+/// Every constant that a file may name. Absent values are 0, or 1 if used as a divisor or array
+/// length.
 fn constants(key: &KernelKey, f16: F16) -> String {
     let (tile, tensors) = (&key.tile, key.call.tensors);
     let flags = [
@@ -76,12 +77,12 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("PACKS", tile.packs),
         ("MOST_PACKS", MOST_PACKS),
         ("ROWS_AT_ONCE", tile.rows_at_once),
-        // Threads whose sums are added up first, in workgroup memory.
+        // Threads whose sums are added first, in workgroup memory.
         ("SEGMENT", segment(key)),
         ("SUBGROUP", lanes),
         ("SUBGROUPS", (tile.threads() / lanes).max(1)),
         ("GRADIENTS", gradients(key)),
-        // The number of dbias among them, which is the last.
+        // The index of dbias among the gradients: the last.
         ("DBIAS", gradients(key).saturating_sub(1)),
         ("FOLDED", if is_folded(key) { tile.threads() } else { 1 }),
         ("PAIR", PAIR as u32),
@@ -96,8 +97,8 @@ fn declared(flags: &[(&str, bool)], numbers: &[(&str, u32)]) -> String {
     flags.chain(numbers.iter().map(|(name, number)| format!("const {name} = {number}u;\n"))).collect()
 }
 
-/// What quantizes: the values of [`CodeType`] as its conversion by integers has them, and the names that `SCALE`, `SCALE_FORM` and
-/// `SCALE_LAYOUT` are compared with.
+/// The definitions for quantization: the values that integer conversion to [`CodeType`] needs, and
+/// the names that `SCALE`, `SCALE_FORM` and `SCALE_LAYOUT` are compared with.
 fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     let tensors = key.call.tensors;
     let flags = [
@@ -106,7 +107,8 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
         ("FINDS_AMAX", tensors.has(Tensor::Amax) || finds_scale(key)),
         ("GATHERS_SCALES", key.gathers_scales),
     ];
-    // Bits of an f32's significand that a code has not, and the biased exponent of an f32 that is the smallest normal code.
+    // Significand bits of f32 that a code lacks, and the biased f32 exponent of the smallest normal
+    // code.
     let (shift, min_exponent) = match quant.codes {
         CodeType::E4m3 | CodeType::Int8 => (20, 121),
         CodeType::E5m2 => (21, 113),
@@ -115,7 +117,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     let numbers = [
         ("CODE_SHIFT", shift),
         ("CODE_MIN_EXPONENT", min_exponent),
-        // What the exponents of codes are less, in a code's place.
+        // The difference of exponent biases, at the position of a code's exponent.
         ("CODE_BIAS", ((min_exponent - 1) << 23) >> shift),
         ("LARGEST_CODE_BITS", quant.codes.largest().to_bits()),
         ("SET", set),
@@ -126,7 +128,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     let chosen = [("SCALE", SCALES, scale), ("SCALE_FORM", FORMS, form), ("SCALE_LAYOUT", LAYOUTS, layout)];
     let chosen: String =
         chosen.into_iter().map(|(name, of, number)| format!("const {name} = {};\n", of[number as usize])).collect();
-    // The steps of the smallest code in 1.
+    // Steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
     let shuffle = match key.tile.flavour {
@@ -136,19 +138,19 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
 }
 
-/// Of what is normalized: x, or its sum with a residual.
+/// The dtype of the normalized tensor: x, or its sum with a residual.
 fn dtype_of_h(key: &KernelKey) -> DType {
     let DTypes { activation, residual, .. } = key.call.dtypes;
     if key.call.form.is_residual_after() { activation } else { residual }
 }
 
-/// The letters that files have for dtypes: activation, weight and residual stream.
+/// The letters of dtypes in the files: activation, weight and residual.
 fn roles(key: &KernelKey) -> [(&'static str, DType); 3] {
     let [activation, weight, residual] = dtypes(key);
     [("T", activation), ("W", weight), ("R", residual)]
 }
 
-/// A pair as it waits in registers, and as values.
+/// A pair as held in registers, and as values.
 const ROLE: &str = "
 alias Kept_ROLE = Kept_DTYPE;
 fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
@@ -157,8 +159,9 @@ fn settled_ROLE(kept: Kept_ROLE) -> Kept_ROLE { return settled_DTYPE(kept); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
 ";
 
-/// Where a scale comes from: the caller, or the largest magnitude of all, of a row or of columns side by side. FIND finds the tensor's,
-/// and writes nothing else. What it is: a quotient, a power of two as f32, or one as a byte, rounded up or by its exponent. How they lie.
+/// The source of a scale: the caller, or the amax of the tensor, of a row or of adjacent columns.
+/// FIND only computes the tensor's amax. The form of a scale: a quotient, a power of two as f32, or
+/// a power of two as a byte, rounded up or by the exponent. The layout of scales.
 pub(super) const QUANTIZING: &str = "
 const GIVEN = 0u;
 const FIND = 1u;
@@ -175,7 +178,7 @@ const SWIZZLED_128X4 = 3u;
 const LEAST_SCALE = 1.1754943508222875e-38f;
 ";
 
-/// The names of its numbers.
+/// The names of these constants.
 const SCALES: [&str; 4] = ["GIVEN", "FIND", "BY_ROW", "BY_BLOCK"];
 const FORMS: [&str; 4] = ["QUOTIENT", "POWER", "BYTE_UP", "BYTE_FLOOR"];
 const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZLED_128X4"];
@@ -183,19 +186,19 @@ const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZL
 const SHUFFLED: &str = "
 fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
 ";
-// Nobody calls it.
+// Never called.
 const NOT_SHUFFLED: &str = "
 fn shuffled(value: u32, distance: u32) -> u32 { return value; }
 ";
 
 const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
-// Nobody calls it: h is a sum.
+// Never called: h is a sum.
 const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
 const H_IS_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return h; }\n";
-// Nobody calls it: the sum comes after.
+// Never called: the sum comes after the norm.
 const H_IS_NO_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return Kept_R(); }\n";
 
-/// What the threads of a row sum: layer norm has two sums at once, RMS norm the first of them.
+/// The sums over a row: layer norm has two, RMS norm has the first.
 const SUM_OF_LAYER: &str = "
 alias Sum = vec2<f32>;
 fn sum_from(first: f32, second: f32) -> Sum { return vec2(first, second); }
@@ -208,7 +211,7 @@ fn sum_from(first: f32, second: f32) -> Sum { return first; }
 fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
 ";
 
-/// WGSL's conversions of four f16, for who may name them.
+/// WGSL's conversions of four f16, if the device has them.
 pub(super) const fn conversions(f16: F16) -> &'static str {
     match f16 {
         F16::Integers => NO_CONVERSIONS,
@@ -216,7 +219,7 @@ pub(super) const fn conversions(f16: F16) -> &'static str {
     }
 }
 
-// What `settled_f16` settles with.
+// The zero that `settled_f16` ORs in.
 const UNKNOWN_ZERO: &str = "
 fn unknown_zero() -> u32 { return params.zero; }
 ";
@@ -225,13 +228,14 @@ const CONVERSIONS: &str = "
 fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4(unpack2x16float(words.x), unpack2x16float(words.y)); }
 fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2(pack2x16float(values.xy), pack2x16float(values.zw)); }
 ";
-// Nobody calls them.
+// Never called.
 const NO_CONVERSIONS: &str = "
 fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(); }
 fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2<u32>(); }
 ";
 
-/// Where a thread is, and its number in the workgroup. Only what uses subgroups may name their built-ins.
+/// The position of a thread, and its index in the workgroup. Only programs that use subgroups may
+/// name their built-ins.
 fn me(key: &KernelKey) -> &'static str {
     match key.tile.flavour {
         Flavour::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
@@ -239,8 +243,8 @@ fn me(key: &KernelKey) -> &'static str {
     }
 }
 
-// Nothing promises that subgroups follow the local index. They should be full; where one is not, numbers are wrong, and no
-// index is out of bounds.
+// WGSL does not guarantee that subgroups follow the local index. Subgroups should be full; if one
+// is not, results are wrong, but no index is out of bounds.
 const ME_IN_SUBGROUP: &str = "
 struct Me {
     @builtin(subgroup_invocation_id) in_subgroup: u32,

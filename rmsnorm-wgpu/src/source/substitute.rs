@@ -1,7 +1,7 @@
-//! Names in a text, replaced by what they stand for: where one is an identifier, or a part of one between underscores, as in
+//! Replaces names in a text: whole identifiers, or parts of one between underscores, as in
 //! `load_TENSOR` and `x_J_K`.
 
-/// Replaces names by what they stand for.
+/// Replaces names with their values.
 pub(super) fn substitute(text: &str, names: &[(&str, &str)]) -> String {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut replaced = String::with_capacity(text.len());

@@ -5,32 +5,32 @@ use rmsnorm_spec::{Access, Tensor, TensorShape};
 use super::finds_scale;
 use crate::plan::{KernelKey, Program};
 
-/// What a tensor holds.
+/// The contents of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A matrix of elements, or one row of them.
     Elements,
-    /// One f32 a row.
+    /// One f32 per row.
     Statistic,
-    /// f32, in whatever form the program has them.
+    /// f32, in the form that the program needs.
     Workspace,
     /// One f32 that is read.
     Scalar,
-    /// One f32 that is not negative, into which threads fold magnitudes.
+    /// One f32, not negative: the maximum of magnitudes.
     Amax,
     /// Scales of rows and blocks.
     Scales,
-    /// Codes of `TransposeCodes`, which moves them four by four.
+    /// Codes of `TransposeCodes`, which moves four at once.
     Bytes,
-    /// Codes along columns, four rows at once, which may share words.
+    /// Codes of the columnwise copy, four rows at once, which may share words.
     ColumnBytes,
-    /// What `TensorScale` works on: a magnitude that becomes a scale.
+    /// The tensor of `TensorScale`: an amax that becomes a scale.
     Found,
-    /// What `Clear` zeroes.
+    /// The tensor that `Clear` zeroes.
     Cleared,
 }
 
-/// A tensor, as one program uses it.
+/// How a program uses a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Use {
     pub(super) tensor: Tensor,
@@ -46,12 +46,12 @@ impl Use {
     }
 }
 
-/// Every tensor that a program binds, by the numbers of their bindings.
+/// The tensors that a program binds, by binding number.
 pub(super) fn uses(key: &KernelKey) -> Vec<Use> {
     key.call.tensors.iter().filter_map(|tensor| of_call(key, tensor)).chain(workspace(key)).collect()
 }
 
-/// A tensor of the call; `None` for a gradient of which the program only makes partial sums.
+/// A tensor of the call; `None` for a gradient if the program only writes its partial sums.
 fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     let direction = key.program.info().direction;
     let kind = match tensor.shape() {
@@ -60,7 +60,7 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
             return None;
         }
         TensorShape::Matrix | TensorShape::Cols => Kind::Elements,
-        // It reads them, and has the files of those who write them.
+        // `Columnwise` reads statistics, and includes files of programs that write them.
         TensorShape::Rows if key.program == Program::Columnwise => {
             return Some(Use { tensor, kind: Kind::Statistic, is_loaded: true, is_stored: true });
         }
@@ -72,22 +72,23 @@ fn of_call(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     };
     let is_loaded = match tensor.access(direction)? {
         Access::Read => true,
-        // What is overwritten was an input.
+        // An overwritten tensor was an input.
         Access::Write if key.call.form.is_residual_after() => is_sum_read(key, tensor),
         Access::Write if tensor.is_matrix() => key.call.tensors.is_in_place(),
-        // Gradients; statistics are written alone.
+        // Gradients. Statistics are only written.
         Access::Write => key.call.adds_to_gradients,
     };
     Some(Use { tensor, kind, is_loaded, is_stored: tensor.access(direction)? == Access::Write })
 }
 
-/// Whether it is the sum with a residual, which was the residual before, or is read back for the next norm.
+/// Whether it is the sum with a residual, and either overwrites the residual or is read back for
+/// the next norm.
 fn is_sum_read(key: &KernelKey, tensor: Tensor) -> bool {
     let is_read_back = key.program == Program::ForwardStreaming && key.call.form.norms_twice();
     tensor == Tensor::ResidualOut && (is_read_back || !key.call.tensors.has(Tensor::Residual))
 }
 
-/// A tensor that only calls to codes have, or the codes of the program that transposes them.
+/// A tensor of quantized calls, or the codes of the program that transposes them.
 fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     let (kind, is_loaded, is_stored) = match (key.program, tensor) {
         (Program::Clear, _) => (Kind::Cleared, false, true),
@@ -105,7 +106,7 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
     Some(Use { tensor, kind, is_loaded, is_stored })
 }
 
-/// The part of the workspace that the program has.
+/// The part of the workspace that the program uses.
 fn workspace(key: &KernelKey) -> Option<Use> {
     let has_gradients = key.call.tensors.sums_over_rows() > 0;
     let (is_bound, is_stored) = match key.program {

@@ -1,5 +1,5 @@
-//! Programs of a wide sample, with no device at hand: naga must accept each, find in it what Rust says of it, and
-//! translate it to SPIR-V, MSL and HLSL.
+//! Checks a wide sample of programs without a device: naga must accept each, find in it the
+//! properties that Rust assumes, and translate it to SPIR-V, MSL and HLSL.
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem::offset_of;
@@ -23,18 +23,18 @@ use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, Un
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
-/// A row length of each regime, and some that no vector access divides.
+/// A row length for each kind of program, and some that no vector access divides.
 const COLS: [usize; 17] =
     [1, 7, 64, 100, 300, 512, 1000, 1536, 2048, 4096, 5001, 7168, 8192, 12_288, 16_384, 65_536, 600_000];
 
-/// Keys of everything that a plan may ask for, and more: as many of each program, drawn from all.
+/// Random keys: everything that a plan may use, and more. The same number for each program.
 fn wide_sample() -> Vec<KernelKey> {
     let mut draw = Draw::new(5);
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
     samples.map(|program| draw.key(program)).collect()
 }
 
-/// What plans ask for: as many calls for each device.
+/// Keys used by plans: the same number of calls for each device.
 fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw::new(2);
     let mut keys = Vec::new();
@@ -49,7 +49,7 @@ fn planned() -> Vec<(Caps, KernelKey)> {
             let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
             let steps = match steps {
-                // A small device has no room for a block of long rows.
+                // A small device cannot bind a block of long rows.
                 Err(Unfit::Columnwise { .. }) => continue,
                 steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
             };
@@ -62,21 +62,21 @@ fn planned() -> Vec<(Caps, KernelKey)> {
     keys
 }
 
-/// All of them, each once.
+/// All sampled keys, without duplicates.
 fn sample() -> Vec<KernelKey> {
     let mut seen = HashSet::new();
     let keys = wide_sample().into_iter().chain(planned().into_iter().map(|(_, key)| key));
     keys.filter(|key| seen.insert(*key)).collect()
 }
 
-/// Keys and layouts, drawn.
+/// Random keys and layouts.
 trait DrawKeys {
     fn key(&mut self, program: Program) -> KernelKey;
 
-    /// Of a program that only calls to codes have.
+    /// A key of a program for quantized calls.
     fn key_of_codes(&mut self, program: Program) -> KernelKey;
 
-    /// How a call's tensors lie.
+    /// The layout of a call's tensors.
     fn layout(&mut self, problem: &Problem) -> Layout;
 
     fn tensors(&mut self, program: Program) -> TensorSet;
@@ -99,7 +99,7 @@ impl DrawKeys for Draw {
         let dtypes = activation.widened(uses_weight && self.yes(), uses_stream && self.yes());
         let has_norm = program.is_forward() || is_backward;
         let norm = if has_norm { self.of(Norm::ALL) } else { Norm::Rms };
-        // Backward has a mean exactly where the norm has.
+        // Backward has a mean exactly if the norm has one.
         let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
         let access = self.of([Access::Aligned, Access::Words, Access::Parts]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
@@ -111,7 +111,7 @@ impl DrawKeys for Draw {
         let has_sums = is_backward && tensors.sums_over_rows() > 0;
         let accumulate = if has_sums && self.yes() { Accumulate::Atomics } else { Accumulate::Partials };
         let has_row_groups = (program.is_forward() || is_backward) && self.yes();
-        // What is added to is f32.
+        // Sums that are added to are f32.
         let adds_to_gradients = is_reduction && self.yes();
         let dtypes = if adds_to_gradients { DTypes::uniform(DType::F32) } else { dtypes };
         KernelKey {
@@ -147,7 +147,7 @@ impl DrawKeys for Draw {
         let mut problem = Problem { dtypes, ..self.quantized_forward(8, 64) };
         match (program, problem.quant.as_mut()) {
             (Program::QuantizedForward | Program::QuantizedForwardStreaming, Some(quant)) => {
-                // The scale is found first, and then is as if given.
+                // The scale is computed first, and then used as if given.
                 match (quant.scale, self.yes()) {
                     (ScaleKind::Current, true) => problem.tensors = problem.tensors.intersection(FOUND_FROM),
                     (ScaleKind::Current, false) => {
@@ -222,7 +222,7 @@ impl DrawKeys for Draw {
             ResidualOut, Rstd, Weight, X, Y,
         };
         match program {
-            // The norm of a sum, or a sum alone, after x, which is overwritten only where y takes its place.
+            // The norm of a sum, or a sum only. x is overwritten only if y replaces it.
             Program::Forward | Program::ForwardStreaming if self.of([false, true, true]) => {
                 let drawn = self.some(&[Weight, Bias, Residual, Mean, Rstd]).with(X).with(ResidualOut);
                 let next = self.some(&[NextWeight, NextBias, NextMean, NextRstd]).with(NextWeight).with(Y);
@@ -277,7 +277,7 @@ impl DrawKeys for Draw {
     }
 }
 
-/// What a drawn key of forward has a residual for.
+/// The form of a random forward key with a residual.
 fn form_of(program: Program, tensors: TensorSet) -> Form {
     let has_next = tensors.has(Tensor::NextWeight);
     match (program, tensors.has(Tensor::X), tensors.has(Tensor::Y)) {
@@ -287,16 +287,16 @@ fn form_of(program: Program, tensors: TensorSet) -> Form {
     }
 }
 
-/// A program as naga reads it.
+/// A program, parsed by naga.
 fn parsed(key: &KernelKey) -> (Module, ModuleInfo) {
     parsed_for(key, F16::Converts)
 }
 
-/// As [`parsed`], for a device that converts f16 so.
+/// As [`parsed`], for a device that converts f16 in this way.
 fn parsed_for(key: &KernelKey, f16: F16) -> (Module, ModuleInfo) {
     let text = text(key, f16);
     let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
-    // Nothing else may be needed: what every device has.
+    // Programs may need only capabilities that every device has.
     let has = |is_needed, capability| if is_needed { capability } else { Capabilities::empty() };
     let capabilities = has(matches!(key.tile.flavour, Flavour::Subgroup(_)), Capabilities::SUBGROUP)
         | has(f16 != F16::Integers, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
@@ -306,7 +306,7 @@ fn parsed_for(key: &KernelKey, f16: F16) -> (Module, ModuleInfo) {
     (module, info)
 }
 
-/// Runs a check of every program of the sample, on two threads.
+/// Runs a check on every program of the sample, on two threads.
 fn for_all(check: impl Fn(&KernelKey, &Module, &ModuleInfo) + Sync) {
     let keys = sample();
     let (first, second) = keys.split_at(keys.len() / 2);
@@ -376,7 +376,7 @@ fn workgroups_are_what_rust_says() {
     });
 }
 
-/// Of 16 bits a thread moves a pair at once, unless an f32 tensor of the same call has its quads apart.
+/// 16-bit tensors move by the pair, unless an f32 tensor of the call splits its quads.
 #[test]
 fn aligned_accesses_are_as_wide_as_they_may_be() {
     for key in sample().into_iter().filter(|key| key.access == Access::Aligned) {
@@ -401,7 +401,8 @@ fn constant(module: &Module, name: &str) -> Option<Literal> {
     Some(literal)
 }
 
-/// Each `HAS_` of a tensor is true where the program has that tensor; `HAS_RESIDUAL` in place too, where `residual_out` is the residual.
+/// The `HAS_` constant of a tensor is true if the program has the tensor; `HAS_RESIDUAL` also in
+/// place, where `residual_out` is the residual.
 #[test]
 fn flags_are_those_of_the_tensors() {
     for_all(|key, module, _| {
@@ -423,7 +424,7 @@ fn flags_are_those_of_the_tensors() {
     });
 }
 
-/// The order of a sum over a row, as the chains of the plan's tests count it.
+/// The order of a sum over a row matches the chains counted in the plan's tests.
 #[test]
 fn sums_over_a_row_are_made_as_planned() {
     for_all(|key, module, _| {
@@ -492,7 +493,7 @@ fn the_sample_has_all_that_keys_hold() {
             }
         }
         assert_eq!(these.iter().any(|key| matches!(key.tile.flavour, Flavour::Subgroup(_))), has_sums(program));
-        // Each with and without, where the program lets a call choose.
+        // Each with and without, if calls of the program can choose.
         let both =
             |what: &dyn Fn(&KernelKey) -> bool| these.iter().any(|key| what(key)) && !these.iter().all(|key| what(key));
         assert!(both(&|key| key.aliased), "{program:?}");
@@ -509,7 +510,7 @@ fn the_sample_has_all_that_keys_hold() {
         assert_eq!(both(&|key| key.call.adds_to_gradients), program.info().stores_gradients, "{program:?}");
         let has_gradients = matches!(program, Program::Backward | Program::BackwardColumns);
         assert_eq!(both(&|key| key.call.accumulate == Accumulate::Atomics), has_gradients, "{program:?}");
-        // Its files name tensors that it never has.
+        // The program's files name tensors that it never has.
         let is_along = program == Program::Columnwise;
         let may_lack = |tensor: &Tensor| match is_along {
             true => matches!(tensor, Tensor::Residual | Tensor::Weight | Tensor::Bias | Tensor::Mean),
@@ -539,7 +540,8 @@ fn absent_tensors_have_no_binding() {
 fn whole_calls_bind_no_more_than_any_device_has_by_default() {
     for program in Program::ALL {
         let mut key = Draw::new(1).key(program);
-        // `dresidual` is one more than fits beside all others. Of codes there are calls with as many as fit.
+        // `dresidual` and all other tensors are one too many. Quantized calls exist with the
+        // maximum number.
         let rare = [Tensor::Dresidual, Tensor::Y, Tensor::Scale, Tensor::Amax, Tensor::Rstd];
         let rare = TensorSet::of(if program.writes_codes() { &rare } else { &rare[..1] });
         let next = TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
@@ -550,7 +552,8 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
         }
         assert!(bindings(&key).len() <= 8, "{program:?}");
         if matches!(program, Program::Forward | Program::ForwardStreaming) {
-            // Two RMS norms around a residual, and what backward wants of them. Layer norms have as many in inference only.
+            // Two RMS norms around a residual, with the statistics for backward. Layer norms reach
+            // the same number in inference only.
             (key.call.norm, key.call.form) = (Norm::Rms, Form::NormOfSum);
             let without = [Tensor::Bias, Tensor::Mean, Tensor::NextBias, Tensor::NextMean];
             key.call.tensors = program.info().optional.difference(TensorSet::of(&without));
@@ -585,7 +588,7 @@ fn every_constant_is_read_somewhere() {
     let code = lines.map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     let read: HashSet<&str> =
         code.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
-    // Of those that others are one of, a program may have another.
+    // A program uses only one of these alternatives.
     for name in names.filter(|name| !QUANTIZING.contains(name)) {
         assert!(read.contains(name), "nobody reads {name}");
     }
@@ -596,7 +599,8 @@ fn every_file_is_used_and_every_block_ends() {
     for Source { path, text } in shaders::ALL {
         let stem = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
         assert!(include_str!("../source.rs").contains(&format!("shaders::{}.", stem.to_uppercase())), "{stem}");
-        // A line that `unroll` does not recognize would reach naga, and a counter that it does not know would count packs.
+        // naga would see a line that `unroll` does not recognize, and an unknown counter would
+        // count packs.
         for line in text.lines().filter(|line| line.contains("@unroll")) {
             let counter = unroll::opened(line).unwrap_or_else(|| panic!("{stem}: {line}"));
             assert!(["J", "K", "K of BATCH"].contains(&counter), "{stem}: {line}");
@@ -605,7 +609,7 @@ fn every_file_is_used_and_every_block_ends() {
     }
 }
 
-/// What a program's functions load and store is the tensor itself, what overwrites it, or nothing.
+/// The functions of a tensor access the tensor itself, the tensor that overwrites it, or nothing.
 #[test]
 fn accessors_reach_their_own_tensor() {
     for_all(|key, module, info| {
@@ -615,12 +619,13 @@ fn accessors_reach_their_own_tensor() {
         for tensor in key.program.info().optional.iter() {
             let access = tensor.access(key.program.info().direction);
             let is_read = access == Some(rmsnorm_spec::Access::Read);
-            // Its sums go to the workspace.
+            // The sums of this program go to the workspace.
             if tensor.shape() == TensorShape::Cols && !is_read && key.program != Program::ReducePartials {
                 continue;
             }
             let name = match (key.program, tensor) {
-                // One of them is bound, and has a function without its name; or the program has it to itself.
+                // One of these is bound with a function that does not contain its name, or only
+                // this program has it.
                 (Program::Clear | Program::TensorScale, _) => continue,
                 (Program::TransposeCodes, Tensor::Codes) => "load_codes".to_owned(),
                 (_, Tensor::Scales) if finds_scale(key) => "fold_amax".to_owned(),

@@ -1,16 +1,16 @@
-//! The one thing that is done to the text of a file: its loops over registers are unrolled, since WGSL has no registers that
-//! are counted.
+//! Unrolls the loops over registers in a file, since WGSL cannot index registers.
 //!
-//! `@unroll(K) { .. }` repeats its lines with `K` counted up. `@unroll(K of BATCH) { .. }` cuts the numbers of `K` into batches
-//! of `BATCH` at most and repeats its lines for each; `@unroll(K)` inside counts through its batch. A block begins and ends with
-//! lines of its own.
+//! `@unroll(K) { .. }` repeats its lines for each value of `K`. `@unroll(K of BATCH) { .. }`
+//! divides the values of `K` into batches of at most `BATCH` and repeats its lines for each batch;
+//! `@unroll(K)` inside counts through the batch. The lines that begin and end a block contain
+//! nothing else.
 
 use std::ops::Range;
 use std::str::Lines;
 
 use super::substitute::substitute;
 
-/// The text, unrolled. `counts`: the numbers of a counter.
+/// The unrolled text. `counts`: the values of a counter.
 pub(super) fn unroll(text: &str, counts: &dyn Fn(&str) -> Range<u32>) -> String {
     let mut unrolled = String::new();
     let mut lines = text.lines();
@@ -34,12 +34,12 @@ pub(super) fn unroll(text: &str, counts: &dyn Fn(&str) -> Range<u32>) -> String 
     unrolled
 }
 
-/// What a line says between the brackets of `@unroll`.
+/// The text between the parentheses of `@unroll`.
 pub(super) fn opened(line: &str) -> Option<&str> {
     line.trim().strip_prefix("@unroll(")?.strip_suffix(") {")
 }
 
-/// The lines of a block, without the brace that ends it.
+/// The lines of a block, without the closing brace.
 fn block(lines: &mut Lines<'_>) -> String {
     let (mut body, mut depth) = (String::new(), 1usize);
     for line in lines {

@@ -1,4 +1,4 @@
-//! Tensors that share a buffer, which the suite's never do.
+//! Tensors that share a buffer, which never happens in the suite.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
@@ -26,7 +26,7 @@ fn x_and_y_may_be_halves_of_one_buffer() {
     }
 }
 
-/// x and y are every second row of one matrix, as the parts of a fused projection are.
+/// x and y are the even and odd rows of one matrix, like the parts of a fused projection.
 #[test]
 fn rows_of_x_and_y_may_alternate() {
     let Some(gpu) = open() else { return };
@@ -53,7 +53,7 @@ fn rows_of_x_and_y_may_alternate() {
     }
 }
 
-/// Everything in one arena of f32, the workspace too.
+/// All tensors in one buffer of f32, including the workspace.
 #[test]
 fn all_tensors_of_backward_may_share_a_buffer() {
     let Some(gpu) = open() else { return };
@@ -70,7 +70,7 @@ fn all_tensors_of_backward_may_share_a_buffer() {
         let [mean, rstd] = [6, 7].map(|seed| values(seed, rows)).map(&mut place);
         let [weight, dw, db] = [2, 9, 10].map(|seed| values(seed, cols)).map(&mut place);
         let out = place(values(8, len));
-        // More than any plan of these sizes takes; NaN, which would show.
+        // More than any plan of these sizes needs. NaN would show up in results.
         let workspace = place(vec![f32::NAN; 1 << 17]);
         let arena = gpu.upload(&arena).unwrap();
         let view = |range| gpu.view(&arena, range);
@@ -85,7 +85,7 @@ fn all_tensors_of_backward_may_share_a_buffer() {
     }
 }
 
-/// Rows that registers do not hold leave their sums in the workspace, which then is read while dx is written.
+/// Streamed rows leave their sums in the workspace, which is read while dx is written.
 #[test]
 fn the_workspace_may_share_the_buffer_of_dx_where_rows_stream() {
     let Some(gpu) = open() else { return };

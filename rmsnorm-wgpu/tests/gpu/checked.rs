@@ -1,4 +1,5 @@
-//! Shaders with and without wgpu's run-time checks give equal bits, and so do both ways of converting f16.
+//! Shaders with and without wgpu's run-time checks give equal bits, and so do both conversions of
+//! f16.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_wgpu::Forward;
@@ -18,8 +19,8 @@ fn trusted_shaders_give_the_bits_of_checked_ones() {
     }
 }
 
-/// By the device's conversions, where it has those that give these bits, and by integers. Values from the smallest subnormals up to
-/// results beyond the largest, which are infinite.
+/// With the device's conversions, if they are exact, and with integer arithmetic. Values range from
+/// the smallest subnormals to results that overflow to infinity.
 #[test]
 fn f16_is_converted_to_the_bits_of_integer_arithmetic() {
     let Some(gpu) = open() else { return };
@@ -32,7 +33,8 @@ fn f16_is_converted_to_the_bits_of_integer_arithmetic() {
     let every_half: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).filter(|value| value.is_finite()).collect();
     let len = every_half.len();
     let x = gpu.upload(&every_half).unwrap();
-    // Rows of one column, whose rstd is that of eps where x is small: y is x times about 1, and any of the values of f16 or next to it.
+    // Rows of one column, with rstd determined by eps for small x: y is about x, and takes any
+    // value of f16 or next to one.
     for eps in [1.0, 0.99, 6.1e-5, 1e-9] {
         let results = [&gpu, &by_integers].map(|backend| {
             let (y, out) = (upload::<f16>(backend, 3, len), upload::<f16>(backend, 4, len));

@@ -1,4 +1,4 @@
-//! Calls as a part of what the user records.
+//! Calls recorded into the caller's encoders.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_wgpu::spec::quant::{CodeType, QuantSpec, ScaleKind};
@@ -32,7 +32,7 @@ fn a_call_runs_between_the_users_commands() {
     }
 }
 
-/// Both calls use the backend's own workspace.
+/// Both calls use the backend's workspace.
 #[test]
 fn two_backward_calls_fit_one_encoder() {
     let Some(gpu) = open() else { return };
@@ -95,7 +95,8 @@ fn a_batch_is_submitted_at_its_end() {
     assert_ne!(bits(&gpu, &y), before, "only what the batch is told is of it");
 }
 
-/// The calls of a recorder share a compute pass, which ends where a workspace is zeroed for atomic sums, and begins again.
+/// The calls of a recorder share a compute pass, which ends where a workspace is zeroed for atomic
+/// sums; then a new one begins.
 #[test]
 fn a_recorder_may_zero_a_workspace_between_its_calls() {
     let Some(gpu) = open() else { return };
@@ -109,18 +110,19 @@ fn a_recorder_may_zero_a_workspace_between_its_calls() {
         recorder.backward(&layer.norm, args.grad_reduction(GradReduction::Atomics)).unwrap();
         recorder.forward(&layer.norm, Forward::new(whole(dx), whole(y))).unwrap();
     }
-    // A pass cannot zero memory. The encoder stays as it was, and the recorder keeps its calls.
+    // A pass cannot zero memory. The encoder stays unchanged, and the recorder keeps its calls.
     let mut encoder = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
     let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
     let refused = recorder.encode(&mut pass);
     assert!(matches!(refused, Err(Error::InvalidArgument { arg: "grad_reduction", .. })), "{refused:?}");
     drop(pass);
     recorder.encode(&mut encoder).unwrap();
-    // No pass is open: the encoder takes other commands.
+    // No pass is open, so the encoder takes other commands.
     let copy = upload::<f32>(&gpu, 10, ROWS * COLS);
     encoder.copy_buffer_to_buffer(ys[1].buffer(), 0, copy.buffer(), 0, None);
     gpu.queue().submit([encoder.finish()]);
-    // Six terms of at most 2 * (2 + 2) * 2, added in two orders of five additions, each of which errs by 2^-23 of its sum.
+    // Six terms of at most 2 * (2 + 2) * 2, added in two orders. Each of the five additions of an
+    // order has an error of at most 2^-23 of its sum.
     let most = 2.0 * 5.0 * f32::EPSILON * 6.0 * 16.0;
     let close =
         |got: &[f32], expected: &[f32]| got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= most);
@@ -133,7 +135,8 @@ fn a_recorder_may_zero_a_workspace_between_its_calls() {
     assert_eq!(bits(&gpu, &copy), bits(&gpu, &ys[1]));
 }
 
-/// Each call runs once, when it was encoded and submitted; a recorder within another's calls has a list of its own.
+/// Each call runs once, after it was encoded and submitted. A recorder within another's calls has a
+/// separate list.
 #[test]
 fn a_recorder_encodes_each_call_once() {
     let Some(gpu) = open() else { return };
@@ -157,7 +160,7 @@ fn a_recorder_encodes_each_call_once() {
     assert!(before.iter().all(|y| *y != expected.0), "nothing runs before it is submitted");
     gpu.queue().submit([encoded(&inner)]);
     assert_eq!((bits(&gpu, &ys[0]) == before[0], bits(&gpu, &ys[1]) == expected.0), (true, true));
-    // What was encoded is not encoded again.
+    // Encoded calls are not encoded again.
     call(&inner, &ys[2]);
     let mut overwrite = gpu.device().create_command_encoder(&CommandEncoderDescriptor::default());
     overwrite.copy_buffer_to_buffer(x.buffer(), 0, ys[1].buffer(), 0, None);
@@ -191,7 +194,7 @@ fn a_call_joins_a_pass_of_the_users() {
 #[test]
 fn what_was_prepared_is_not_compiled_again() {
     let Some(gpu) = open() else { return };
-    // A length of these kernels alone; `without_subgroups` has kernels of its own.
+    // No other test uses this length with these kernels; `without_subgroups` has separate kernels.
     let gpu = gpu.without_subgroups();
     let problem = Problem::forward(Norm::Rms, ROWS, COLS, DType::Bf16, &[Tensor::Weight, Tensor::Rstd]);
     let gradients = [Tensor::Mean, Tensor::Weight, Tensor::Dweight, Tensor::Dbias];
@@ -204,7 +207,7 @@ fn what_was_prepared_is_not_compiled_again() {
     assert_eq!(gpu.kernel_count(), prepared);
 }
 
-/// What two calls share is compiled once, and if one of them can never be made, nothing is.
+/// Kernels shared by two calls are compiled once. If one call is unsupported, nothing is compiled.
 #[test]
 fn a_list_of_calls_is_prepared_at_once() {
     let Some(gpu) = open() else { return };
@@ -239,7 +242,7 @@ fn copies_are_exact_at_any_offset() {
     assert!(both[..1024] == both[1024..]);
 }
 
-/// A pass zeroes nothing by itself: what a call to codes folds into, or leaves gaps in, its own kernels clear.
+/// Kernels clear the amax and the gaps of scales in a pass, which cannot zero memory otherwise.
 #[test]
 fn a_call_to_codes_joins_a_pass_of_the_users() {
     fn args<'a>(

@@ -1,4 +1,4 @@
-//! What can go wrong on a working device is a typed error, and the next call works.
+//! Errors on a working device are typed, and the next call works.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_wgpu::spec::{AnyCall, Checked, Error, GradReduction, NormBackend, NormSpec, bf16};
@@ -105,11 +105,12 @@ fn a_buffer_that_is_destroyed_or_mapped_is_a_validation_error() {
     }
 }
 
-/// A `Checked` call does not know which backend checked it, and kernels index without checks.
+/// A `Checked` call does not record the backend that checked it, and kernels index without bounds
+/// checks.
 #[test]
 fn a_workspace_that_is_long_enough_for_another_backend_only_is_refused() {
     let Some(gpu) = open() else { return };
-    // Few partial rows fit its bindings.
+    // Few partial rows fit the bindings of this device.
     let Some(other) = open_limited(|limits| limits.max_storage_buffer_binding_size = 16 << 10) else { return };
     let norm = NormSpec::rms(64, 1024, 1e-6);
     let [dy, x, dx] = [1, 2, 3].map(|seed| upload::<bf16>(&gpu, seed, norm.rows * norm.cols));
@@ -190,7 +191,7 @@ fn a_destroyed_device_is_lost() {
     }
 }
 
-/// On a device of the backend's own, where wgpu would panic.
+/// On a device that the backend opened, where wgpu would otherwise panic.
 #[test]
 fn an_error_that_nobody_caught_is_the_next_calls_once() {
     let Some(gpu) = open_another() else { return };

@@ -1,4 +1,5 @@
-//! Devices of the caller's with smaller limits: tensors in parts, grids in two dimensions, wgpu's defaults.
+//! Devices of the caller with lower limits: tensors in parts, grids in two dimensions, wgpu's
+//! defaults.
 
 use rmsnorm_conformance::{Harness, Options};
 use rmsnorm_wgpu::WgpuBackend;
@@ -12,7 +13,7 @@ fn close(got: &[f32], expected: &[f32]) -> bool {
         && got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() <= 1e-4 * (1.0 + expected.abs()))
 }
 
-/// Bits of rows do not depend on the parts; the sums over rows are summed in another order.
+/// The bits of rows do not depend on the parts. Sums over rows have another order.
 #[test]
 fn tensors_beyond_the_largest_binding_are_worked_on_in_parts() {
     let Some(whole) = open_limited(|_| ()) else { return };
@@ -26,8 +27,8 @@ fn tensors_beyond_the_largest_binding_are_worked_on_in_parts() {
     }
 }
 
-/// Rows far apart take so many ranges that the later ones have partial rows of their own: added to one and the same, their sums
-/// would be too long a chain.
+/// Widely spaced rows take many ranges, and later ranges have separate partial rows: with a shared
+/// one the chain of additions would be too long.
 #[test]
 fn later_parts_have_partial_rows_of_their_own() {
     let Some(whole) = open_limited(|_| ()) else { return };
@@ -45,7 +46,7 @@ fn later_parts_have_partial_rows_of_their_own() {
     assert!(close(&dweight[..cols], &expected.1) && close(&dbias[..cols], &expected.2));
 }
 
-/// Of the workspace that a call makes for itself.
+/// With the workspace that a call allocates.
 #[test]
 fn a_workspace_beyond_the_largest_buffer_is_refused() {
     let Some(gpu) = open_limited(|limits| limits.max_buffer_size = 16 << 10) else { return };
@@ -73,7 +74,8 @@ fn a_device_without_compute_is_unavailable() {
     }
 }
 
-/// Groups of rows that begin and end in the middle of parts, judged as the suite judges all: in buffers that are watched.
+/// Groups of rows that begin and end in the middle of parts, judged by the suite with guarded
+/// buffers.
 #[test]
 fn parts_begin_and_end_within_groups() {
     let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
@@ -85,7 +87,7 @@ fn parts_begin_and_end_within_groups() {
         ("backward", "wsdW", "atomics"),
     ] {
         for dtype in ["f32", "bf16"] {
-            // Gaps between groups of their own in every matrix, at offsets of their own.
+            // Each matrix has different gaps between groups, and different offsets.
             for layout in ["groups3s1", "groups100s2", "groups7s3"] {
                 cases.push(format!(
                     "bounds:{kind}:rms_norm:{dtype},{dtype},{dtype}:1000x64:randn:eps1e-5:{present}:offset0:at_store:\
@@ -99,7 +101,8 @@ fn parts_begin_and_end_within_groups() {
     assert_eq!(summary.counts.passed, cases.len(), "{summary}");
 }
 
-/// Codes, whose scales and transposed copy are bound whole: rows of later parts have theirs behind those of the first.
+/// Codes: scales and the transposed copy are bound whole, and rows of later parts follow the rows
+/// of the first.
 #[test]
 fn codes_of_parts_have_their_own_scales_and_columns() {
     let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
@@ -111,7 +114,7 @@ fn codes_of_parts_have_their_own_scales_and_columns() {
             ("wrosy", "e5m2,row,f32,row_major"),
             ("ws", "e4m3,block64,f32,column_major1003"),
             ("ws", "e4m3,mx_up,f32,swizzled128x4"),
-            // Along columns parts begin at whole blocks.
+            // Parts of the columnwise copy begin at whole blocks.
             ("wsc", "e4m3,mx_up,f32,row_major"),
             ("wrosc", "e5m2,block64,f32,column_major1000"),
             ("wsc", "int8,block128,rounded,row_major"),
@@ -146,7 +149,7 @@ fn default_limits_will_do() {
     let Some(default) = open_limited(|limits| *limits = Limits::default()) else { return };
     let Some(downlevel) = open_limited(|limits| *limits = Limits::downlevel_defaults()) else { return };
     for (rows, cols) in [(6, 1000), (4, 333)] {
-        // The tiles differ with the threads that a workgroup may have, and so may the order of a sum.
+        // Tiles depend on the maximum threads of a workgroup, and so may the order of a sum.
         let (expected, got) = (forward::<f32>(&whole, rows, cols), forward::<f32>(&default, rows, cols));
         let values = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
         assert!(close(&values(&got.0), &values(&expected.0)), "{rows}x{cols}");

@@ -1,6 +1,8 @@
-//! What only a device can show, beside the conformance suite: encoders, buffers that tensors share, small limits, errors.
+//! Tests that need a device, in addition to the conformance suite: encoders, shared buffers, low
+//! limits, errors.
 //!
-//! Without an adapter every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE` names `wgpu`.
+//! Without an adapter every test prints why it is skipped and passes, unless `RMSNORM_REQUIRE`
+//! names `wgpu`.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking, in its helper functions too")]
 
 mod aliasing;

@@ -1,4 +1,4 @@
-//! Tensors at places of their own in their buffers.
+//! Tensors at various offsets in their buffers.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
@@ -10,7 +10,7 @@ use crate::support::{Layer, backward, bits, forward, open, upload, view, whole};
 const ROWS: usize = 7;
 const COLS: usize = 264;
 
-/// One vector that lies off every vector access, beside matrices that do not.
+/// One vector without the alignment of vector accesses, with aligned matrices.
 #[test]
 fn a_weight_alone_may_be_unaligned() {
     let Some(gpu) = open() else { return };
@@ -27,14 +27,14 @@ fn a_weight_alone_may_be_unaligned() {
     }
 }
 
-/// Atomic additions start from zero, in the workspace and nowhere else.
+/// Atomic additions start from zero; only the workspace is zeroed.
 #[test]
 fn atomics_zero_the_workspace_within_its_buffer() {
     let Some(gpu) = open() else { return };
     let (_, expected, _) = backward::<f32>(&gpu, ROWS, COLS);
     let layer = Layer::<f32>::new(&gpu, ROWS, COLS);
     let [dx, dweight] = [ROWS * COLS, COLS].map(|len| upload::<f32>(&gpu, 8, len));
-    // Before the workspace and behind, what nobody may touch; in it, what is no zero.
+    // Memory before and after the workspace must stay unchanged; the workspace itself is not zero.
     let problem = Problem::backward(Norm::Layer, ROWS, COLS, DType::F32, &[Tensor::Weight, Tensor::Dweight]);
     let problem = Problem { grad_reduction: GradReduction::Atomics, ..problem };
     let (before, len) = (300, gpu.workspace_len(&problem));
@@ -44,7 +44,8 @@ fn atomics_zero_the_workspace_within_its_buffer() {
     let shared = gpu.download(&shared).unwrap();
     assert!(shared[..before].iter().chain(&shared[before + len..]).all(|&value| value == 7.0));
     let got = gpu.download(&dweight).unwrap();
-    // The same terms, dy (x - mean) rstd of at most 2 * 4 * 2, in two orders, each within (rows - 1) u of their sum.
+    // The same terms, dy (x - mean) rstd of at most 2 * 4 * 2, in two orders. The error of each is
+    // at most (rows - 1) u of their sum.
     let bound = (ROWS - 1) as f32 * f32::EPSILON * (ROWS * 16) as f32;
     for (got, expected) in got.iter().zip(&expected) {
         assert!((got - expected).abs() <= bound, "{got} for {expected}");

@@ -1,4 +1,4 @@
-//! Equal calls give equal bits, where threads share words above all.
+//! Equal calls give equal bits, especially where threads share words.
 
 use rmsnorm_wgpu::spec::{bf16, f16};
 

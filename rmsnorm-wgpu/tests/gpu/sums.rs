@@ -1,4 +1,5 @@
-//! Gradients of weight and bias as f32 sums: what is rounded to the weight's dtype elsewhere, stored and added as it is.
+//! Gradients of weight and bias as f32 sums: stored or added without rounding to the weight's
+//! dtype.
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
@@ -7,7 +8,7 @@ use rmsnorm_wgpu::{Backward, TestBuffer, WgpuBackend, wgpu};
 
 use crate::support::{Layer, backward, open, open_limited, upload, view, whole};
 
-/// Few rows and many, rows that stream, and lengths that are no whole quads.
+/// Few and many rows, streamed rows, and lengths that are not whole quads.
 const SHAPES: [(usize, usize); 6] = [(7, 64), (300, 40), (5, 1024), (9, 33), (40, 501), (2, 1 << 17)];
 
 /// dweight and dbias of a layer norm, as sums.
@@ -19,7 +20,7 @@ fn sums(backend: &WgpuBackend, layer: &Layer<bf16>, dx: &TestBuffer<bf16>) -> [V
     [dweight, dbias].map(|gradient| backend.download(&gradient).unwrap())
 }
 
-/// Bit for bit, signs of zero included.
+/// The bits of values, including signs of zeros.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
@@ -37,14 +38,14 @@ fn sums_are_what_is_rounded_elsewhere() {
         let sums = sums(&gpu, &layer, &dx);
         for (name, sums, rounded) in [("dweight", &sums[0], dweight), ("dbias", &sums[1], dbias)] {
             let got: Vec<f32> = sums.iter().map(|&sum| bf16::from_f32(sum).to_f32()).collect();
-            // A buffer of 16-bit elements may have one more than the tensor.
+            // A 16-bit buffer may have one more element than the tensor.
             assert_eq!(bits(&got), bits(&rounded[..cols]), "{name} of {rows}x{cols}");
             assert_ne!(bits(&got), bits(sums), "{name} of {rows}x{cols}: no sum of rows is a bf16");
         }
     }
 }
 
-/// Both lie in one bucket, where accesses are wide and where they are not; what is beside them stays.
+/// Both sums in one buffer, with and without wide accesses; neighbouring elements stay unchanged.
 #[test]
 fn accumulated_sums_are_added_to_what_is_there() {
     let Some(gpu) = open() else { return };
@@ -79,7 +80,7 @@ fn accumulated_sums_are_added_to_what_is_there() {
     }
 }
 
-/// A call whose rows take several dispatches adds what they make together, once.
+/// A call whose rows take several dispatches adds their total once.
 #[test]
 fn a_call_in_parts_adds_once() {
     let Some(parts) = open_limited(|limits| limits.max_storage_buffer_binding_size = 64 << 10) else { return };
@@ -97,7 +98,7 @@ fn a_call_in_parts_adds_once() {
     }
 }
 
-/// Whole numbers so small that their sums are exact in any order.
+/// Integers so small that their sums are exact in any order.
 #[test]
 fn every_way_of_summing_adds_once() {
     let Some(gpu) = open() else { return };

@@ -1,4 +1,4 @@
-//! The device, devices with smaller limits, and data for them.
+//! The device, devices with lower limits, and their data.
 
 use std::sync::OnceLock;
 
@@ -7,8 +7,8 @@ use rmsnorm_conformance::testing::{available, values};
 use rmsnorm_wgpu::spec::{Element, NormSpec, Rows, Stored, bf16};
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 
-/// A backend on the first adapter, shared by all tests; `None`, with the reason on stdout, where there is no adapter and
-/// nobody asks for one.
+/// A backend on the first adapter, shared by all tests. `None`, with the reason on stdout, if there
+/// is no adapter and none is required.
 pub fn open() -> Option<WgpuBackend> {
     static BACKEND: OnceLock<Option<WgpuBackend>> = OnceLock::new();
     let backend = BACKEND.get_or_init(open_another);
@@ -18,20 +18,20 @@ pub fn open() -> Option<WgpuBackend> {
     backend.clone()
 }
 
-/// A backend on a device of its own.
+/// A backend on a new device.
 pub fn open_another() -> Option<WgpuBackend> {
     available(WgpuBackend::new(0)).unwrap()
 }
 
-/// A backend on a device of the caller's, with these limits and no features.
+/// A backend on a device of the caller, with these limits and no features.
 pub fn open_limited(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<WgpuBackend> {
     let (device, queue) = limited_device(limits)?;
     Some(WgpuBackend::from_device(device, queue).unwrap())
 }
 
-/// A device of the caller's, with these limits and no features.
+/// A device of the caller, with these limits and no features.
 pub fn limited_device(limits: impl FnOnce(&mut wgpu::Limits)) -> Option<(wgpu::Device, wgpu::Queue)> {
-    // Says why there is none.
+    // Prints the reason if there is none.
     open()?;
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
@@ -47,7 +47,7 @@ pub fn upload<E: Element>(backend: &WgpuBackend, seed: u64, len: usize) -> TestB
     backend.upload(&values::<E>(seed, len)).unwrap()
 }
 
-/// A buffer of bytes with these usages, zeroed.
+/// A zeroed buffer of `size` bytes with these usages.
 pub fn buffer(backend: &WgpuBackend, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
     backend.device().create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
@@ -57,12 +57,12 @@ pub fn whole<E: Element>(buffer: &TestBuffer<E>) -> WgpuSlice<'_, E> {
     WgpuSlice::whole(buffer.buffer())
 }
 
-/// The bits of a tensor on the device, NaN and signs of zero included.
+/// The bits of a tensor on the device, including NaN payloads and signs of zeros.
 pub fn bits<E: Element>(backend: &WgpuBackend, buffer: &TestBuffer<E>) -> Vec<u32> {
     backend.download(buffer).unwrap().into_iter().map(E::bits).collect()
 }
 
-/// The bits of y and rstd of an RMS forward call with weight, from tensors of their own.
+/// The bits of y and rstd of an RMS forward call with weight, on new tensors.
 pub fn forward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (Vec<u32>, Vec<u32>) {
     let (x, weight) = (upload::<E>(backend, 1, rows * cols), upload::<E>(backend, 2, cols));
     let (y, rstd) = (upload::<E>(backend, 3, rows * cols), upload::<f32>(backend, 4, rows));
@@ -72,7 +72,8 @@ pub fn forward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (
     (bits(backend, &y), bits(backend, &rstd))
 }
 
-/// The bits of dx and the values of dweight and dbias of a layer norm's backward call, from tensors of their own.
+/// The bits of dx and the values of dweight and dbias of a layer norm's backward call, on new
+/// tensors.
 pub fn backward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
     let layer = Layer::<E>::new(backend, rows, cols);
     let dx = upload::<E>(backend, 8, rows * cols);
@@ -83,7 +84,7 @@ pub fn backward<E: Element>(backend: &WgpuBackend, rows: usize, cols: usize) -> 
     (bits(backend, &dx), values(&dweight), values(&dbias))
 }
 
-/// What a layer norm's backward call reads.
+/// The inputs of a layer norm's backward call.
 pub struct Layer<E> {
     pub norm: NormSpec,
     dy: TestBuffer<E>,
@@ -105,7 +106,7 @@ impl<E: Element> Layer<E> {
         }
     }
 
-    /// A call without gradients of parameters.
+    /// A call without parameter gradients.
     pub fn args<'a>(&'a self, dx: impl Into<Rows<WgpuSlice<'a, E>>>) -> Backward<'a, E> {
         let len = self.norm.rows * self.norm.cols;
         let args = Backward::new(view(&self.dy, len), view(&self.x, len), whole(&self.rstd), dx);
@@ -113,12 +114,12 @@ impl<E: Element> Layer<E> {
     }
 }
 
-/// The first elements of a buffer, which may hold one more than was uploaded.
+/// The first elements of a buffer, which may have one more than was uploaded.
 pub fn view<E: Stored>(buffer: &TestBuffer<E>, len: usize) -> WgpuSlice<'_, E> {
     WgpuSlice::new(buffer.buffer(), 0, len)
 }
 
-/// Small bf16 tensors of a call that works.
+/// Small bf16 tensors of a valid call.
 pub struct Small {
     pub x: TestBuffer<bf16>,
     pub y: TestBuffer<bf16>,
@@ -130,7 +131,7 @@ impl Small {
         Small { x: upload(backend, 1, 64), y: upload(backend, 2, 64), norm: NormSpec::rms(4, 16, 1e-6) }
     }
 
-    /// That the backend still works.
+    /// Checks that the backend still works.
     pub fn check(&self, backend: &WgpuBackend) {
         backend.forward(&self.norm, Forward::new(whole(&self.x), whole(&self.y))).unwrap();
         assert!(backend.download(&self.y).unwrap().iter().all(|y| y.to_f32().is_finite()));

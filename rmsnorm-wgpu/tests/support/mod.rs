@@ -1,5 +1,6 @@
-//! A few backends for all tests of a process, so that most kernels are compiled once. A software adapter compiles on one thread for
-//! each device: with a device for each processor, tests that run at once do not wait for each other.
+//! A few backends for all tests of a process, so that most kernels are compiled once. A software
+//! adapter compiles on one thread per device: with one device per CPU core, concurrent tests do not
+//! wait for each other.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use rmsnorm_wgpu::spec::Error;
 
 type Opened = Result<WgpuBackend, Error>;
 
-/// Backends on devices of the first adapter, given out in turn.
+/// Backends on devices of the first adapter, used in turn.
 struct InTurn {
     opened: OnceLock<Vec<Opened>>,
     turn: AtomicUsize,
@@ -21,7 +22,7 @@ impl InTurn {
         InTurn { opened: OnceLock::new(), turn: AtomicUsize::new(0) }
     }
 
-    /// The next one. `open` opens each of them, before the first is given out.
+    /// The next backend. `open` opens all of them before the first is returned.
     fn next(&self, open: impl Fn() -> Opened) -> Opened {
         let opened = self.opened.get_or_init(|| {
             // A GPU's driver compiles on the caller's thread.
@@ -40,13 +41,13 @@ pub fn backend() -> Opened {
     BACKENDS.next(|| WgpuBackend::new(0))
 }
 
-/// The same as if it had no subgroups, and no conversions of f16 to rely on.
+/// The same without subgroups and f16 conversions.
 pub fn backend_with_less() -> Opened {
     static BACKENDS: InTurn = InTurn::new();
     BACKENDS.next(|| Ok(WgpuBackend::new(0)?.without_subgroups().with_integer_f16()))
 }
 
-/// Errors cannot be cloned: the one that tests tell apart is made again, others keep their words.
+/// Errors cannot be cloned: `Unavailable` is made again, others keep their message.
 fn shared(opened: &Opened) -> Opened {
     match opened {
         Ok(backend) => Ok(backend.clone()),

@@ -1,7 +1,7 @@
 //! The longest chain of additions, as the programs add (math.md, section 4).
 //!
-//! Additions of zeros are exact and do not count: the first of a sum, and those of columns or rows that are not there.
-//! So no chain is longer than the terms less one, however the rest is counted.
+//! Additions of zeros are exact and do not count: the first of a sum, and missing columns or rows.
+//! So no chain is longer than the number of terms minus one.
 
 use std::collections::BTreeMap;
 
@@ -29,10 +29,10 @@ fn exchange(tile: &Tile) -> u64 {
     }
 }
 
-/// The longest chain in a sum over a row; `None` if the program has no such sum. A pair is `total(lo + hi)`, a tree of
-/// its eight terms; a thread adds its pairs one after the other.
+/// The longest chain in a sum over a row; `None` if the program has no such sum. A pair is
+/// `total(lo + hi)`, a tree of its eight terms; a thread adds its pairs sequentially.
 pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
-    // Of a thread, one after the other: pairs of a block, then blocks.
+    // Within a thread, sequentially: pairs of a block, then blocks.
     let packs = match key.program {
         Program::Forward | Program::QuantizedForward | Program::Backward => u64::from(key.tile.packs),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming | Program::BackwardRowSums => {
@@ -48,13 +48,13 @@ pub(super) fn of_row(key: &KernelKey, cols: usize) -> Option<u64> {
         | Program::Clear
         | Program::Copy => return None,
     };
-    // In one visit the error is that of so many additions: math.md, section 9.
+    // In one pass the error is that of this many additions: math.md, section 9.
     let of_thread = if key.visits_once { 4 * packs + 8 } else { serial(packs) };
     Some((tree(8) + of_thread + exchange(&key.tile)).min(serial(cols as u64)))
 }
 
-/// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: in every chunk, then over the ranges that
-/// share its partial row, then in the second stage.
+/// The longest chain in `dweight` and `dbias` with `GradReduction::Partials`: within a chunk, over
+/// the ranges that share its partial row, and in the second phase.
 pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
     let mut partial_rows = BTreeMap::new();
     let mut second_stage = 0;
@@ -106,7 +106,7 @@ fn chains_are_counted_as_the_programs_add() {
     // 5 over lanes, 3 over 4 subgroups.
     let subgroups = Tile { threads_per_row: 128, flavour: Flavour::Subgroup(32), ..tile };
     assert_eq!(of_row(&key(Program::Backward, subgroups), 4096), Some(14));
-    // 2 visits, which is one addition, 3 within a pair, and 30 as above.
+    // 2 iterations, which is one addition, 3 within a pair, and 30 as above.
     assert_eq!(of_row(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(34));
     // Three terms have two additions, wherever they are.
     assert_eq!(of_row(&key(Program::Backward, tile), 3), Some(2));

@@ -1,4 +1,4 @@
-//! What every plan keeps, whatever is asked for.
+//! Properties of every plan, for all calls.
 
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
@@ -15,13 +15,13 @@ fn every_column_has_one_thread() {
             let KernelKey { program, tile, .. } = key;
             if program.is_on_chip() {
                 assert!(tile.columns() >= cols, "{cols} {tile:?}");
-                // No pack is without a thread that has a column in it.
+                // Every pack has a thread with a column in it.
                 assert!(tile.columns() - tile.threads_per_row as usize * PAIR < cols, "{cols} {tile:?}");
                 let most_packs = if *program == Program::Forward { 8 } else { 5 };
                 assert!((1..=most_packs).contains(&tile.packs), "{cols} {tile:?}");
             } else {
                 assert_eq!(tile.rows_at_once, 1, "{cols} {key:?}");
-                // Those of a turn.
+                // The packs of an iteration.
                 let is_streaming = *program == Program::ForwardStreaming;
                 assert!(tile.packs == 1 || (is_streaming && tile.packs == 4), "{cols} {key:?}");
             }
@@ -40,7 +40,7 @@ fn keys_have_the_tensors_of_the_call() {
         let with_offset = Problem { has_weight_offset: true, ..problem };
         let planned = plan(&with_offset, &layout(&with_offset, Access::Aligned), caps).expect("a plan");
         for Dispatch { key, .. } in dispatches(&planned) {
-            // It is added to a weight that the program reads.
+            // The offset is added only to a weight that the program reads.
             assert_eq!(key.has_weight_offset, key.call.tensors.has(Weight), "{cols} {call:?}");
         }
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
@@ -63,14 +63,14 @@ fn keys_have_the_tensors_of_the_call() {
             };
             let expected: TensorSet = code.iter().copied().filter(|tensor| problem.has(*tensor)).collect();
             assert_eq!((key.call.tensors, key.has_weight_offset), (expected, false), "{cols} {call:?}");
-            // What the text is printed for is what the plan has made sure of.
+            // The plan ensures the properties that the text of the program relies on.
             let matrices = [key.call.dtypes.activation, key.call.dtypes.residual];
             let is_f32 = matrices.contains(&DType::F32);
             assert_eq!(source::is_split(key), is_f32, "{cols} {key:?} of {call:?}");
-            // Then nothing asks which columns exist.
+            // The code then has no bounds checks.
             let is_whole = key.program.is_on_chip() && key.tile.columns() == cols;
             assert_eq!(key.is_whole, is_whole, "{cols} {key:?}");
-            // What a thread adds of the subgroups' sums is a chain.
+            // A thread adds the sums of subgroups sequentially.
             if let Flavour::Subgroup(lanes) = key.tile.flavour {
                 let sums = key.tile.threads_per_row.div_ceil(lanes);
                 assert!(sums <= lanes.max(128 / lanes), "{cols} {key:?}");
@@ -88,12 +88,12 @@ fn workgroups_are_what_a_device_takes() {
                 assert!((32..=caps.max_threads).contains(&tile.threads()), "{cols} {dispatch:?}");
                 let threads = tile.threads_per_row;
                 assert!(threads.is_power_of_two() || threads.is_multiple_of(32), "{cols} {dispatch:?}");
-                // Subgroups have threads of one row, or all threads of several.
+                // A subgroup has threads of one row, or all threads of several rows.
                 let is_whole = |lanes| threads.is_multiple_of(lanes) || lanes % threads == 0;
                 assert!(!matches!(tile.flavour, Flavour::Subgroup(lanes) if !is_whole(lanes)), "{cols} {dispatch:?}");
-                // Of threads that meet in workgroup memory, all segments are full.
+                // With sums in workgroup memory, all segments are full.
                 assert!(threads.is_multiple_of(tile.segment().min(threads)), "{cols} {dispatch:?}");
-                // Sums over groups and over partial rows are trees.
+                // Sums over row groups and over partial rows are trees.
                 assert!(tile.groups.is_power_of_two(), "{cols} {dispatch:?}");
                 assert!(source::workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
                 if let Flavour::Subgroup(lanes) = tile.flavour {
@@ -137,7 +137,7 @@ fn a_grid_has_every_workgroup_in_two_dimensions() {
                         assert!(dispatch.grid.iter().all(|n| (1..=side).contains(n)), "{rows}x{cols} {dispatch:?}");
                         let groups: u64 = dispatch.grid.iter().map(|n| u64::from(*n)).product();
                         assert!(groups >= work(dispatch, call, cols), "{rows}x{cols} {dispatch:?}");
-                        // No dimension has a workgroup more than it needs.
+                        // No dimension has more workgroups than needed.
                         assert!(groups < work(dispatch, call, cols) + u64::from(side), "{rows}x{cols} {dispatch:?}");
                     }
                 }
@@ -153,19 +153,19 @@ fn a_grid_has_as_many_workgroups_as_two_dimensions_and_no_more() {
     assert_eq!(grid(17, &caps), Err(Unfit::Grid { groups: 17, most: 16 }));
 }
 
-/// Chunks have any number of rows, and so a grid of sixteen workgroups any number of them.
+/// Chunks have any number of rows, and so does a grid of sixteen workgroups.
 #[test]
 fn a_small_grid_does_not_split_a_backward_call() {
     let caps = Caps { groups_per_dimension: 4, ..Caps::lavapipe() };
     let plan = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT).plan(1000, 256, &caps);
     assert_eq!(dispatches(&plan).filter(|dispatch| dispatch.chunks > 0).count(), 1, "{plan}");
-    // With sixteen workgroups on the columns of a chunk there are fewer chunks.
+    // Sixteen workgroups on the columns of a chunk leave fewer chunks.
     let caps = Caps { groups_per_dimension: 32, ..Caps::h200() };
     let plan = Call::new(Direction::Backward, Norm::Rms, F32, DWEIGHT).plan(4096, 32_768, &caps);
     assert_eq!(dispatches(&plan).map(|dispatch| dispatch.chunks).max(), Some(1024 / 16), "{plan}");
 }
 
-/// Workgroups that have something to do.
+/// Workgroups that do any work.
 fn work(dispatch: &Dispatch, call: Call, cols: usize) -> u64 {
     let KernelKey { program, tile, .. } = dispatch.key;
     let rows = dispatch.rows.end - dispatch.rows.start;
@@ -206,7 +206,8 @@ fn a_row_is_summed_alike_whatever_a_binding_reaches() {
 
 #[test]
 fn what_is_shorter_than_rows_in_registers_is_in_registers() {
-    // But for forward norms beyond 32768 columns, on the largest workgroups: `plan/tuning.rs` has the figures.
+    // Except in forward norms beyond 32768 columns, on the largest workgroups: see the times in
+    // `plan/tuning.rs`.
     for caps in DEVICES {
         for call in Plans::calls() {
             let is_kept = |cols: usize| {
@@ -220,7 +221,7 @@ fn what_is_shorter_than_rows_in_registers_is_in_registers() {
                 "{} columns stream: {call:?}, {caps:?}",
                 PAIR * (first + 1)
             );
-            // Four packs of every thread, at the least.
+            // At least four packs per thread.
             assert!(first >= 512.min(4 * caps.max_threads as usize), "{first}: {call:?}, {caps:?}");
         }
     }
@@ -239,7 +240,7 @@ fn what_lies_anywhere_is_read_in_loops_unless_it_is_short() {
                 let dense = Layout::dense(&call.problem(SOME_ROWS, cols)).reduce_access;
                 let own = if key.program == Program::ReducePartials { dense } else { access };
                 assert_eq!(key.access, own, "{cols} {key:?}");
-                // Packs that are no accesses, or a turn's, do not stand for the columns.
+                // Packs smaller than an access, or of one iteration, do not cover the columns.
                 assert!(!key.is_whole, "{cols} {key:?}");
                 let is_on_chip = key.program.is_on_chip();
                 assert!(is_on_chip || key.tile.rows_at_once == 1, "{cols} {key:?}");
@@ -262,11 +263,11 @@ fn equal_code_has_equal_keys() {
     };
     let (at_store, before) = (CastOrder::AtStore, CastOrder::BeforeWeight);
     let call = |dtypes, tensors| Call::new(Direction::Forward, Norm::Rms, dtypes, tensors);
-    // x_hat is rounded before a weight of 16-bit activations, and nowhere else.
+    // x_hat is rounded before a weight with 16-bit activations only.
     assert_ne!(key(call(BF16, WEIGHT), at_store), key(call(BF16, WEIGHT), before));
     assert_eq!(key(call(BF16, NONE), at_store), key(call(BF16, NONE), before));
     assert_eq!(key(call(F32, WEIGHT), at_store), key(call(F32, WEIGHT), before));
-    // The dtypes of tensors that are not there.
+    // The dtypes of absent tensors.
     let mixed = BF16.widened(true, true);
     assert_eq!(key(call(BF16, NONE), at_store), key(call(mixed, NONE), at_store));
     let atomic = |tensors| Call {
@@ -288,7 +289,7 @@ fn spin_locks_are_refused_by_rule() {
     assert_eq!(unfit, Unfit::Locks { groups: 4 });
     let text = unfit.to_string();
     assert!(
-        text.contains("the wgpu backend has GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
+        text.contains("the wgpu backend supports GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
         "{text}"
     );
     assert_eq!(workspace_len(&problem, &Caps::h200()), 0);
@@ -306,7 +307,7 @@ fn a_device_with_too_little_is_refused_by_rule() {
 
 #[test]
 fn a_copy_has_every_element_once() {
-    // Sixteen workgroups, which bind less than could be bound.
+    // Sixteen workgroups, which bind less than the limit.
     let narrow = Caps { groups_per_dimension: 4, ..Caps::laptop() };
     for caps in DEVICES.into_iter().chain([narrow]) {
         for dtype in [DType::F32, DType::Bf16] {
@@ -314,7 +315,7 @@ fn a_copy_has_every_element_once() {
                 let (to, is_aliased) = if len % 2 == 1 { (16, true) } else { (4, false) };
                 let access = Access::of_copy(16, to, dtype, len);
                 let plan = copy(dtype, len, access, is_aliased, &caps).expect("a plan");
-                // As few as bindings and grids allow.
+                // No more than bindings and grids require.
                 let grids = caps.most_groups() * u64::from(caps.threads(512)) * PAIR as u64;
                 let most = (caps.available_bytes() / dtype.size() as u64).min(grids) / 16 * 16;
                 assert_eq!(plan.steps.len() as u64, len.div_ceil(most), "{len} {caps:?}");
@@ -347,7 +348,8 @@ fn the_suite_is_told_where_plans_change() {
         let changes = |call: &Call| programs(call, cols) != programs(call, cols + 1);
         assert!(calls.iter().any(changes), "no plan changes after {cols} columns");
     }
-    // One pack in backward, threads that are no power of two, fewer packs of f32, the longest rows that stay in registers.
+    // One pack in backward, threads that are not a power of two, fewer packs of f32, the longest
+    // rows that stay in registers.
     for cols in [256, 7168, 8192, 16384, 32768, 65536] {
         assert!(breakpoints.contains(&cols), "{cols}: {breakpoints:?}");
     }
@@ -361,7 +363,7 @@ fn limits_of_tables_rise() {
     assert!(backward.iter().all(|ladder| rises(ladder)), "{backward:?}");
 }
 
-/// A table that was measured takes the built-in one's place, for the calls it is of.
+/// A measured table replaces the built-in one, for the calls that it covers.
 #[test]
 fn plans_follow_the_table_of_their_device() {
     let mut tuning = Tuning::H200.clone();

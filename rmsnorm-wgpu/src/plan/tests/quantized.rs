@@ -1,4 +1,4 @@
-//! Plans of calls to codes: in words for what was measured, and what holds for each.
+//! Plans of quantized calls: pinned plans of measured calls, and properties of all.
 
 use rmsnorm_spec::depth::policy_depth_cols;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
@@ -25,7 +25,7 @@ fn plan_of(problem: &Problem, caps: &Caps) -> Plan {
     planned.unwrap_or_else(|unfit| panic!("{problem:?}, {caps:?}: {unfit}"))
 }
 
-/// The plan of a bf16 call with a weight and these tensors, in words.
+/// The plan of a bf16 call with a weight and these tensors, as text.
 fn words(scale: ScaleKind, size: (usize, usize), tensors: &[Tensor]) -> String {
     let tensors = WEIGHT.union(TensorSet::of(tensors));
     plan_of(&problem(e4m3(scale), DType::Bf16, size, tensors), &Caps::h200()).to_string()
@@ -43,7 +43,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (MX, &[Tensor::Y], row.to_owned()),
         (ScaleKind::Given, &[Tensor::Amax], format!("clear {one}; {row}")),
         (ScaleKind::Given, &[Tensor::CodesT], format!("{row}; transpose_codes threads=256 packs=1x8 grid=16384")),
-        // Twice: for the largest magnitude, and by the scale that follows from it.
+        // Two passes: for the amax, and with the scale that follows from it.
         (ScaleKind::Current, &[], format!("clear {one}; 2 of {row}; tensor_scale threads=32 packs=1x8 grid=1")),
     ] {
         assert_eq!(words(scale, size, tensors), expected, "{scale:?} {tensors:?}");
@@ -54,7 +54,7 @@ fn rms_norm_to_codes_on_an_h200() {
     assert_eq!(words(MX, (4, 2_097_152), &[]), long);
 }
 
-/// What is folded into is not cleared, nor is what has no gaps.
+/// An accumulated amax is not cleared, and neither are scales without gaps.
 #[test]
 fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     let steps = |quant: QuantSpec, tensors: &[Tensor], rows| {
@@ -79,7 +79,7 @@ fn cells_are_cleared_and_padding_zeroed_where_nothing_else_writes_them() {
     let column_major = |ld| steps(e4m3(BLOCK).layout(ScaleLayout::ColumnMajor { ld }), &[], 5);
     assert_eq!(column_major(8), ["clear 32", "quantized_forward"]);
     assert_eq!(column_major(5), ["quantized_forward"]);
-    // A tensor without rows has a scale of its own.
+    // A tensor without rows still has a scale.
     assert_eq!(steps(e4m3(ScaleKind::Current), &[], 0), ["clear 4", "tensor_scale"]);
 }
 
@@ -102,7 +102,7 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
                     let added = KernelKey { tile: Tile { threads_per_row, ..*tile }, ..*key };
                     let chain = chains::of_row(&added, cols).unwrap_or(0);
                     assert!(chain <= policy_depth_cols(cols) as u64, "{cols} {here}");
-                    // Lanes that share a scale are of one row, in each of its packs.
+                    // Lanes that share a scale belong to one row, in each of its packs.
                     let lanes = lanes_of_set(scale, is_split(&problem(1))).unwrap_or(1);
                     let is_whole = tile.threads_per_row.is_multiple_of(lanes);
                     assert!(is_whole || !program.writes_codes(), "{cols} {here}");
@@ -117,7 +117,7 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
     }
 }
 
-/// How the rows of a call to codes are divided.
+/// The division of rows in quantized calls.
 fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
     let mut tiles: Vec<_> = dispatches(plan)
         .filter(|dispatch| dispatch.key.program.writes_codes())
@@ -128,7 +128,8 @@ fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
     tiles
 }
 
-/// A word of scales is written as one where shuffles bring its four together, and no word has those of two rows.
+/// A word of four byte scales is written at once if shuffles can combine them and no word has
+/// scales of two rows.
 #[test]
 fn scales_that_are_bytes_are_gathered_where_they_can_be() {
     let gathers = |quant: QuantSpec, dtype, cols, caps: &Caps| {
@@ -138,10 +139,10 @@ fn scales_that_are_bytes_are_gathered_where_they_can_be() {
     };
     let (h200, lavapipe) = (Caps::h200(), Caps::lavapipe());
     assert!(gathers(e4m3(MX), DType::Bf16, 4096, &h200) && gathers(e4m3(MX), DType::F32, 4096, &h200));
-    // Sixteen lanes have a word, and eight a subgroup.
+    // A word belongs to sixteen lanes, and a subgroup has eight.
     assert!(!gathers(e4m3(MX), DType::Bf16, 4096, &lavapipe));
     assert!(!gathers(e4m3(MX), DType::Bf16, 4096, &Caps::phone()));
-    // 33 scales of a row.
+    // 33 scales per row.
     assert!(!gathers(e4m3(MX), DType::Bf16, 1056, &h200));
     assert!(gathers(e4m3(MX).layout(ScaleLayout::Swizzled128x4), DType::Bf16, 1056, &h200));
     assert!(!gathers(e4m3(BLOCK), DType::Bf16, 4096, &h200));
@@ -151,7 +152,7 @@ fn scales_that_are_bytes_are_gathered_where_they_can_be() {
     assert!(!gathers_scales(&e4m3(MX), &tile, false), "half a word's lanes are of another row");
 }
 
-/// Whose codes and transposed codes lie on whole words is moved by them.
+/// Codes and transposed codes that are aligned to words are moved by word.
 #[test]
 fn codes_are_accessed_as_they_lie() {
     let call = problem(e4m3(ScaleKind::Given), DType::Bf16, (8, 64), TensorSet::of(&[Tensor::CodesT]));

@@ -1,4 +1,4 @@
-//! How tensors lie, and rows that no binding or grid takes at once.
+//! Layouts of tensors, and rows that exceed a binding or grid.
 
 use rmsnorm_spec::{GradStore, RowGroups, Rows};
 
@@ -9,7 +9,7 @@ fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
     Placed { storage: dtype.into(), offset, row_stride, group_stride: 0 }
 }
 
-/// The access to a call of 4 rows whose x and weight lie so, and whose y is aligned.
+/// The access to a call of 4 rows with this layout of x and weight, and an aligned y.
 fn access(cols: usize, x: Placed, weight: Placed) -> Access {
     let dtype = |tensor: Placed| tensor.storage.float().expect("matrices and weights are floats");
     let dtypes = DTypes { weight: dtype(weight), ..DTypes::uniform(dtype(x)) };
@@ -33,10 +33,10 @@ fn access_is_that_of_the_worst_tensor() {
     assert_eq!(access(63, placed(bf16, 0, 64), vector), Access::Parts);
     assert_eq!(access(64, placed(bf16, 0, 64), placed(bf16, 2, 0)), Access::Parts);
     assert_eq!(access(64, placed(bf16, 0, 64), placed(f32, 4, 0)), Access::Words);
-    // f32 is never in halves, and a row of four is a quad.
+    // f32 is never accessed in halves, and a row of four is a quad.
     assert_eq!(access(4, placed(f32, 16, 4), placed(f32, 0, 0)), Access::Aligned);
     assert_eq!(access(3, placed(f32, 4, 5), placed(f32, 0, 0)), Access::Words);
-    // Beside f32 matrices, 16-bit elements move by the quad.
+    // In calls with f32 matrices, 16-bit elements move by the quad.
     assert_eq!(access(4, placed(f32, 0, 4), placed(bf16, 8, 0)), Access::Aligned);
 }
 
@@ -71,12 +71,12 @@ fn a_copy_takes_what_both_ends_have() {
     assert_eq!(of(0, 4, 64), Access::Words);
     assert_eq!(of(6, 0, 64), Access::Parts);
     assert_eq!(of(0, 0, 63), Access::Parts);
-    // By two quads, where nothing wider is copied beside them.
+    // By two quads, if nothing wider is copied with them.
     assert_eq!((of(0, 8, 64), of(8, 0, 64)), (Access::Words, Access::Words));
     assert_eq!(Access::of_copy(0, 8, DType::F32, 64), Access::Words);
 }
 
-/// What is prepared for a call whose rows lie side by side is what that call runs.
+/// Preparing a call with contiguous rows compiles the kernels that the call runs.
 #[test]
 fn the_densest_layout_has_the_access_of_its_gradients() {
     let reduce_access = |call: Call, cols| Layout::dense(&call.problem(64, cols)).reduce_access;
@@ -85,7 +85,7 @@ fn the_densest_layout_has_the_access_of_its_gradients() {
         assert_eq!(reduce_access(call(DWEIGHT), cols), expected, "{cols}");
         assert_eq!(reduce_access(call(DWEIGHT_DBIAS), cols), expected, "{cols}");
     }
-    // A sum is f32, whatever the weight is.
+    // A gradient sum is f32 for every weight dtype.
     for (cols, expected) in [(64, Access::Aligned), (66, Access::Words), (63, Access::Words)] {
         for grad_store in [GradStore::Sum, GradStore::Accumulated] {
             let problem = Problem { grad_store, ..call(DWEIGHT).problem(64, cols) };
@@ -94,7 +94,7 @@ fn the_densest_layout_has_the_access_of_its_gradients() {
     }
 }
 
-/// Whatever becomes of the gradients, only the second stage is another program.
+/// Only the program of the second phase depends on the storage of gradients.
 #[test]
 fn sums_are_made_as_what_is_rounded_is() {
     for caps in DEVICES {
@@ -166,8 +166,8 @@ fn ranges_have_every_row_once_and_fit_bindings() {
     }
 }
 
-/// Wherever in a group a range begins and ends, it fits; and a group more would not have: ranges by the stride of groups, not by
-/// the widest gap between two rows.
+/// A range fits a binding wherever it begins and ends within a group, and one more group would not
+/// fit: the limit follows from the group stride, not from the widest gap between rows.
 #[test]
 fn ranges_of_rows_in_groups_fit_bindings() {
     let short = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
@@ -212,7 +212,8 @@ fn ranges_of_rows_in_groups_fit_bindings() {
             }
         }
     }
-    // A binding of 64 KiB has 20 or 21 whole groups. By the widest gap it would have about 30 rows.
+    // A binding of 64 KiB has 20 or 21 whole groups. Limited by the widest gap it would have about
+    // 30 rows.
     let call = Call::new(Direction::Forward, Norm::Rms, BF16, NONE);
     let problem = Problem { rows_per_group: Some(8), ..call.problem(10_000, 64) };
     let x = Placed { row_stride: 64, group_stride: 3 * 8 * 64, ..placed(DType::Bf16, 0, 64) };
@@ -221,7 +222,7 @@ fn ranges_of_rows_in_groups_fit_bindings() {
     assert!(longest.is_some_and(|rows| (140..=169).contains(&rows)), "{longest:?}");
 }
 
-/// The distance between groups counts as that between rows does.
+/// The group stride counts like the row stride.
 #[test]
 fn groups_have_a_part_in_access() {
     let problem =
@@ -232,7 +233,7 @@ fn groups_have_a_part_in_access() {
     }
 }
 
-/// One row more, or one f32 of a statistic, and there are two ranges.
+/// One more row, or one more f32 of a statistic, gives two ranges.
 #[test]
 fn a_range_has_all_rows_that_fit() {
     let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
@@ -257,7 +258,8 @@ fn a_range_has_all_rows_that_fit() {
     assert_eq!(texts, [format!("{forward} grid=4x4"), format!("{forward} grid=3x3; {forward} grid=4x2")]);
 }
 
-/// Far apart, rows take so many ranges that these share no partial rows: a sum handed on from one to the next would be too long.
+/// Widely spaced rows take so many ranges that these do not share partial rows: the chain of
+/// additions would be too long.
 #[test]
 fn ranges_of_rows_far_apart_have_partial_rows_of_their_own() {
     let caps = Caps { binding_bytes: 64 << 10, ..Caps::lavapipe() };
@@ -278,7 +280,7 @@ fn ranges_of_rows_far_apart_have_partial_rows_of_their_own() {
 
 #[test]
 fn few_calls_are_split() {
-    // 2 GiB less a row: the H200 takes them at once.
+    // 2 GiB minus a row: the H200 binds them at once.
     let call = Call::new(Direction::Forward, Norm::Rms, BF16, WEIGHT);
     let count = |rows, caps| dispatches(&call.plan(rows, 4096, &caps)).count();
     assert_eq!(count((1 << 18) - 1, Caps::h200()), 1);
@@ -289,7 +291,7 @@ fn few_calls_are_split() {
 
 #[test]
 fn indexes_fit_32_bits() {
-    // More than any index: a device that would bind 64 GiB at once.
+    // Exceeds every index: a device that binds 64 GiB at once.
     let huge = Caps { binding_bytes: 64 << 30, ..Caps::h200() };
     for caps in DEVICES.into_iter().chain([huge]) {
         for call in Plans::calls() {
@@ -298,7 +300,8 @@ fn indexes_fit_32_bits() {
                 let Ok(plan) = plan(&call.problem(rows, cols), &layout, &caps) else { continue };
                 for dispatch in dispatches(&plan) {
                     let (tile, rows) = (dispatch.key.tile, dispatch.rows.end - dispatch.rows.start);
-                    // Elements, with what the first may be moved by; rows of the last step; workgroups.
+                    // Elements, with the maximum shift of the first; rows of the last step;
+                    // workgroups.
                     assert!(rows * cols as u64 + 256 <= i32::MAX as u64, "{dispatch:?}");
                     let surplus = u64::from(dispatch.chunks.max(65_535)) * u64::from(tile.groups);
                     assert!(rows + surplus <= u32::MAX.into(), "{dispatch:?}");
@@ -319,14 +322,14 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
     assert_eq!(unfit, Unfit::Row { bytes: 65_536, most: 65_520 });
     let text = unfit.to_string();
     assert!(text.contains("at most 65520 bytes, got 65536"), "{text}");
-    // The widest of what a call has: a weight of f32, and not one that is not there.
+    // The widest tensor of the call counts: a weight of f32, but not an absent one.
     let mixed = |tensors| {
         let call = Call::new(Direction::Forward, Norm::Rms, BF16.widened(true, false), tensors);
         plan(&call.problem(1, 20_000), &call.layout(1, 20_000, Access::Aligned), &caps)
     };
     assert_eq!(mixed(WEIGHT), Err(Unfit::Row { bytes: 80_000, most: 65_520 }));
     assert!(mixed(NONE).is_ok());
-    // Two gradients of f32 of a row of bf16.
+    // Two f32 gradients of bf16 rows.
     let backward = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
     let planned = plan(&backward.problem(2, 16_384), &backward.layout(2, 16_384, Access::Aligned), &caps);
     let unfit = planned.expect_err("a partial row of 128 KiB");

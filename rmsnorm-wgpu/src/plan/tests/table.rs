@@ -1,4 +1,4 @@
-//! What is dispatched for the shapes that are measured, in the words of `rmsnorm_gpu::describe`.
+//! The plans of measured shapes, in the form of `rmsnorm_gpu::describe`.
 
 use super::*;
 
@@ -8,7 +8,7 @@ const LAYER_FORWARD: Call = Call::new(Direction::Forward, Norm::Layer, BF16, WEI
 const RMS_BACKWARD: Call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
 const LAYER_BACKWARD: Call = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
 
-/// Holds the plan of every shape to its line; shows all lines that differ, as they would have to be written.
+/// Compares the plan of every shape with its line; prints all lines that differ, as they should be.
 #[track_caller]
 fn check_by(access: Access, caps: &Caps, call: Call, lines: &[(usize, usize, &str)]) {
     let differing = lines.iter().filter_map(|&(rows, cols, expected)| {
@@ -130,7 +130,7 @@ fn f32_on_an_h200() {
     );
     let stream = |call| Call { dtypes: BF16_STREAM_F32, ..call };
     check(&Caps::h200(), stream(RMS_ADD), &[(32768, 4096, "forward threads=256 packs=2x8 subgroups=32 grid=32768")]);
-    // Without a residual there is no stream to be wider.
+    // Without a residual there is no wider stream.
     check(
         &Caps::h200(),
         stream(RMS_FORWARD),
@@ -138,7 +138,8 @@ fn f32_on_an_h200() {
     );
 }
 
-/// What a plan decides beside its tables: more threads, rows side by side, two rows at once, workgroups.
+/// Decisions of a plan that are not in its tables: more threads, rows side by side, two rows at
+/// once, workgroups.
 #[test]
 #[rustfmt::skip]
 fn rows_of_lengths_between() {
@@ -268,7 +269,7 @@ fn ranges_share_partial_rows_where_there_are_few() {
             (1000, 1024, "33 of backward threads=32 packs=4x8 rows=4 subgroups=8 chunks=8 grid=8; reduce_partials rows=4 grid=32"),
         ],
     );
-    // Ranges that bindings would not ask for: so many that a chunk's rows are summed in parts.
+    // More ranges than bindings require: so many that a chunk's rows are summed in parts.
     check(
         &Caps { binding_bytes: 128 << 10, ..Caps::lavapipe() },
         LAYER_BACKWARD,

@@ -1,4 +1,5 @@
-//! Tables that are loaded: which are legal, and that plans by any legal one are held to what every plan is.
+//! Loaded tables: which are valid, and that plans with any valid table have the properties of all
+//! plans.
 
 use std::sync::OnceLock;
 
@@ -57,7 +58,7 @@ fn what_no_shader_takes_is_refused_with_the_reason() {
     assert_eq!(Tuning::from_table(&table), Err("unknown ladder or number \"forward.gms\"".into()));
 }
 
-/// A table whose rungs are drawn, some of them away.
+/// A table with random rungs, some of them streaming.
 fn drawn(seed: u64) -> &'static Tuning {
     let mut draw = Draw::new(seed);
     let mut table = Tuning::H200.to_table();
@@ -80,7 +81,7 @@ fn drawn(seed: u64) -> &'static Tuning {
     KEPT.keep(Tuning::from_table(&table).expect("a legal table"))
 }
 
-/// As [`Plans`], by tables that are drawn.
+/// As [`Plans`], with random tables.
 struct Drawn;
 
 impl Planner for Drawn {
@@ -94,7 +95,7 @@ impl Planner for Drawn {
     const SOME_ROWS: usize = Plans::SOME_ROWS;
     const MOST_ELEMENTS: usize = Plans::MOST_ELEMENTS;
 
-    /// Each device by another table.
+    /// A different table for each device.
     fn devices() -> Vec<Caps> {
         static TABLES: OnceLock<Vec<&'static Tuning>> = OnceLock::new();
         let tables = TABLES.get_or_init(|| (0..DEVICES.len() as u64).map(drawn).collect());
@@ -110,7 +111,7 @@ impl Planner for Drawn {
         Plans::calls().into_iter().step_by(3).collect()
     }
 
-    /// Every 13th of the short ones, and all others.
+    /// Every 13th of the short lengths, and all others.
     fn cols() -> Vec<usize> {
         let cols = Plans::cols().into_iter().enumerate();
         cols.filter(|(n, cols)| *cols > 300 || n % 13 == 0).map(|(_, cols)| cols).collect()
@@ -171,7 +172,7 @@ impl Planner for Drawn {
 
 plan_tests!(Drawn);
 
-/// The suite's lengths follow from the limits, whatever they are.
+/// The suite's lengths follow from the limits of any table.
 #[test]
 fn lengths_of_the_suite_follow_any_table() {
     for caps in Drawn::devices() {
@@ -179,7 +180,7 @@ fn lengths_of_the_suite_follow_any_table() {
     }
 }
 
-/// What `rmsnorm tune` does before it measures: more limits, and the same plans.
+/// The first step of `rmsnorm tune`: more limits, and the same plans.
 #[test]
 fn more_limits_with_the_same_entries_change_no_plan() {
     let mut table = Tuning::H200.to_table();
@@ -193,7 +194,7 @@ fn more_limits_with_the_same_entries_change_no_plan() {
         let mut above = 0;
         rungs.retain(|rung| std::mem::replace(&mut above, rung.up_to) < rung.up_to);
     }
-    // A half may lie among shorter rungs, whose entries it must have.
+    // A halved limit may be among shorter rungs, and must have their entry.
     for (name, rungs) in &mut table.ladders {
         let built_in = Tuning::H200.to_table();
         for rung in rungs {

@@ -1,4 +1,4 @@
-//! Where partial sums and row sums lie.
+//! Positions of partial sums and row sums.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,13 @@ const REDUCTIONS: [GradReduction; 2] = [GradReduction::Partials, GradReduction::
 /// A device whose bindings hold few rows: calls take several ranges, which share partial rows.
 const SHORT: Caps = Caps { binding_bytes: 1 << 20, ..Caps::lavapipe() };
 
-/// Those of the other tests, and this one.
+/// The devices of the other tests, and this one.
 pub(super) fn devices() -> Vec<Caps> {
     DEVICES.into_iter().chain([SHORT]).collect()
 }
 
-/// Every backward call with every way of summing, for some lengths of each regime. Norms have equal workspaces.
+/// Every backward call with every gradient reduction, for some lengths of each kind of program. All
+/// norms have equal workspaces.
 pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     let mut sizes = Vec::new();
     for call in
@@ -34,10 +35,10 @@ pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     sizes
 }
 
-/// Where the parts lie, as the programs index them.
+/// The positions of the parts, as the programs index them.
 pub(super) fn parts(plan: &Plan, call: Call, cols: usize) -> Parts {
     let partials = partials_len(call, plan.partial_rows.into(), cols);
-    // Two sums of each row of the longest range, moved in whole packs.
+    // Two sums for each row of the longest range, moved in whole packs.
     let sums = dispatches(plan).filter(|dispatch| dispatch.key.program == Program::BackwardRowSums);
     let row_sums = sums.map(|dispatch| 2 * (dispatch.rows.end - dispatch.rows.start)).max().unwrap_or(0);
     let first = plan.workspace.row_sums;
@@ -56,13 +57,13 @@ fn a_workspace_fits_a_binding() {
         let (caps, plan, call) = (planned.caps, &planned.plan, planned.call);
         assert!(4 * plan.workspace.len <= caps.binding_bytes, "{planned}");
         assert!(plan.workspace.row_sums.is_multiple_of(4), "{planned}");
-        // What a program binds is there, be it for the gradients of no rows.
+        // A bound workspace is not empty, even for gradients of no rows.
         let has_sums = dispatches(plan).any(|dispatch| dispatch.key.program == Program::BackwardRowSums);
         assert_eq!(plan.workspace.len > 0, call.gradients() > 0 || has_sums, "{planned}");
     });
 }
 
-/// Wherever its end is: partial rows and row sums have room beside each other.
+/// Partial rows and row sums do not overlap, for every length of the workspace.
 #[test]
 fn a_binding_of_any_size_is_not_exceeded() {
     let call = |tensors| Call::new(Direction::Backward, Norm::Rms, BF16, tensors);
@@ -80,7 +81,7 @@ fn a_binding_of_any_size_is_not_exceeded() {
             assert!(4 * plan.workspace.len <= caps.available_bytes(), "{binding_bytes} {plan:?}");
         }
     }
-    // One partial row and the sums of the two rows that fit, and just that.
+    // One partial row and the sums of the two rows that fit, exactly.
     let (problem, bytes) = (call(DWEIGHT).problem(3, 8192), 4 * 8192);
     let caps = |bytes| Caps { binding_bytes: bytes, ..Caps::lavapipe() };
     let planned = |bytes| plan(&problem, &layout(&problem, Access::Aligned), &caps(bytes));
@@ -95,7 +96,7 @@ fn callers_are_told_enough_for_any_layout() {
         let &Planned { caps, ref plan, call, rows, cols, .. } = planned;
         let told = workspace_len(&call.problem(rows, cols), caps) as u64;
         assert!(plan.workspace.len <= told, "told {told}, {planned}");
-        // Rows that are apart, in as few as one a range.
+        // Strided rows, with as few as one row per range.
         let problem = call.problem(rows, cols);
         for row_stride in [cols + 1, 3 * cols, 50 * cols] {
             let placed = |dtype: DType| Placed {

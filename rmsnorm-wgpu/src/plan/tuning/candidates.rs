@@ -1,17 +1,17 @@
-//! What is worth a measurement: packs of a thread, the likely ones first.
+//! Candidates worth measuring: packs per thread, the likely ones first.
 
 use rmsnorm_tuning::Entry;
 
 use super::Division;
 use super::data::Name;
 
-/// Orders in which packs are tried that leave no thread idle.
+/// Lists of packs that leave no thread idle, in the order of trial.
 const WHOLE: [&[u32]; 8] = [&[3, 4, 2], &[2, 3, 4], &[1, 2], &[], &[4, 3, 2], &[1, 2, 3, 4], &[2, 4], &[5, 4, 3]];
 
-/// Threads of those at the most.
+/// Maximum threads for these lists.
 const THREADS: [u32; 3] = [512, 1024, 256];
 
-/// Entries for a rung of that ladder.
+/// Candidate entries for a rung of a ladder.
 pub(crate) fn entries(name: Name) -> Vec<Entry> {
     match name {
         Name::Forward(_) | Name::ToCodes => {

@@ -1,4 +1,4 @@
-//! A table as data, and back; and what of it is legal.
+//! Tables as data, and their validation.
 
 use std::sync::OnceLock;
 
@@ -8,20 +8,21 @@ use rmsnorm_tuning::{Entry, Kept, Table};
 use super::super::MOST_PACKS;
 use super::{Division, Tuning};
 
-/// Counted up where tables mean something else though shaders and built-in rungs are what they were.
+/// Increased when tables change their meaning although shaders and built-in rungs do not change.
 const REVISION: &str = "1";
 
-/// Packs of a thread of backward, and of either direction where a pack takes twice the registers.
+/// Maximum packs per thread: in backward, and if a pack takes twice the registers.
 const MOST_BACKWARD_PACKS: u32 = 5;
 const MOST_WIDE_PACKS: u32 = 4;
 
-/// The shortest rows that may stream: in shorter ones most threads would have nothing but zeros to add, in chains that are too long.
+/// The shortest rows that may stream. In shorter rows most threads would add zeros only, in chains
+/// that are too long.
 const LEAST_STREAMING: u32 = 1024;
 
 /// Threads of a workgroup.
 const MOST_THREADS: u32 = 1024;
 
-/// A ladder among those of [`Tuning`], by its index there.
+/// A ladder of [`Tuning`], by its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Forward(usize),
@@ -39,10 +40,10 @@ impl Name {
         forward.chain([Name::ToCodes]).chain(backward).collect()
     }
 
-    /// Packs of a thread that a rung may say.
+    /// Maximum packs per thread in a rung.
     const fn most_packs(self) -> u32 {
         match self {
-            // Those of f32 are the last.
+            // The last ones are for f32.
             Name::Forward(2) | Name::Backward(3) => MOST_WIDE_PACKS,
             Name::Forward(_) | Name::ToCodes => MOST_PACKS,
             Name::Backward(_) => MOST_BACKWARD_PACKS,
@@ -60,7 +61,7 @@ impl Name {
 }
 
 impl Tuning {
-    /// All of it as data.
+    /// The whole table as data.
     pub(crate) fn to_table(&self) -> Table {
         let packs = |packs| Entry::none().with("packs", packs);
         let rungs = |name| match name {
@@ -72,10 +73,10 @@ impl Tuning {
         Table { numbers: Default::default(), ladders }
     }
 
-    /// The table of this data, if plans may be made of it on any device.
+    /// The table of this data, if plans can use it on any device.
     ///
     /// # Errors
-    /// What of it is not legal, in words.
+    /// A message that says which entry is invalid and why.
     pub(crate) fn from_table(table: &Table) -> Result<Tuning, String> {
         let mut tuning = Tuning::H200.clone();
         table.has_no_more_than(&tuning.to_table())?;
@@ -91,14 +92,14 @@ impl Tuning {
         Ok(tuning)
     }
 
-    /// Tells shaders and built-in tables apart that a table may be measured with.
+    /// A hash of the shaders and the built-in table that a measured table is valid for.
     pub(crate) fn revision() -> &'static str {
         static REVISION_OF_THIS: OnceLock<String> = OnceLock::new();
         REVISION_OF_THIS.get_or_init(|| revision_of(rmsnorm_shaders::REVISION, &Tuning::H200.to_table(), REVISION))
     }
 }
 
-/// Takes a ladder from a table, if it is legal.
+/// Replaces a ladder with the one of a table, if valid.
 fn read<T: Clone + PartialEq>(
     table: &Table,
     name: Name,
@@ -110,7 +111,7 @@ fn read<T: Clone + PartialEq>(
     if !rises(ladder) {
         return Err(format!("{text}: its limits do not rise"));
     }
-    // Where each rung begins, and what is behind the last.
+    // The start of each rung, and of the rest after the last.
     let begins = std::iter::once(0).chain(ladder.iter().map(|rung| rung.up_to));
     let bests = ladder.iter().map(|rung| rung.best.is_some()).chain([false]);
     if begins.zip(bests).any(|(above, is_on_chip)| !is_on_chip && above < LEAST_STREAMING - 1) {
@@ -119,7 +120,7 @@ fn read<T: Clone + PartialEq>(
     Ok(())
 }
 
-/// Packs of a thread of forward.
+/// Packs per thread of forward.
 fn packs(entry: &Entry, name: Name) -> Result<u32, String> {
     entry.has_only(&["packs"])?;
     within("packs", entry.number("packs")?, name.most_packs())
@@ -133,18 +134,18 @@ fn within(name: &str, number: u32, most: u32) -> Result<u32, String> {
 }
 
 impl Division {
-    /// What a table says of it.
+    /// The table entry of this division.
     pub(crate) fn to_entry(self) -> Entry {
         let Division { without_idle: (packs, threads), most } = self;
         Entry::none().with_list("whole", packs).with("threads", threads).with("most", most)
     }
 
-    /// What a table says.
+    /// Reads a table entry.
     ///
     /// # Errors
-    /// What is missing, too much or not legal, in words.
+    /// A message that says what is missing, unexpected or invalid.
     fn from_entry(entry: &Entry, name: Name) -> Result<Division, String> {
-        /// Lists that tables have: few, and short.
+        /// Lists in use; few and short, never freed.
         static LISTS: Kept<Vec<u32>> = Kept::new();
         entry.has_only(&["whole", "threads", "most"])?;
         let whole = entry.list("whole")?;
