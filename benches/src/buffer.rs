@@ -5,7 +5,7 @@ use std::ops::Range;
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::conformance::testing::Bits;
 use rmsnorm_core::quant::CodeType;
-use rmsnorm_core::{AnyIn, AnyOut, DType, Element, Error, F8E4M3, Storage, Stored, bf16, f16};
+use rmsnorm_core::{AnyElement, AnyIn, AnyOut, DType, Element, Error, F8E4M3, Storage, bf16, f16};
 
 use crate::Measurable;
 
@@ -86,7 +86,7 @@ const fn nan(storage: Storage) -> u32 {
     }
 }
 
-fn from_bits<E: Stored>(elements: &Bits) -> Vec<E> {
+fn from_bits<E: AnyElement>(elements: &Bits) -> Vec<E> {
     elements.bits.iter().map(|&bits| E::from_bits(bits)).collect()
 }
 
@@ -108,7 +108,7 @@ impl<D: Measurable> Buffer<D> {
     /// So many NaN, from the host.
     pub(crate) fn nan(device: &D, storage: impl Into<Storage>, len: usize) -> Result<Self, Error> {
         let storage = storage.into();
-        typed!(storage; E, variant => Ok(variant(device.upload(&vec![<E as Stored>::from_bits(nan(storage)); len])?)))
+        typed!(storage; E, variant => Ok(variant(device.upload(&vec![<E as AnyElement>::from_bits(nan(storage)); len])?)))
     }
 
     /// As many buffers of floats as are asked for, of `len` elements, each of them the period again and again.
@@ -122,11 +122,11 @@ impl<D: Measurable> Buffer<D> {
     }
 
     pub(crate) fn view(&self, device: &D, range: Range<usize>) -> AnyIn<'_, D::Backend> {
-        each!(self, elements => Stored::any_in(device.view(elements, range)))
+        each!(self, elements => AnyElement::any_in(device.view(elements, range)))
     }
 
     pub(crate) fn view_mut(&mut self, device: &D, range: Range<usize>) -> AnyOut<'_, D::Backend> {
-        each!(self, elements => Stored::any_out(device.view_mut(elements, range)))
+        each!(self, elements => AnyElement::any_out(device.view_mut(elements, range)))
     }
 
     /// Some elements, after all enqueued work is done.

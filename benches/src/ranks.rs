@@ -15,8 +15,8 @@ use std::thread;
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::testing::Bits;
 use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::{AnyForward, DType, DTypes, Direction, Norm, NormSpec, Source, YRows};
-use rmsnorm_dist::{GroupCall, ShardedNorm, Shares};
+use rmsnorm_core::{AnyForward, DType, DTypes, Direction, Norm, NormSpec, OutputRows, Source};
+use rmsnorm_dist::{GroupCall, RowShares, ShardedNorm};
 use serde::Serialize;
 
 use crate::buffer::Buffer;
@@ -137,7 +137,7 @@ impl RanksCase {
     fn of_stream(&self, rank: usize, ranks: usize) -> Range<usize> {
         let Shape { rows, cols } = self.shape;
         match self.op {
-            RanksOp::ForwardReducedRows => Shares { units: rows, unit: cols, ranks }.elements(rank),
+            RanksOp::ForwardReducedRows => RowShares { units: rows, unit: cols, ranks }.elements(rank),
             RanksOp::ForwardReduced | RanksOp::ForwardColumns => 0..rows * cols,
         }
     }
@@ -237,7 +237,7 @@ fn call_of_group<N: ShardedNorm>(
 ) -> Result<(), BenchError> {
     match op {
         RanksOp::ForwardReduced => rank.launch(spec, GroupCall::Reduced(args))?,
-        RanksOp::ForwardReducedRows => rank.launch(spec, GroupCall::ReducedRows(YRows::All, args))?,
+        RanksOp::ForwardReducedRows => rank.launch(spec, GroupCall::ReducedRows(OutputRows::All, args))?,
         RanksOp::ForwardColumns => {
             let columns = vec![spec.cols; rank.ranks()];
             rank.launch(&spec.cols(spec.cols * columns.len()), GroupCall::ForwardColumns(&columns, args))?;

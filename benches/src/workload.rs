@@ -204,7 +204,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
         let x = set.x.view(device, matrix.clone());
         let mut args = match operation.op == Op::ForwardAdd {
-            true => AnyForward::<D::Backend>::onto_residual(x),
+            true => AnyForward::<D::Backend>::added_to_residual(x),
             false => AnyForward::<D::Backend>::new(x, set.out.view_mut(device, matrix.clone())),
         };
         args.dtypes = DTypes::uniform(self.dtype);

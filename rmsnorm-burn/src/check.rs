@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use burn::tensor::Tensor;
 
-use rmsnorm_core::{Error, UnsizedNorm};
+use rmsnorm_core::{Error, NormParams};
 
 /// The tensors of a call.
 pub(crate) struct Args<const D: usize> {
@@ -38,7 +38,7 @@ impl<const D: usize> Args<D> {
 
     /// Checks that all tensors are on x's device, with or without autodiff.
     #[cfg(feature = "wgpu")]
-    pub(crate) fn check_devices(&self, spec: &UnsizedNorm) -> Result<(), String> {
+    pub(crate) fn check_devices(&self, spec: &NormParams) -> Result<(), String> {
         let device = self.x.device();
         match self.of_each(Tensor::device, Tensor::device).find(|(_, other)| *other != device) {
             Some((arg, other)) => {
@@ -49,7 +49,7 @@ impl<const D: usize> Args<D> {
     }
 
     /// `eps`, shapes and dtypes. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<(), String> {
+    pub(crate) fn check(&self, spec: &NormParams) -> Result<(), String> {
         let (name, dims) = (spec.name(), self.x.dims());
         if !spec.has_valid_eps() {
             return Err(format!("{name}: eps must be finite and not negative, got {}", spec.eps));

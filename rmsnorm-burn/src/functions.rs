@@ -1,7 +1,7 @@
 //! The functions.
 
 use burn::tensor::Tensor;
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
@@ -28,7 +28,7 @@ use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normali
 /// assert!(x.grad(&gradients).is_some() && weight.grad(&gradients).is_some());
 /// ```
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
+    normalize(NormParams::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
@@ -37,7 +37,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Te
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(UnsizedNorm::gemma(eps), x, weight, None)
+    normalize(NormParams::gemma(eps), x, weight, None)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
@@ -53,7 +53,7 @@ pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64)
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Option<Tensor<1>>, eps: f64) -> Tensor<D> {
-    normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
+    normalize(NormParams::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
@@ -86,7 +86,7 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+    add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
@@ -104,7 +104,7 @@ pub fn add_layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+    add_normalize(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// `residual` plus the RMS norm of `x`, rounded once, to the dtype of `residual`, as at the end of
@@ -135,7 +135,7 @@ pub fn add_layer_norm<const D: usize>(
 /// assert_eq!(residual.into_data().try_to_vec::<f32>().unwrap(), [2.0, 1.0]);
 /// ```
 pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+    normalize_add(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
 /// [`rms_norm_add`] with `1 + weight`, which is not rounded: the norms after attention and after
@@ -144,7 +144,7 @@ pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: T
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn gemma_rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
+    normalize_add(NormParams::gemma(eps), x, residual, weight, None)
 }
 
 /// `residual` plus the layer norm of `x`, rounded once: as [`rms_norm_add`], with a gradient of
@@ -162,7 +162,7 @@ pub fn layer_norm_add<const D: usize>(
     bias: Option<Tensor<1>>,
     eps: f64,
 ) -> Tensor<D> {
-    normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+    normalize_add(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// Two norms around a residual, in one pass over memory. Returns `(y, h)`: `h` is [`rms_norm_add`]
@@ -203,7 +203,7 @@ pub fn rms_norm_add_rms_norm<const D: usize>(
     next_weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
+    normalize_add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, next_weight)
 }
 
 /// [`rms_norm_add_rms_norm`] with `1 + weight` and `1 + next_weight`, which are not rounded: the
@@ -218,5 +218,5 @@ pub fn gemma_rms_norm_add_rms_norm<const D: usize>(
     next_weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    normalize_add_normalize(UnsizedNorm::gemma(eps), x, residual, weight, next_weight)
+    normalize_add_normalize(NormParams::gemma(eps), x, residual, weight, next_weight)
 }

@@ -6,7 +6,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, backend_extension};
 use burn::tensor::DType;
-use rmsnorm_core::{DTypes, Error, TensorSet, UnsizedNorm};
+use rmsnorm_core::{DTypes, Error, NormParams, TensorSet};
 #[cfg(feature = "wgpu")]
 use {burn::backend::fusion::custom::TensorSpec, burn::tensor::Shape, rmsnorm_core::Tensor};
 
@@ -36,7 +36,7 @@ impl<B: Backend> Maybe<B> {
 
 /// The tensors of a forward call, and its `wanted` outputs.
 pub(crate) struct ForwardCall<B: Backend> {
-    pub(crate) spec: UnsizedNorm,
+    pub(crate) spec: NormParams,
     pub(crate) x: FloatTensor<B>,
     pub(crate) residual: Option<FloatTensor<B>>,
     pub(crate) weight: FloatTensor<B>,
@@ -48,7 +48,7 @@ pub(crate) struct ForwardCall<B: Backend> {
 
 /// The tensors of a backward call.
 pub(crate) struct BackwardCall<B: Backend> {
-    pub(crate) spec: UnsizedNorm,
+    pub(crate) spec: NormParams,
     pub(crate) dy: FloatTensor<B>,
     /// The tensor that forward normalized.
     pub(crate) x: FloatTensor<B>,
@@ -145,7 +145,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
         #[extension_type] next_weight: Maybe<Self>,
-        spec: UnsizedNorm,
+        spec: NormParams,
         wanted: TensorSet,
     ) -> Forwarded<Self>;
 
@@ -158,7 +158,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         #[extension_type] mean: Maybe<Self>,
         rstd: FloatTensor<Self>,
-        spec: UnsizedNorm,
+        spec: NormParams,
         wanted: TensorSet,
     ) -> Gradients<Self>;
 }
@@ -170,7 +170,7 @@ impl<B: Run> Kernels for B {
         weight: FloatTensor<B>,
         bias: Maybe<B>,
         next_weight: Maybe<B>,
-        spec: UnsizedNorm,
+        spec: NormParams,
         wanted: TensorSet,
     ) -> Forwarded<B> {
         let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
@@ -183,7 +183,7 @@ impl<B: Run> Kernels for B {
         weight: FloatTensor<B>,
         mean: Maybe<B>,
         rstd: FloatTensor<B>,
-        spec: UnsizedNorm,
+        spec: NormParams,
         wanted: TensorSet,
     ) -> Gradients<B> {
         or_panic(B::run_backward(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }))
@@ -198,7 +198,7 @@ fn forwarded(
     _: &TensorSpec,
     _: &MaybeMetadata,
     _: &MaybeMetadata,
-    _: &UnsizedNorm,
+    _: &NormParams,
     wanted: &TensorSet,
 ) -> ForwardedMetadata {
     let give = |name: Tensor, spec: TensorSpec| {
@@ -228,7 +228,7 @@ fn gradients(
     weight: &TensorSpec,
     _: &MaybeMetadata,
     _: &TensorSpec,
-    _: &UnsizedNorm,
+    _: &NormParams,
     wanted: &TensorSet,
 ) -> GradientsMetadata {
     let give = |name: Tensor| {

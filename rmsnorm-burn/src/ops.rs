@@ -17,7 +17,7 @@ use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn::tensor::DType;
-use rmsnorm_core::{TensorSet, UnsizedNorm};
+use rmsnorm_core::{NormParams, TensorSet};
 
 use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
 
@@ -36,7 +36,7 @@ pub(crate) trait NormOps: Backend {
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
         #[extension_type] next_weight: Maybe<Self>,
-        spec: UnsizedNorm,
+        spec: NormParams,
     ) -> Forwarded<Self>;
 }
 
@@ -51,7 +51,7 @@ macro_rules! without_autodiff {
                 weight: FloatTensor<Self>,
                 bias: Maybe<Self>,
                 next_weight: Maybe<Self>,
-                spec: UnsizedNorm,
+                spec: NormParams,
             ) -> Forwarded<Self> {
                 let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
                 let wanted = TensorSet::NONE;
@@ -75,7 +75,7 @@ impl<B: Kernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         weight: Tracked<B>,
         bias: Maybe<Self>,
         next_weight: Maybe<Self>,
-        spec: UnsizedNorm,
+        spec: NormParams,
     ) -> Forwarded<Self> {
         let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
         match residual {

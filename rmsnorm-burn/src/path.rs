@@ -2,7 +2,7 @@
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{ResidualPlacement, UnsizedNorm};
+use rmsnorm_core::{NormParams, ResidualPlacement};
 
 use crate::check::{Args, given, or_panic};
 use crate::kernels::Maybe;
@@ -12,7 +12,7 @@ use crate::slow;
 
 /// The norm of `x`.
 pub(crate) fn normalize<const D: usize>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
@@ -22,7 +22,7 @@ pub(crate) fn normalize<const D: usize>(
 
 /// The norm of `residual + x`, and that sum.
 pub(crate) fn add_normalize<const D: usize>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tensor<D>,
     residual: Tensor<D>,
     weight: Tensor<1>,
@@ -34,7 +34,7 @@ pub(crate) fn add_normalize<const D: usize>(
 
 /// `residual` plus the norm of `x`.
 pub(crate) fn normalize_add<const D: usize>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tensor<D>,
     residual: Tensor<D>,
     weight: Tensor<1>,
@@ -46,7 +46,7 @@ pub(crate) fn normalize_add<const D: usize>(
 
 /// The norm of that sum with `next_weight`, and the sum.
 pub(crate) fn normalize_add_normalize<const D: usize>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tensor<D>,
     residual: Tensor<D>,
     weight: Tensor<1>,
@@ -59,7 +59,7 @@ pub(crate) fn normalize_add_normalize<const D: usize>(
 
 impl<const D: usize> Args<D> {
     /// y and the sum, if the call has them.
-    fn run(self, spec: UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+    fn run(self, spec: NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
         or_panic(self.check(&spec));
         if !self.has_kernels(&spec) {
             return self.run_slowly(&spec);
@@ -73,7 +73,7 @@ impl<const D: usize> Args<D> {
     }
 
     /// The same with burn's operations.
-    fn run_slowly(self, spec: &UnsizedNorm) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+    fn run_slowly(self, spec: &NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
         let Args { x, residual, weight, bias, next_weight } = self;
         let dtype = x.dtype();
         let Some(residual) = residual else {
@@ -91,7 +91,7 @@ impl<const D: usize> Args<D> {
     }
 
     /// Whether our kernels take these tensors: their device and dtypes.
-    fn has_kernels(&self, spec: &UnsizedNorm) -> bool {
+    fn has_kernels(&self, spec: &NormParams) -> bool {
         let Args { x, residual, weight, .. } = self;
         self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
             && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
@@ -102,7 +102,7 @@ impl<const D: usize> Args<D> {
     /// Whether the tensors are on a shared device. Under fusion, burn would report a wrong device
     /// only later.
     #[cfg(feature = "wgpu")]
-    fn is_shared(&self, spec: &UnsizedNorm) -> bool {
+    fn is_shared(&self, spec: &NormParams) -> bool {
         // wgpu has no empty buffers.
         let is_shared = self.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&self.x.device());
         if is_shared {
@@ -112,7 +112,7 @@ impl<const D: usize> Args<D> {
     }
 
     #[cfg(not(feature = "wgpu"))]
-    fn is_shared(&self, _: &UnsizedNorm) -> bool {
+    fn is_shared(&self, _: &NormParams) -> bool {
         false
     }
 }

@@ -2,12 +2,12 @@
 //! our kernels do not take.
 
 use burn::tensor::{DType, Tensor};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 /// The norm of `h` in `dtype`. Computed in f32, or in f64 if a tensor or the result is f64, and
 /// rounded once.
 pub(crate) fn normalize<const D: usize>(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     h: Tensor<D>,
     weight: Tensor<1>,
     bias: Option<Tensor<1>>,
@@ -42,7 +42,7 @@ pub(crate) fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D
 
 /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`.
 pub(crate) fn normalize_add<const D: usize>(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     x: Tensor<D>,
     residual: Tensor<D>,
     weight: Tensor<1>,

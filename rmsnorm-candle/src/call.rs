@@ -7,8 +7,8 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{Error, Layout, Result, Storage, bail};
 use rmsnorm_core::{
-    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, DTypes, Norm, NormBackend, NormSpec, ResidualPlacement, Rows,
-    Tensor, TensorSet, UnsizedNorm,
+    AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, DTypes, Norm, NormBackend, NormParams, NormSpec,
+    ResidualPlacement, Rows, Tensor, TensorSet,
 };
 
 use crate::native::{element, mix};
@@ -90,7 +90,7 @@ impl<S: Kernels> Statistics<S> {
 /// The tensors of a forward call.
 pub(crate) struct ForwardCall<'a, S> {
     /// The norm, with a residual before or after it.
-    pub(crate) spec: &'a UnsizedNorm,
+    pub(crate) spec: &'a NormParams,
     pub(crate) x: Operand<'a, S>,
     pub(crate) residual: Option<Operand<'a, S>>,
     pub(crate) weight: Operand<'a, S>,
@@ -135,7 +135,7 @@ impl<S: Kernels> ForwardCall<'_, S> {
 
 /// The tensors of a backward call.
 pub(crate) struct BackwardCall<'a, S> {
-    pub(crate) spec: &'a UnsizedNorm,
+    pub(crate) spec: &'a NormParams,
     pub(crate) dy: Operand<'a, S>,
     /// The tensor that forward normalized.
     pub(crate) x: Operand<'a, S>,
@@ -171,7 +171,7 @@ impl<S: Kernels> BackwardCall<'_, S> {
 /// # Errors
 /// As [`Kernels::forward`].
 pub(crate) fn overwrite<S: Kernels>(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     (x, layout): (&mut S, &Layout),
     weight: Operand<'_, S>,
     bias: Option<Operand<'_, S>>,

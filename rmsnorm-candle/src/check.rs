@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::NormParams;
 
 /// The tensors of a call.
 pub(crate) struct Args<'a> {
@@ -35,7 +35,7 @@ impl<'a> Args<'a> {
     }
 
     /// `eps`, shapes, dtypes and devices. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &UnsizedNorm) -> Result<()> {
+    pub(crate) fn check(&self, spec: &NormParams) -> Result<()> {
         let (name, x) = (spec.name(), self.x);
         if !spec.has_valid_eps() {
             bail!("{name}: eps must be finite and not negative, got {}", spec.eps);

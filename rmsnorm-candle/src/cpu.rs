@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Error, Result, Storage, WithDType, bail};
 use rmsnorm_core::cpu::{BackwardInputs, CpuBackend, ForwardInputs};
-use rmsnorm_core::{AnyIn, AnyOut, Element, NormSpec, Rows, Stored, Tensor, TensorSet, with_type, with_types};
+use rmsnorm_core::{AnyElement, AnyIn, AnyOut, Element, NormSpec, Rows, Tensor, TensorSet, with_type, with_types};
 
 use crate::call::{self, BackwardCall, ForwardCall, Forwarded, Gradients, Kernels, Operand, kernels_dtype};
 

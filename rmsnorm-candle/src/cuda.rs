@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{CudaDevice, CudaStorage, Error, Result, Storage, bail};
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, NormBackend, NormSpec, Rows, Source, Stored,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, DType, NormBackend, NormSpec, Rows, Source,
     Tensor, TensorSet, with_type,
 };
 
@@ -65,7 +65,7 @@ impl Kernels for CudaStorage {
             next_mean: statistic(Tensor::NextMean)?,
             next_rstd: statistic(Tensor::NextRstd)?,
         };
-        let mut args = AnyForward::<CudaBackend>::onto_residual(rows(call.x)?);
+        let mut args = AnyForward::<CudaBackend>::added_to_residual(rows(call.x)?);
         args.dtypes = dtypes;
         args.weight = Some(vector(call.weight)?);
         args.bias = call.bias.map(vector).transpose()?;

@@ -1,7 +1,7 @@
 //! The functions, and the choice of our kernels or candle's operations.
 
 use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use crate::check::Args;
 use crate::native::mix;
@@ -32,13 +32,13 @@ use crate::slow;
 /// # }
 /// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
+    normalize(NormParams::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
 /// [`rms_norm`].
 pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(UnsizedNorm::gemma(eps), x, weight, None)
+    normalize(NormParams::gemma(eps), x, weight, None)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
@@ -51,7 +51,7 @@ pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    normalize(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
+    normalize(NormParams::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
@@ -77,7 +77,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # }
 /// ```
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+    add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
@@ -92,7 +92,7 @@ pub fn add_layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    add_normalize(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+    add_normalize(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// `residual` plus the RMS norm of `x`: `residual + x / sqrt(avg(x^2) + eps) * weight`, in the
@@ -106,12 +106,12 @@ pub fn add_layer_norm(
 /// the norm's backward takes it in the dtype of `x`, like the gradient of a y. See
 /// [the crate](crate) for dtypes, devices and errors.
 pub fn rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize_add(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, None)
+    normalize_add(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
 }
 
 /// As [`rms_norm_add`], with `1 + weight`, as in Gemma's layers.
 pub fn gemma_rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize_add(UnsizedNorm::gemma(eps), x, residual, weight, None)
+    normalize_add(NormParams::gemma(eps), x, residual, weight, None)
 }
 
 /// `residual` plus the layer norm of `x`: as [`rms_norm_add`], with a gradient of `bias` too. If
@@ -127,7 +127,7 @@ pub fn layer_norm_add(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    normalize_add(UnsizedNorm::new(Norm::Layer, eps), x, residual, weight, bias)
+    normalize_add(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
 }
 
 /// `h` of [`rms_norm_add`], and the RMS norm of `h` in the dtype of `x`, in one pass over memory.
@@ -159,7 +159,7 @@ pub fn rms_norm_add_rms_norm(
     next_weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    normalize_add_normalize(UnsizedNorm::new(Norm::Rms, eps), x, residual, weight, next_weight)
+    normalize_add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, next_weight)
 }
 
 /// As [`rms_norm_add_rms_norm`], both with `1 + weight`: the norms after one part of a Gemma layer
@@ -171,7 +171,7 @@ pub fn gemma_rms_norm_add_rms_norm(
     next_weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    normalize_add_normalize(UnsizedNorm::gemma(eps), x, residual, weight, next_weight)
+    normalize_add_normalize(NormParams::gemma(eps), x, residual, weight, next_weight)
 }
 
 /// [`rms_norm`] that overwrites `x`, for inference.
@@ -202,21 +202,21 @@ pub fn gemma_rms_norm_add_rms_norm(
 /// # }
 /// ```
 pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(UnsizedNorm::new(Norm::Rms, eps), x, weight, None)
+    overwrite(NormParams::new(Norm::Rms, eps), x, weight, None)
 }
 
 /// [`gemma_rms_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(UnsizedNorm::gemma(eps), x, weight, None)
+    overwrite(NormParams::gemma(eps), x, weight, None)
 }
 
 /// [`layer_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
-    overwrite(UnsizedNorm::new(Norm::Layer, eps), x, weight, bias)
+    overwrite(NormParams::new(Norm::Layer, eps), x, weight, bias)
 }
 
 /// `x` normalized.
-pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn normalize(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     if has_kernels(&spec, &Args { bias, ..Args::of(x, weight) })? {
         return Normalize::apply(spec, &regular(x)?, &weight.contiguous()?, contiguous(bias)?.as_ref());
     }
@@ -225,7 +225,7 @@ pub(crate) fn normalize(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Op
 
 /// `x + residual`, and its norm.
 pub(crate) fn add_normalize(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -241,7 +241,7 @@ pub(crate) fn add_normalize(
 
 /// `residual` plus the norm of `x`.
 pub(crate) fn normalize_add(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -256,7 +256,7 @@ pub(crate) fn normalize_add(
 
 /// `residual` plus the norm of `x`, and the next norm of that sum.
 pub(crate) fn normalize_add_normalize(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -272,7 +272,7 @@ pub(crate) fn normalize_add_normalize(
 }
 
 /// Normalizes `x` in place.
-pub(crate) fn overwrite(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn overwrite(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let args = Args { bias, ..Args::of(x, weight) };
     let (has_kernels, name) = (has_kernels(&spec, &args)?, spec.name());
     if let Some((arg, _)) = args.all().find(|(_, tensor)| tensor.track_op()) {
@@ -302,7 +302,7 @@ fn contiguous(bias: Option<&Tensor>) -> Result<Option<Tensor>> {
 ///
 /// # Errors
 /// As [`Args::check`].
-fn has_kernels(spec: &UnsizedNorm, args: &Args<'_>) -> Result<bool> {
+fn has_kernels(spec: &NormParams, args: &Args<'_>) -> Result<bool> {
     args.check(spec)?;
     let &Args { x, residual, weight, .. } = args;
     let is_one_dtype = args.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());

@@ -2,12 +2,12 @@
 //! that our kernels do not take.
 
 use candle_core::{D, DType, Result, Tensor};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 /// The norm of `h` in `dtype`. Computed in f32, or in f64 if a tensor or the result is f64, and
 /// rounded once.
 pub(crate) fn normalize(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     h: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -17,7 +17,7 @@ pub(crate) fn normalize(
 }
 
 /// The same, not rounded to `dtype`.
-fn unrounded(spec: &UnsizedNorm, h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
+fn unrounded(spec: &NormParams, h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
     let wide = wide([Some(dtype), Some(h.dtype()), Some(weight.dtype()), bias.map(|bias| bias.dtype())]);
     let cols = h.dim(D::Minus1)? as f64;
     let h = h.to_dtype(wide)?;
@@ -40,7 +40,7 @@ fn unrounded(spec: &UnsizedNorm, h: &Tensor, weight: &Tensor, bias: Option<&Tens
 
 /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`.
 pub(crate) fn normalize_add(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,

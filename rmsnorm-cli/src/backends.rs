@@ -45,7 +45,7 @@ pub fn open(name: &str, args: &CpuArgs) -> Result<AnyBackend, Failure> {
         (None, ..) | (Some(_), None, None) => Ok(backend),
         (Some(cpu), isa, threads) => {
             let (isa, threads) = (isa.unwrap_or(cpu.isa()), threads.unwrap_or(cpu.threads()));
-            Ok(AnyBackend::Cpu(CpuBackend::with(isa, threads)?))
+            Ok(AnyBackend::Cpu(CpuBackend::with_isa_and_threads(isa, threads)?))
         }
     }
 }

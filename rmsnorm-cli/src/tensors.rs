@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::fmt::Debug;
 
 use rmsnorm_core::quant::CodeType;
-use rmsnorm_core::{DType, Element, Storage, Stored};
+use rmsnorm_core::{AnyElement, DType, Element, Storage};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::memory;
@@ -123,7 +123,7 @@ trait Bytes: Debug {
     fn bytes(&self) -> &[u8];
 }
 
-impl<T: Stored> Bytes for Vec<T> {
+impl<T: AnyElement> Bytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
@@ -131,7 +131,7 @@ impl<T: Stored> Bytes for Vec<T> {
 
 impl OutputTensor {
     /// A tensor of that shape with these elements.
-    pub fn new<T: Stored>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
+    pub fn new<T: AnyElement>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
         OutputTensor { name, storage: T::STORAGE, shape: shape.to_vec(), elements: Box::new(elements) }
     }
 }

@@ -12,7 +12,7 @@ pub mod rows;
 
 use std::fmt;
 
-use rmsnorm_spec::{DTypes, Error, NormSpec, Tensor, YRows};
+use rmsnorm_spec::{DTypes, Error, NormSpec, OutputRows, Tensor};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
@@ -40,7 +40,7 @@ pub trait Group: Sync {
 
     /// As [`make`](Self::make), with the residual stream divided by rows. `spec` is that of all
     /// rows.
-    fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
+    fn make_on_rows(&self, spec: &NormSpec, y_rows: OutputRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer>;
 
     /// As [`make`](Self::make), for forward or backward calls in which rank i has `columns[i]`
     /// columns. `spec` is that of whole rows.

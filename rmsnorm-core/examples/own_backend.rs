@@ -7,26 +7,26 @@ use std::ops::Range;
 use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
-    AnyCall, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem,
-    Rows, Source, Span, Stored, with_types,
+    AnyCall, AnyElement, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec,
+    Problem, Rows, Source, Span, with_types,
 };
 
 /// Computes the definition in f64.
 struct Loops;
 
 impl NormBackend for Loops {
-    type In<'a, T: Stored> = &'a [T];
-    type Out<'a, T: Stored> = &'a mut [T];
+    type In<'a, T: AnyElement> = &'a [T];
+    type Out<'a, T: AnyElement> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "loops"
     }
 
-    fn in_span<T: Stored>(view: &&[T]) -> Span {
+    fn in_span<T: AnyElement>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
+    fn out_span<T: AnyElement>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -40,17 +40,17 @@ impl NormBackend for Loops {
             AnyCall::Forward(call) => with_types!(dtypes; T, W, R => forward(call.restore::<T, W, R>()?)),
             AnyCall::Backward(call) => with_types!(dtypes; T, W, R => backward(call.restore::<T, W, R>()?)),
             AnyCall::QuantizedForward(_)
-            | AnyCall::ColumnStatistics(_)
-            | AnyCall::ForwardGiven(_)
-            | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => Err(call.unsupported(self.name())),
+            | AnyCall::PartialStatistics(_)
+            | AnyCall::ForwardWithStatistics(_)
+            | AnyCall::PartialBackwardStatistics(_)
+            | AnyCall::BackwardWithStatistics(_) => Err(call.unsupported(self.name())),
         }
     }
 }
 
 fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, T, W, R>>) -> Result<(), Error> {
-    call.problem().without_residual_after(Loops.name())?;
-    call.problem().without_parts(Loops.name())?;
+    call.problem().require_residual_before(Loops.name())?;
+    call.problem().require_no_parts(Loops.name())?;
     let (spec, args) = (*call.spec(), call.into_args());
     let (x, mut y) = split(args.x, args.y, &spec);
     let (residual, mut residual_out) = match args.residual {
@@ -153,7 +153,7 @@ fn store_vector<T: Element>(target: Option<&mut [T]>, values: &[f64]) {
 /// exceed the guarantees of f32 with correct rounding.
 impl Harness for Loops {
     type Backend = Loops;
-    type Buffer<T: Stored> = Vec<T>;
+    type Buffer<T: AnyElement> = Vec<T>;
 
     fn backend(&self) -> &Loops {
         self
@@ -175,19 +175,19 @@ impl Harness for Loops {
         Vec::new()
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<Vec<T>, Error> {
         Ok(data.to_vec())
     }
 
-    fn download<T: Stored>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
         Ok(buffer.clone())
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
         &buffer[range]
     }
 
-    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: AnyElement>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
         &mut buffer[range]
     }
 }

@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::{fmt, io, thread};
 
-use rmsnorm_spec::{AnyCall, Error, NormBackend, Problem, Span, Stored};
-use rmsnorm_tuning::Source;
+use rmsnorm_spec::{AnyCall, AnyElement, Error, NormBackend, Problem, Span};
+use rmsnorm_tuning::TuningSource;
 
 use crate::caps::{Caps, Isa};
 use crate::lanes::Out;
@@ -23,7 +23,7 @@ use crate::{launch, plan};
 /// # After a fork
 /// A child process has none of its parent's threads. A backend made before the fork runs on the
 /// calling thread there, and so does [`new`](Self::new) if the parent has called it.
-/// [`with`](Self::with) starts new threads for the child. If the parent has used rayon's global
+/// [`with_isa_and_threads`](Self::with_isa_and_threads) starts new threads for the child. If the parent has used rayon's global
 /// pool but never called `new`, the child must call `with`: rayon's global pool has lost its
 /// threads, and `new` cannot tell.
 ///
@@ -52,7 +52,7 @@ pub struct CpuBackend {
     /// The process that owns the pool's threads.
     process: u32,
     /// The source of the tuning table.
-    source: &'static Source,
+    source: &'static TuningSource,
 }
 
 impl CpuBackend {
@@ -75,7 +75,7 @@ impl CpuBackend {
         Ok(CpuBackend::of_pool(tuning, source))
     }
 
-    fn of_pool(tuning: Tuning, source: &'static Source) -> Self {
+    fn of_pool(tuning: Tuning, source: &'static TuningSource) -> Self {
         let (threads, process) = pool_here();
         CpuBackend { caps: Caps { isa: Isa::detect(), threads, tuning }, pool: None, process, source }
     }
@@ -91,11 +91,11 @@ impl CpuBackend {
     /// # Example
     /// ```
     /// # use rmsnorm_cpu::{CpuBackend, Isa};
-    /// let backend = CpuBackend::with(Isa::detect(), 1)?;
+    /// let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1)?;
     /// assert_eq!(backend.threads(), 1);
     /// # Ok::<(), rmsnorm_cpu::spec::Error>(())
     /// ```
-    pub fn with(isa: Isa, threads: usize) -> Result<Self, Error> {
+    pub fn with_isa_and_threads(isa: Isa, threads: usize) -> Result<Self, Error> {
         if !isa.is_available() {
             let backend = match isa {
                 Isa::Portable => "cpu-portable",
@@ -127,7 +127,7 @@ impl CpuBackend {
     /// fork, a child starts new ones.
     ///
     /// # Errors
-    /// As [`with`](Self::with).
+    /// As [`with_isa_and_threads`](Self::with_isa_and_threads).
     ///
     /// # Example
     /// ```
@@ -137,7 +137,7 @@ impl CpuBackend {
     /// ```
     pub fn shared(threads: usize) -> Result<Self, Error> {
         if threads <= 1 {
-            return CpuBackend::with(Isa::detect(), threads);
+            return CpuBackend::with_isa_and_threads(Isa::detect(), threads);
         }
         let process = std::process::id();
         let mut place = &SHARED;
@@ -150,7 +150,7 @@ impl CpuBackend {
                 // If another thread sets this entry first, the loop checks its backend next, and
                 // this one's threads end.
                 None => drop(place.set(Box::new(Shared {
-                    backend: CpuBackend::with(Isa::detect(), threads)?,
+                    backend: CpuBackend::with_isa_and_threads(Isa::detect(), threads)?,
                     next: OnceLock::new(),
                 }))),
             }
@@ -192,7 +192,7 @@ impl CpuBackend {
     /// The same threads with another tuning table.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: Tuning) -> Self {
-        static TRIED: Source = Source::Tried;
+        static TRIED: TuningSource = TuningSource::Tried;
         CpuBackend { caps: Caps { tuning, ..self.caps }, source: &TRIED, ..self.clone() }
     }
 
@@ -235,18 +235,18 @@ impl Default for CpuBackend {
 rmsnorm_spec::inherent_methods!(CpuBackend);
 
 impl NormBackend for CpuBackend {
-    type In<'a, T: Stored> = &'a [T];
-    type Out<'a, T: Stored> = &'a mut [T];
+    type In<'a, T: AnyElement> = &'a [T];
+    type Out<'a, T: AnyElement> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "cpu"
     }
 
-    fn in_span<T: Stored>(view: &&[T]) -> Span {
+    fn in_span<T: AnyElement>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
+    fn out_span<T: AnyElement>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -264,15 +264,15 @@ impl NormBackend for CpuBackend {
 }
 
 impl SliceBackend for CpuBackend {
-    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E] {
+    fn input<'a, E: AnyElement>(view: Self::In<'a, E>) -> &'a [E] {
         view
     }
 
-    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E> {
+    fn out<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Out<'a, E> {
         Out::from(view)
     }
 
-    fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+    fn values<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
         Ok(view)
     }
 
@@ -291,10 +291,10 @@ struct Shared {
 static SHARED: OnceLock<Box<Shared>> = OnceLock::new();
 
 /// The source of the built-in table.
-static BUILT_IN: Source = Source::BuiltIn;
+static BUILT_IN: TuningSource = TuningSource::BuiltIn;
 
 /// The tuning table chosen by the environment.
-fn table() -> Result<(Tuning, &'static Source), Error> {
+fn table() -> Result<(Tuning, &'static TuningSource), Error> {
     match Tuning::of_process() {
         Ok((tuning, source)) => Ok((*tuning, source)),
         Err(reason) => Err(Error::Unavailable { backend: "cpu", reason: reason.clone() }),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{DType, Direction, Error, Problem, Stored};
+use rmsnorm_spec::{AnyElement, DType, Direction, Error, Problem};
 
 use crate::lanes::ALIGNMENT;
 use crate::launch::no_room;
@@ -16,7 +16,7 @@ pub struct AlignedBuffer<T> {
     first: usize,
 }
 
-impl<T: Stored> AlignedBuffer<T> {
+impl<T: AnyElement> AlignedBuffer<T> {
     /// `len` zeros. Pages that are never written take no memory.
     fn zeros(len: usize) -> Result<Self, Error> {
         let storage: Vec<T> = memory::zeros("tensor", len.saturating_add(ALIGNMENT / size_of::<T>()))?;
@@ -39,7 +39,7 @@ impl<T: Stored> AlignedBuffer<T> {
 
 impl Harness for CpuBackend {
     type Backend = CpuBackend;
-    type Buffer<T: Stored> = AlignedBuffer<T>;
+    type Buffer<T: AnyElement> = AlignedBuffer<T>;
 
     fn backend(&self) -> &CpuBackend {
         self
@@ -89,11 +89,11 @@ impl Harness for CpuBackend {
         plan::shape_breakpoints(dtype, self.caps())
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<AlignedBuffer<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<AlignedBuffer<T>, Error> {
         self.upload_parts(data.len(), &[(0, data)])
     }
 
-    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<AlignedBuffer<T>, Error> {
+    fn upload_parts<T: AnyElement>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<AlignedBuffer<T>, Error> {
         let mut buffer = AlignedBuffer::zeros(len)?;
         for (first, part) in parts {
             buffer.elements_mut(*first..first + part.len()).copy_from_slice(part);
@@ -101,11 +101,11 @@ impl Harness for CpuBackend {
         Ok(buffer)
     }
 
-    fn download<T: Stored>(&self, buffer: &AlignedBuffer<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &AlignedBuffer<T>) -> Result<Vec<T>, Error> {
         self.download_part(buffer, 0..buffer.len())
     }
 
-    fn download_part<T: Stored>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: AnyElement>(&self, buffer: &AlignedBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let (elements, mut copy) = (buffer.elements(range), Vec::new());
         let room = copy.try_reserve_exact(elements.len());
         room.map_err(|error| no_room::<T>("copy of a tensor", elements.len(), &error))?;
@@ -113,11 +113,11 @@ impl Harness for CpuBackend {
         Ok(copy)
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a AlignedBuffer<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a AlignedBuffer<T>, range: Range<usize>) -> &'a [T] {
         buffer.elements(range)
     }
 
-    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut AlignedBuffer<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: AnyElement>(&self, buffer: &'a mut AlignedBuffer<T>, range: Range<usize>) -> &'a mut [T] {
         buffer.elements_mut(range)
     }
 }

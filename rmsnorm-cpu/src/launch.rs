@@ -2,8 +2,8 @@
 //! All decisions are in the plan.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore, NormBackend,
-    NormSpec, Problem, ResidualPlacement, Rows, Source, Stored, Tensor,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore,
+    NormBackend, NormSpec, Problem, ResidualPlacement, Rows, Source, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -23,16 +23,16 @@ use crate::stages::{Matrix, MatrixMut, RowStarts};
 /// A backend on slices, and the permitted uses of its output views.
 pub(crate) trait SliceBackend: NormBackend {
     /// Converts an input view.
-    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E];
+    fn input<'a, E: AnyElement>(view: Self::In<'a, E>) -> &'a [E];
 
     /// Converts an output view that is written and not read before.
-    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E>;
+    fn out<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Out<'a, E>;
 
     /// Converts an output view that is read and overwritten, so it must hold values.
     ///
     /// # Errors
     /// `Unsupported` if the view may be uninitialized.
-    fn values<'a, E: Stored>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
+    fn values<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error>;
 
     /// The first `len` elements of a workspace. Their values do not matter.
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
@@ -44,10 +44,10 @@ pub(crate) fn launch<B: SliceBackend>(backend: &CpuBackend, call: AnyCall<'_, '_
         AnyCall::Forward(call) => forward(backend, call),
         AnyCall::Backward(call) => backward(backend, call),
         AnyCall::QuantizedForward(call) => quantized_forward(backend, call),
-        AnyCall::ColumnStatistics(call) => column_statistics(backend, call),
-        AnyCall::ForwardGiven(call) => forward_given(backend, call),
-        AnyCall::BackwardStatistics(call) => backward_statistics(backend, call),
-        AnyCall::BackwardGiven(call) => backward_given(backend, call),
+        AnyCall::PartialStatistics(call) => partial_statistics(backend, call),
+        AnyCall::ForwardWithStatistics(call) => forward_with_statistics(backend, call),
+        AnyCall::PartialBackwardStatistics(call) => partial_backward_statistics(backend, call),
+        AnyCall::BackwardWithStatistics(call) => backward_with_statistics(backend, call),
     }
 }
 
@@ -314,12 +314,12 @@ fn fork<K: Send>(
 
 /// Converts an input view with a run-time dtype. A `Checked` call's views have its dtypes; the type
 /// system needs the error.
-fn input<'a, B: SliceBackend, E: Stored>(view: AnyIn<'a, B>) -> Result<&'a [E], Error> {
+fn input<'a, B: SliceBackend, E: AnyElement>(view: AnyIn<'a, B>) -> Result<&'a [E], Error> {
     view.typed().map(B::input)
 }
 
 /// Converts an output view with a run-time dtype.
-fn out<'a, B: SliceBackend, E: Stored>(view: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
+fn out<'a, B: SliceBackend, E: AnyElement>(view: AnyOut<'a, B>) -> Result<Out<'a, E>, Error> {
     view.typed().map(B::out)
 }
 
@@ -378,5 +378,5 @@ mod scales;
 #[cfg(test)]
 mod tests;
 
-use columns::{backward_given, backward_statistics, column_statistics, forward_given};
+use columns::{backward_with_statistics, forward_with_statistics, partial_backward_statistics, partial_statistics};
 use quantized::quantized_forward;

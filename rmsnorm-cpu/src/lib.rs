@@ -109,7 +109,7 @@ pub type Backward<'a, T, W = T, R = T> = spec::Backward<'a, CpuBackend, T, W, R>
 /// Rows of E4M3 with one scale per row, as FP8 matrix products take their activations. Then the
 /// gradients, computed from x and rstd of the same call, without the codes.
 /// ```
-/// use rmsnorm_cpu::{Backward, CpuBackend, QuantizedForward, spec::{Error, F8E4M3, NormSpec, Stored}};
+/// use rmsnorm_cpu::{Backward, CpuBackend, QuantizedForward, spec::{Error, F8E4M3, NormSpec, AnyElement}};
 /// use rmsnorm_cpu::spec::quant::{CodeType, QuantSpec, ScaleKind};
 /// # fn main() -> Result<(), Error> {
 /// let (backend, norm) = (CpuBackend::new(), NormSpec::rms(2, 4, 0.0));

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{Error, HostMemory, Memory, Stored};
+use rmsnorm_spec::{AnyElement, Error, HostMemory, Memory};
 
 use crate::CpuBackend;
 use crate::launch::no_room;
 
 /// `len` zeros; `what` names them in errors. Pages that are never written take no memory.
-pub(crate) fn zeros<T: Stored>(what: &str, len: usize) -> Result<Vec<T>, Error> {
+pub(crate) fn zeros<T: AnyElement>(what: &str, len: usize) -> Result<Vec<T>, Error> {
     let bytes = len.saturating_mul(size_of::<T>());
     // More than an allocation may have: the allocator would be passed the wrapped product.
     let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
@@ -16,45 +16,45 @@ pub(crate) fn zeros<T: Stored>(what: &str, len: usize) -> Result<Vec<T>, Error> 
 }
 
 impl Memory for CpuBackend {
-    type Buffer<T: Stored> = Vec<T>;
+    type Buffer<T: AnyElement> = Vec<T>;
 
     /// Zeros, which the system supplies without cost for large buffers.
-    fn buffer<T: Stored>(&self, len: usize) -> Result<Vec<T>, Error> {
+    fn buffer<T: AnyElement>(&self, len: usize) -> Result<Vec<T>, Error> {
         zeros("buffer", len)
     }
 
-    fn buffer_in<T: Stored>(buffer: &Vec<T>, range: Range<usize>) -> &[T] {
+    fn buffer_in<T: AnyElement>(buffer: &Vec<T>, range: Range<usize>) -> &[T] {
         &buffer[range]
     }
 
-    fn buffer_out<T: Stored>(buffer: &mut Vec<T>, range: Range<usize>) -> &mut [T] {
+    fn buffer_out<T: AnyElement>(buffer: &mut Vec<T>, range: Range<usize>) -> &mut [T] {
         &mut buffer[range]
     }
 
-    fn part_in<'a, T: Stored>(view: &'a &[T], range: Range<usize>) -> &'a [T] {
+    fn part_in<'a, T: AnyElement>(view: &'a &[T], range: Range<usize>) -> &'a [T] {
         &view[range]
     }
 
-    fn part_out<'a, T: Stored>(view: &'a mut &mut [T], range: Range<usize>) -> &'a mut [T] {
+    fn part_out<'a, T: AnyElement>(view: &'a mut &mut [T], range: Range<usize>) -> &'a mut [T] {
         &mut view[range]
     }
 
-    fn read_out<'a, T: Stored>(view: &'a &mut [T]) -> &'a [T] {
+    fn read_out<'a, T: AnyElement>(view: &'a &mut [T]) -> &'a [T] {
         view
     }
 
-    fn copy<T: Stored>(&self, from: &[T], to: &mut [T]) -> Result<(), Error> {
+    fn copy<T: AnyElement>(&self, from: &[T], to: &mut [T]) -> Result<(), Error> {
         to.copy_from_slice(from);
         Ok(())
     }
 }
 
 impl HostMemory for CpuBackend {
-    fn slice<'a, T: Stored>(view: &'a &[T]) -> &'a [T] {
+    fn slice<'a, T: AnyElement>(view: &'a &[T]) -> &'a [T] {
         view
     }
 
-    fn slice_mut<'a, T: Stored>(view: &'a mut &mut [T]) -> &'a mut [T] {
+    fn slice_mut<'a, T: AnyElement>(view: &'a mut &mut [T]) -> &'a mut [T] {
         view
     }
 }

@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::sync::OnceLock;
 
 use rmsnorm_tuning::file::revision;
-use rmsnorm_tuning::{Chosen, Identity, Source, Table, choose};
+use rmsnorm_tuning::{Chosen, Identity, Table, TuningSource, choose};
 
 /// The tuned numbers of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,8 @@ impl Tuning {
     }
 
     /// The tuning chosen by this process's environment, read once.
-    pub(crate) fn of_process() -> &'static Result<(Tuning, Source), String> {
-        static CHOSEN: OnceLock<Result<(Tuning, Source), String>> = OnceLock::new();
+    pub(crate) fn of_process() -> &'static Result<(Tuning, TuningSource), String> {
+        static CHOSEN: OnceLock<Result<(Tuning, TuningSource), String>> = OnceLock::new();
         CHOSEN.get_or_init(|| {
             let Chosen { table, source } = choose(&identity(), Tuning::from_table)?;
             Ok((table.unwrap_or(Tuning::ZEN5), source))

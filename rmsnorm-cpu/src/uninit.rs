@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use rmsnorm_spec::{AnyCall, Error, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{AnyCall, AnyElement, Error, NormBackend, Problem, Span};
 
 use crate::lanes::Out;
 use crate::launch::{self, SliceBackend};
@@ -49,18 +49,18 @@ impl CpuBackend {
 rmsnorm_spec::inherent_methods!(UninitBackend);
 
 impl NormBackend for UninitBackend {
-    type In<'a, T: Stored> = &'a [T];
-    type Out<'a, T: Stored> = &'a mut [MaybeUninit<T>];
+    type In<'a, T: AnyElement> = &'a [T];
+    type Out<'a, T: AnyElement> = &'a mut [MaybeUninit<T>];
 
     fn name(&self) -> &'static str {
         self.0.name()
     }
 
-    fn in_span<T: Stored>(view: &&[T]) -> Span {
+    fn in_span<T: AnyElement>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Stored>(view: &&mut [MaybeUninit<T>]) -> Span {
+    fn out_span<T: AnyElement>(view: &&mut [MaybeUninit<T>]) -> Span {
         Span::of(view)
     }
 
@@ -78,15 +78,15 @@ impl NormBackend for UninitBackend {
 }
 
 impl SliceBackend for UninitBackend {
-    fn input<'a, E: Stored>(view: Self::In<'a, E>) -> &'a [E] {
+    fn input<'a, E: AnyElement>(view: Self::In<'a, E>) -> &'a [E] {
         view
     }
 
-    fn out<'a, E: Stored>(view: Self::Out<'a, E>) -> Out<'a, E> {
+    fn out<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Out<'a, E> {
         Out::from(view)
     }
 
-    fn values<'a, E: Stored>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
+    fn values<'a, E: AnyElement>(_: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
         let rule = "UninitBackend cannot read outputs, but calls in place, with folds_amax or that accumulate gradients do: call CpuBackend with initialized outputs".into();
         Err(Error::Unsupported { rule })
     }

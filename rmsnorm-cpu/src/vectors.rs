@@ -185,7 +185,7 @@ impl CpuBackend {
         let mut next_rstd = Output::new(spec, wanted, Tensor::NextRstd)?;
         let args = match y.wanted() {
             Some(y) => Forward::<UninitBackend, T>::new(inputs.x, y),
-            None => Forward::<UninitBackend, T>::onto_residual(inputs.x),
+            None => Forward::<UninitBackend, T>::added_to_residual(inputs.x),
         };
         let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
         args.weight = inputs.weight;

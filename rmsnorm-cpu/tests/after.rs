@@ -9,7 +9,7 @@ use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, ResidualPlacement, Rows, 
 
 /// The outputs of one call, as bits.
 #[derive(Debug, PartialEq)]
-struct Stored {
+struct AnyElement {
     sum: Vec<u32>,
     y: Vec<u32>,
     statistics: [Vec<f32>; 4],
@@ -46,7 +46,7 @@ fn stored<T: Element, W: Element, R: Element>(
     has_bias: bool,
     pad: usize,
     in_place: bool,
-) -> Stored {
+) -> AnyElement {
     let (x, residual) = (values::<T>(1, rows * cols), values::<R>(2, rows * cols));
     let [weight, bias, next_weight, next_bias] = [3, 4, 5, 6].map(|seed| values::<W>(seed, cols));
     let (x, mut residual) = (spread(&x, cols, pad, pad), spread(&residual, cols, pad, pad));
@@ -72,7 +72,7 @@ fn stored<T: Element, W: Element, R: Element>(
     };
     backend.forward(&spec(norm, rows, cols, has_bias), args).unwrap();
     let sum = if in_place { residual } else { sum };
-    Stored { sum: bits(&gathered(&sum, cols, pad, pad)), y: bits(&gathered(&y, cols, pad, pad)), statistics }
+    AnyElement { sum: bits(&gathered(&sum, cols, pad, pad)), y: bits(&gathered(&y, cols, pad, pad)), statistics }
 }
 
 /// Rows that fit the stack and rows that do not, with whole groups of lanes and short ends, and a
@@ -85,11 +85,11 @@ fn same_bits<T: Element, W: Element, R: Element>() {
         for norm in Norm::ALL {
             for has_bias in [false, true] {
                 let shape = (norm, rows, cols);
-                let portable = CpuBackend::with(Isa::Portable, 1).unwrap();
+                let portable = CpuBackend::with_isa_and_threads(Isa::Portable, 1).unwrap();
                 let expected = stored::<T, W, R>(&portable, shape, has_bias, 0, false);
                 for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
                     for (threads, pad, in_place) in [(1, 3, true), (3, 0, false), (2, 5, false)] {
-                        let backend = CpuBackend::with(isa, threads).unwrap();
+                        let backend = CpuBackend::with_isa_and_threads(isa, threads).unwrap();
                         let got = stored::<T, W, R>(&backend, shape, has_bias, pad, in_place);
                         assert!(
                             got == expected,
@@ -116,7 +116,7 @@ fn bits_are_those_of_every_instruction_set_and_place_in_mixed_dtypes() {
 /// The sum without a next norm, and the next norm as a separate call, have the bits of the call
 /// that computes both.
 fn pairs<T: Element>() {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     for (rows, cols) in SHAPES {
         for norm in Norm::ALL {
             for has_bias in [false, true] {

@@ -54,7 +54,7 @@ fn warm_calls_allocate_nothing_but_the_gradient_partials() {
 }
 
 fn one_thread_allocates_the_partials_only() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     let mut calls = Calls::new(100, 1000);
     calls.make(&backend, true);
     assert_eq!(added(|| BY_THIS_THREAD.get(), || calls.make(&backend, true)), 0, "with a workspace");
@@ -67,7 +67,7 @@ fn one_thread_allocates_the_partials_only() {
 /// limit of one allocation in 20 calls allows for another queue, but not for an allocation in every
 /// call.
 fn two_threads_allocate_blocks_of_the_queue_only() {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     // 1.2 MB in and 1.2 MB out: enough for two tasks.
     let mut calls = Calls::new(300, 1000);
     calls.make(&backend, true);

@@ -7,7 +7,9 @@ use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, Isa, QuantizedForward};
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
-use rmsnorm_spec::{ColumnStatistics, Element, F8E4M3, Given, Norm, NormBackend, NormSpec, Tensor, bf16, f16};
+use rmsnorm_spec::{
+    Element, F8E4M3, Norm, NormBackend, NormSpec, PartialStatistics, Tensor, WithStatistics, bf16, f16,
+};
 
 const EPS: f32 = 1e-5;
 /// Unit roundoff.
@@ -21,7 +23,7 @@ const LENGTHS: [usize; 11] = [1, 3, 33, 64, 1000, 2047, 2048, 2049, 4097, 6145, 
 const CONSTANTS: [f32; 10] = [0.1, 0.3, -123.456, 1e4 + 0.1, 1.0, -0.0, 7.7e-39, 1e20 / 3.0, 1e33 / 3.0, 3.1e38];
 
 fn backends() -> impl Iterator<Item = CpuBackend> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(|isa| CpuBackend::with(isa, 1).unwrap())
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).map(|isa| CpuBackend::with_isa_and_threads(isa, 1).unwrap())
 }
 
 fn bits<E: Element>(values: &[E]) -> Vec<u32> {
@@ -187,8 +189,8 @@ fn columns_of_one_value_give_the_bias_on_every_rank() {
             let mut found = Vec::new();
             for cols in columns {
                 let (x, mut numbers) = (rows_of(&of_rows, cols), vec![f32::NAN; 3 * rows]);
-                let args = ColumnStatistics::<_, f32>::new(&x[..], &mut numbers[..]);
-                backend.column_statistics(&NormSpec::layer(rows, cols, EPS), args).unwrap();
+                let args = PartialStatistics::<_, f32>::new(&x[..], &mut numbers[..]);
+                backend.partial_statistics(&NormSpec::layer(rows, cols, EPS), args).unwrap();
                 found.extend(numbers);
             }
             for cols in columns {
@@ -196,8 +198,8 @@ fn columns_of_one_value_give_the_bias_on_every_rank() {
                 let (mut mean, mut rstd) = (vec![f32::NAN; rows], vec![f32::NAN; rows]);
                 let mut y = vec![9.0f32; rows * cols];
                 let args = Forward::new(&x, &mut y).bias(&bias).mean(&mut mean).rstd(&mut rstd);
-                let given = Given::new(args, &found[..], &columns);
-                backend.forward_given(&NormSpec::layer(rows, cols, EPS), given).unwrap();
+                let given = WithStatistics::new(args, &found[..], &columns);
+                backend.forward_with_statistics(&NormSpec::layer(rows, cols, EPS), given).unwrap();
                 let what = format!("{columns:?} on {backend}");
                 Exact { what: what.clone(), of_rows: &of_rows, mean: &mean, rstd: &rstd }.check();
                 assert!(y == bias.repeat(rows), "{what}");
@@ -221,7 +223,7 @@ fn rows_of_neighbours_have_the_same_bits_on_every_instruction_set() {
             let spec = NormSpec::layer(x.len() / cols, cols, 1e-12);
             backend.forward_vec(&spec, ForwardInputs::new(x), &wanted).unwrap()
         };
-        let expected = made(&CpuBackend::with(Isa::Portable, 1).unwrap(), &x);
+        let expected = made(&CpuBackend::with_isa_and_threads(Isa::Portable, 1).unwrap(), &x);
         for backend in backends() {
             assert_eq!(made(&backend, &x), expected, "{cols} columns on {backend}");
             let alone = made(&backend, &x[3 * cols..][..cols]);
@@ -320,7 +322,7 @@ fn errors_of_hard_rows_grow_like_a_logarithm() {
 
 #[test]
 fn ten_million_columns_are_as_exact_as_their_depth_says() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     for (name, row) in hard_rows(10_000_000) {
         judge(&backend, name, &row);
     }

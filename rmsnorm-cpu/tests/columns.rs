@@ -6,7 +6,9 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa, UninitBackend};
-use rmsnorm_spec::{BackwardStatistics, ColumnStatistics, Error, Given, Norm, NormBackend, NormSpec, Rows};
+use rmsnorm_spec::{
+    Error, Norm, NormBackend, NormSpec, PartialBackwardStatistics, PartialStatistics, Rows, WithStatistics,
+};
 
 /// Inputs and outputs of a call, forward and backward. Matrices are (rows, cols).
 #[derive(Clone, Debug, PartialEq)]
@@ -84,8 +86,9 @@ impl Calls {
             let (x, residual) = (from(&self.x, rank), from(&self.residual, rank));
             let mut numbers = vec![f32::NAN; spec.rows * spec.norm.statistics_len(rmsnorm_spec::Direction::Forward)];
             let residual = Some(Rows::strided(&residual[..], whole));
-            let args = ColumnStatistics::<_, f32, f32>::mixed(Rows::strided(&x[..], whole), residual, &mut numbers[..]);
-            backend.column_statistics(&spec.cols(here), args).unwrap();
+            let args =
+                PartialStatistics::<_, f32, f32>::mixed(Rows::strided(&x[..], whole), residual, &mut numbers[..]);
+            backend.partial_statistics(&spec.cols(here), args).unwrap();
             found.extend(numbers);
         }
         let of_rank = |calls: &Calls, rank: usize| {
@@ -110,9 +113,11 @@ impl Calls {
         let mut ranks: Vec<Calls> = (0..columns.len()).map(|rank| of_rank(&self, rank)).collect();
         for calls in &mut ranks {
             let spec = calls.spec;
-            backend.forward_given(&spec, Given::new(calls.forward_args(), &found[..], columns)).unwrap();
+            backend
+                .forward_with_statistics(&spec, WithStatistics::new(calls.forward_args(), &found[..], columns))
+                .unwrap();
             let mut numbers = vec![f32::NAN; spec.rows * spec.norm.statistics_len(rmsnorm_spec::Direction::Backward)];
-            let args = BackwardStatistics::<CpuBackend, f32>::new(
+            let args = PartialBackwardStatistics::<CpuBackend, f32>::new(
                 &calls.dy[..],
                 &calls.h[..],
                 &calls.rstd[..],
@@ -120,12 +125,14 @@ impl Calls {
             );
             let args = args.weight(&calls.weight);
             let args = if spec.norm == Norm::Layer { args.mean(&calls.mean) } else { args };
-            backend.backward_statistics(&spec, args).unwrap();
+            backend.partial_backward_statistics(&spec, args).unwrap();
             found_back.extend(numbers);
         }
         for (rank, calls) in ranks.iter_mut().enumerate() {
             let spec = calls.spec;
-            backend.backward_given(&spec, Given::new(calls.backward_args(), &found_back[..], columns)).unwrap();
+            backend
+                .backward_with_statistics(&spec, WithStatistics::new(calls.backward_args(), &found_back[..], columns))
+                .unwrap();
             for row in 0..spec.rows {
                 let (there, here) = (row * whole + starts[rank], row * spec.cols);
                 for (to, from) in [(&mut self.y, &calls.y), (&mut self.h, &calls.h), (&mut self.dx, &calls.dx)] {
@@ -141,7 +148,7 @@ impl Calls {
 
 #[test]
 fn one_rank_has_the_bits_of_the_whole_call() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     for norm in Norm::ALL {
         for (rows, cols) in [(1, 1), (3, 33), (20, 1000), (9, 64)] {
             let calls = Calls::new(norm, rows, cols);
@@ -156,10 +163,10 @@ fn bits_depend_on_neither_threads_nor_instruction_set_nor_other_rows() {
     let (rows, cols, columns) = (700, 1021, [400, 1, 620]);
     for norm in Norm::ALL {
         let calls = Calls::new(norm, rows, cols);
-        let one = CpuBackend::with(Isa::Portable, 1).unwrap();
+        let one = CpuBackend::with_isa_and_threads(Isa::Portable, 1).unwrap();
         let expected = calls.clone().by_halves(&one, &columns);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            let backend = CpuBackend::with(isa, 3).unwrap();
+            let backend = CpuBackend::with_isa_and_threads(isa, 3).unwrap();
             assert_eq!(calls.clone().by_halves(&backend, &columns), expected, "{norm:?} {isa}");
         }
         let few = calls.rows(2).by_halves(&one, &columns);
@@ -172,34 +179,34 @@ fn bits_depend_on_neither_threads_nor_instruction_set_nor_other_rows() {
 /// variance.
 #[test]
 fn layer_norm_finds_sum_deviations_and_squares() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     let spec = NormSpec::layer(1, 4, 0.0);
     let mut found = [f32::NAN; 6];
     let (of_first, of_second) = found.split_at_mut(3);
     for (x, found) in [([9.0f32, 11.0, 9.0, 11.0], of_first), ([20.0, 20.0, 20.0, 24.0], of_second)] {
-        backend.column_statistics(&spec, ColumnStatistics::<_, f32>::new(&x[..], found)).unwrap();
+        backend.partial_statistics(&spec, PartialStatistics::<_, f32>::new(&x[..], found)).unwrap();
     }
     assert_eq!(found, [40.0, 0.0, 4.0, 84.0, 0.0, 12.0]);
     // Mean 15.5; deviations of 6.5, 4.5, 6.5, 4.5, 4.5, 4.5, 4.5 and 8.5: squares add up to 258.
     let (x, mut y, mut mean, mut rstd) = ([9.0f32, 11.0, 9.0, 11.0], [f32::NAN; 4], [f32::NAN], [f32::NAN]);
     let args = Forward::new(&x, &mut y).mean(&mut mean).rstd(&mut rstd);
-    backend.forward_given(&spec, Given::new(args, &found[..], &[4, 4])).unwrap();
+    backend.forward_with_statistics(&spec, WithStatistics::new(args, &found[..], &[4, 4])).unwrap();
     assert_eq!((mean, rstd), ([15.5], [1.0 / (258.0f32 / 8.0).sqrt()]));
     assert_eq!(y, x.map(|x| (x - mean[0]) * rstd[0]));
 }
 
 #[test]
 fn outputs_need_not_hold_values_before() {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     let (spec, x) = (NormSpec::rms(1, 2, 0.0), [3.0f32, 4.0]);
     let mut found = [MaybeUninit::uninit()];
     let uninit = backend.uninit();
-    uninit.column_statistics(&spec, ColumnStatistics::<_, f32>::new(&x[..], &mut found[..])).unwrap();
+    uninit.partial_statistics(&spec, PartialStatistics::<_, f32>::new(&x[..], &mut found[..])).unwrap();
     let mut known = [f32::NAN];
-    backend.column_statistics(&spec, ColumnStatistics::<_, f32>::new(&x[..], &mut known[..])).unwrap();
+    backend.partial_statistics(&spec, PartialStatistics::<_, f32>::new(&x[..], &mut known[..])).unwrap();
     assert_eq!(known, [25.0]);
     let mut y = [MaybeUninit::new(f32::NAN); 2];
     let args = rmsnorm_spec::Forward::<UninitBackend, f32>::in_place(&mut y[..]);
-    let answer = uninit.forward_given(&spec, Given::new(args, &known[..], &[2]));
+    let answer = uninit.forward_with_statistics(&spec, WithStatistics::new(args, &known[..], &[2]));
     assert!(matches!(answer, Err(Error::Unsupported { .. })));
 }

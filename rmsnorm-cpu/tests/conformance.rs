@@ -4,13 +4,13 @@
 use rmsnorm_cpu::{CpuBackend, Isa};
 
 mod portable {
-    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Portable, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with_isa_and_threads(super::Isa::Portable, 2));
 }
 
 mod avx2 {
-    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Avx2, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with_isa_and_threads(super::Isa::Avx2, 2));
 }
 
 mod avx512 {
-    rmsnorm_conformance::conformance!(super::CpuBackend::with(super::Isa::Avx512, 2));
+    rmsnorm_conformance::conformance!(super::CpuBackend::with_isa_and_threads(super::Isa::Avx512, 2));
 }

@@ -12,7 +12,7 @@ fn every_element_is_copied_and_nothing_else() {
     let lens = [0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 1000, (1 << 17) - 1, 1 << 18, (1 << 20) + 37];
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         for threads in [1, 4] {
-            let backend = CpuBackend::with(isa, threads).unwrap();
+            let backend = CpuBackend::with_isa_and_threads(isa, threads).unwrap();
             for len in lens {
                 let starts = if len < 2000 { 0..17 } else { 5..6 };
                 for start in starts {

@@ -62,7 +62,7 @@ fn in_child(work: impl FnOnce() -> bool) -> Result<bool, &'static str> {
 /// A single test, so that no other test runs during a fork.
 #[test]
 fn calls_in_a_forked_child_end_and_have_the_bits_of_the_parent() {
-    let (own, global) = (CpuBackend::with(Isa::detect(), 2).unwrap(), CpuBackend::new());
+    let (own, global) = (CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap(), CpuBackend::new());
     let expected = results(&own);
     assert!(results(&global) == expected);
     assert_eq!(in_child(|| results(&own) == expected), Ok(true), "threads of the backend's own");
@@ -70,7 +70,7 @@ fn calls_in_a_forked_child_end_and_have_the_bits_of_the_parent() {
     let new = in_child(|| CpuBackend::new().threads() == 1 && results(&CpuBackend::new()) == expected);
     assert_eq!(new, Ok(true), "made in the child");
     let with = in_child(|| {
-        let of_child = CpuBackend::with(Isa::detect(), 2).unwrap();
+        let of_child = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
         drop(own.clone());
         of_child.threads() == 2 && results(&of_child) == expected
     });

@@ -12,7 +12,7 @@ use rmsnorm_cpu::{CpuBackend, Isa};
 fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {
     let cases: Vec<Case> = profile.cases(0).into_iter().filter(chosen).collect();
     assert_eq!(cases.len(), count);
-    let backend = CpuBackend::with(Isa::detect(), 4).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 4).unwrap();
     for case in cases {
         let options = Options { cases: vec![case.to_string()], self_test: false, ..Options::default() };
         let summary = run(&backend, &options, &mut |_, _| {}, None).unwrap();

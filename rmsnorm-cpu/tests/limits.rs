@@ -7,7 +7,7 @@ use rmsnorm_spec::NormSpec;
 #[test]
 fn eps_of_zero_is_zero() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let backend = CpuBackend::with(isa, 1).unwrap();
+        let backend = CpuBackend::with_isa_and_threads(isa, 1).unwrap();
         for cols in [1, 31, 32, 100] {
             for norm in [NormSpec::rms(2, cols, 0.0), NormSpec::layer(2, cols, 0.0)] {
                 // A row of zeros, and a row with subnormal, nonzero squares in RMS norm.

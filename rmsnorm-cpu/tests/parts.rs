@@ -9,7 +9,7 @@ use rmsnorm_spec::{Element, Norm, NormSpec, RowGroups, Rows, bf16, f16};
 
 /// The outputs of one call, as bits.
 #[derive(Debug, PartialEq)]
-struct Stored {
+struct AnyElement {
     sum: Vec<u32>,
     y: Vec<u32>,
     rstd: Vec<f32>,
@@ -38,7 +38,7 @@ struct Call {
 }
 
 impl Call {
-    fn stored<T: Element, W: Element, R: Element>(&self, backend: &CpuBackend, place: Place) -> Stored {
+    fn stored<T: Element, W: Element, R: Element>(&self, backend: &CpuBackend, place: Place) -> AnyElement {
         let Call { norm, rows, cols, parts } = *self;
         let [dense, weight, bias, residual] = [parts * rows * cols, cols, cols, rows * cols];
         let dense = values::<T>(1, dense);
@@ -68,11 +68,11 @@ impl Call {
         let args = Forward::<T>::new(x, &mut y).parts(parts, part_stride).weight_dtype::<W>().residual_dtype::<R>();
         let args = args.weight(&weight).bias(&bias).residual(&residual).residual_out(&mut sum).rstd(&mut rstd);
         backend.forward(&NormSpec::new(norm, rows, cols, 1e-5).weight_offset(0.5), args).unwrap();
-        Stored { sum: bits(&sum), y: bits(&y), rstd }
+        AnyElement { sum: bits(&sum), y: bits(&y), rstd }
     }
 
     /// The outputs of a call on the sum, in activations of its dtype.
-    fn of_sum<T: Element, W: Element>(&self, backend: &CpuBackend) -> Stored {
+    fn of_sum<T: Element, W: Element>(&self, backend: &CpuBackend) -> AnyElement {
         let Call { norm, rows, cols, parts } = *self;
         let (dense, residual) = (values::<T>(1, parts * rows * cols), values::<T>(4, rows * cols));
         let (weight, bias) = (values::<W>(2, cols), values::<W>(3, cols));
@@ -81,7 +81,7 @@ impl Call {
         let (mut y, mut rstd) = (vec![T::from_f32(9.0); rows * cols], vec![9.0f32; rows]);
         let args = Forward::<T>::new(&sum, &mut y).weight_dtype::<W>().weight(&weight).bias(&bias).rstd(&mut rstd);
         backend.forward(&NormSpec::new(norm, rows, cols, 1e-5).weight_offset(0.5), args).unwrap();
-        Stored { sum: bits(&sum), y: bits(&y), rstd }
+        AnyElement { sum: bits(&sum), y: bits(&y), rstd }
     }
 }
 
@@ -98,12 +98,12 @@ fn calls() -> impl Iterator<Item = Call> {
 }
 
 fn same_bits<T: Element, W: Element, R: Element>() {
-    let first = CpuBackend::with(Isa::Portable, 1).unwrap();
+    let first = CpuBackend::with_isa_and_threads(Isa::Portable, 1).unwrap();
     for call in calls() {
         let expected = call.stored::<T, W, R>(&first, Place::Behind);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             for (threads, place) in [(1, Place::Beside), (3, Place::Behind), (2, Place::Grouped)] {
-                let backend = CpuBackend::with(isa, threads).unwrap();
+                let backend = CpuBackend::with_isa_and_threads(isa, threads).unwrap();
                 let stored = call.stored::<T, W, R>(&backend, place);
                 assert!(
                     stored == expected,
@@ -126,7 +126,7 @@ fn bits_do_not_depend_on_instruction_set_threads_or_place() {
 
 #[test]
 fn the_norm_has_the_bits_of_a_call_on_the_sum() {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     for call in calls() {
         let what = || format!("{} {}x{}", call.norm.name(), call.rows, call.cols);
         assert!(

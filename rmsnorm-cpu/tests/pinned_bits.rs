@@ -23,7 +23,7 @@ fn is_along_columns(id: &str) -> bool {
 #[test]
 fn results_have_the_bits_of_earlier_versions() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let backend = CpuBackend::with(isa, 2).unwrap();
+        let backend = CpuBackend::with_isa_and_threads(isa, 2).unwrap();
         let smoke = list(&backend, &Options::default()).unwrap();
         let (codes, floats): (Vec<String>, Vec<String>) =
             smoke.into_iter().partition(|id| id.contains(":quantized_forward:"));

@@ -9,7 +9,7 @@ use rmsnorm_spec::NormSpec;
 /// because threads are counted.
 #[test]
 fn no_thread_is_started_but_the_backends_own_and_those_that_are_shared() {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
     // Two tasks in forward; eight in the second stage.

@@ -373,12 +373,14 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
 /// Every available instruction set with each of these numbers of threads.
 fn backends(threads: &[usize]) -> Vec<CpuBackend> {
     let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    available.flat_map(|isa| threads.iter().map(move |&threads| CpuBackend::with(isa, threads).unwrap())).collect()
+    available
+        .flat_map(|isa| threads.iter().map(move |&threads| CpuBackend::with_isa_and_threads(isa, threads).unwrap()))
+        .collect()
 }
 
 fn assert_same_bits<T: Element, W: Element, R: Element>(backends: &[CpuBackend], shape: Shape, setups: &[Setup]) {
     let inputs = Inputs::<T, W, R>::new(shape);
-    let portable = CpuBackend::with(Isa::Portable, 1).unwrap();
+    let portable = CpuBackend::with_isa_and_threads(Isa::Portable, 1).unwrap();
     for &setup in setups {
         let expected = Outputs::of(&portable, &inputs, setup);
         Judge { inputs: &inputs, outputs: &expected, setup }.judge();
@@ -450,7 +452,7 @@ fn a_row_has_the_same_bits_in_any_batch() {
 }
 
 fn has_the_same_bits_in_any_batch<T: Element, W: Element, R: Element>(cols: usize) {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     let inputs = Inputs::<T, W, R>::new(Shape::streaming::<T>(cols, true));
     let rows = some_of(inputs.shape.rows);
     for setup in SETUPS {
@@ -489,7 +491,7 @@ fn results_do_not_depend_on_the_callers_floating_point_mode() {
     let (rows, cols) = (3, 40);
     let tiny: Vec<f32> = values::<f32>(1, rows * cols).iter().map(|x| x * 1e-38).collect();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let backend = CpuBackend::with(isa, 1).unwrap();
+        let backend = CpuBackend::with_isa_and_threads(isa, 1).unwrap();
         let norm = NormSpec::rms(rows, cols, 1.0);
         let (mut expected, mut got) = (vec![0.0f32; rows * cols], vec![0.0f32; rows * cols]);
         backend.forward(&norm, Forward::new(&tiny, &mut expected)).unwrap();

@@ -6,7 +6,7 @@ use rmsnorm_spec::{Error, NormSpec};
 
 #[test]
 fn no_thread_at_all_is_refused() {
-    let error = CpuBackend::with(Isa::Portable, 0).unwrap_err();
+    let error = CpuBackend::with_isa_and_threads(Isa::Portable, 0).unwrap_err();
     assert!(matches!(error, Error::Unavailable { backend: "cpu", .. }), "{error}");
     assert!(error.to_string().ends_with("threads must be at least 1, got 0"), "{error}");
 }
@@ -14,7 +14,7 @@ fn no_thread_at_all_is_refused() {
 #[test]
 fn a_backend_has_the_threads_that_were_asked_for() {
     for threads in [1, 2, 5] {
-        let backend = CpuBackend::with(Isa::Portable, threads).unwrap();
+        let backend = CpuBackend::with_isa_and_threads(Isa::Portable, threads).unwrap();
         assert_eq!((backend.threads(), backend.isa()), (threads, Isa::Portable));
     }
 }
@@ -26,7 +26,7 @@ fn a_thousand_threads_give_the_bits_of_one() {
     let (rows, cols) = (1100, 4099);
     let [x, dy] = [1, 2].map(|seed| values::<f32>(seed, rows * cols));
     let results = [1, 1000].map(|threads| {
-        let backend = CpuBackend::with(Isa::detect(), threads).unwrap();
+        let backend = CpuBackend::with_isa_and_threads(Isa::detect(), threads).unwrap();
         let norm = NormSpec::rms(rows, cols, 1e-5);
         let (mut y, mut dx) = (vec![0.0f32; rows * cols], vec![0.0f32; rows * cols]);
         let (mut rstd, mut dweight) = (vec![0.0; rows], vec![0.0; cols]);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use rmsnorm_conformance::testing::values;
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{Backward, BackwardInputs, CpuBackend, Forward, ForwardInputs, ForwardOutputs, Isa, UninitBackend};
-use rmsnorm_spec::{DType, Error, NormSpec, Problem, Rows, Stored, Tensor, TensorSet, bf16};
+use rmsnorm_spec::{AnyElement, DType, Error, NormSpec, Problem, Rows, Tensor, TensorSet, bf16};
 
 /// The suite's access to both backends; everything except output views is [`CpuBackend`]'s.
 struct Uninit {
@@ -18,7 +18,7 @@ struct Uninit {
 
 impl Uninit {
     fn open() -> Result<Self, Error> {
-        let values = CpuBackend::with(Isa::detect(), 2)?;
+        let values = CpuBackend::with_isa_and_threads(Isa::detect(), 2)?;
         let backend = values.uninit();
         Ok(Uninit { values, backend })
     }
@@ -26,7 +26,7 @@ impl Uninit {
 
 impl Harness for Uninit {
     type Backend = UninitBackend;
-    type Buffer<T: Stored> = <CpuBackend as Harness>::Buffer<T>;
+    type Buffer<T: AnyElement> = <CpuBackend as Harness>::Buffer<T>;
 
     fn backend(&self) -> &UninitBackend {
         &self.backend
@@ -52,19 +52,19 @@ impl Harness for Uninit {
         self.values.shape_breakpoints(dtype)
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error> {
         self.values.upload(data)
     }
 
-    fn download<T: Stored>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error> {
         self.values.download(buffer)
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a Self::Buffer<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a Self::Buffer<T>, range: Range<usize>) -> &'a [T] {
         self.values.view(buffer, range)
     }
 
-    fn view_mut<'a, T: Stored>(
+    fn view_mut<'a, T: AnyElement>(
         &self,
         buffer: &'a mut Self::Buffer<T>,
         range: Range<usize>,
@@ -99,7 +99,7 @@ const OPTIONAL: [Tensor; 6] =
 /// Every subset of the optional outputs: sizes, and the bits of a call on slices.
 #[test]
 fn vectors_have_the_bits_of_slices_and_only_what_was_wanted() {
-    let backend = CpuBackend::with(Isa::detect(), 2).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 2).unwrap();
     // The last shape is split over threads and bypasses the cache.
     for (rows, cols) in [(0, 5), (1, 1), (3, 33), (20, 100), (2100, 1021)] {
         let spec = NormSpec::layer(rows, cols, 1e-5).weight_offset(0.5);

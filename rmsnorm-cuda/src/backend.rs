@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{AnyCall, Error, NormBackend, Problem, Span, Stored};
+use rmsnorm_spec::{AnyCall, AnyElement, Error, NormBackend, Problem, Span};
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
@@ -36,7 +36,7 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// A backward call with `dweight` or `dbias` needs a workspace of [`NormBackend::workspace_len`]
 /// elements. The caller passes it, or the call allocates and frees it in stream order, from a pool
 /// that keeps up to 256 MiB for the next call. If the device has no stream-ordered allocation, a
-/// call without a workspace returns [`Error::Unsupported`]. [`NormBackend::backward_given`] may
+/// call without a workspace returns [`Error::Unsupported`]. [`NormBackend::backward_with_statistics`] may
 /// need more than `workspace_len`; it then allocates its own workspace.
 ///
 /// # CUDA graphs
@@ -139,10 +139,10 @@ impl CudaBackend {
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     #[must_use]
-    pub fn as_if_large(&self) -> Self {
+    pub fn with_large_plans(&self) -> Self {
         let source = self.kernels.source().clone();
         CudaBackend {
-            kernels: self.kernels.with_tuning(self.kernels.caps().tuning.as_if_large(), source),
+            kernels: self.kernels.with_tuning(self.kernels.caps().tuning.with_large_plans(), source),
             ..self.clone()
         }
     }
@@ -260,18 +260,18 @@ impl fmt::Debug for CudaBackend {
 rmsnorm_spec::inherent_methods!(CudaBackend);
 
 impl NormBackend for CudaBackend {
-    type In<'a, T: Stored> = CudaView<'a, T>;
-    type Out<'a, T: Stored> = CudaViewMut<'a, T>;
+    type In<'a, T: AnyElement> = CudaView<'a, T>;
+    type Out<'a, T: AnyElement> = CudaViewMut<'a, T>;
 
     fn name(&self) -> &'static str {
         crate::error::BACKEND
     }
 
-    fn in_span<T: Stored>(view: &CudaView<'_, T>) -> Span {
+    fn in_span<T: AnyElement>(view: &CudaView<'_, T>) -> Span {
         span(view)
     }
 
-    fn out_span<T: Stored>(view: &CudaViewMut<'_, T>) -> Span {
+    fn out_span<T: AnyElement>(view: &CudaViewMut<'_, T>) -> Span {
         span(view)
     }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, sys};
-use rmsnorm_spec::{Error, Stored};
+use rmsnorm_spec::{AnyElement, Error};
 
 use crate::backend::CudaBackend;
 use crate::error::device_error;
@@ -41,7 +41,7 @@ pub struct BorrowedSlice<'a, T> {
     owner: PhantomData<&'a mut [T]>,
 }
 
-impl<T: Stored> BorrowedSlice<'_, T> {
+impl<T: AnyElement> BorrowedSlice<'_, T> {
     /// `len` elements of `T` at `address`, to be used on the backend's stream.
     ///
     /// # Safety

@@ -4,15 +4,15 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DriverError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::{DType, Error, Problem, Stored};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
+use rmsnorm_spec::{AnyElement, DType, Error, Problem};
 
 use crate::error::device_error;
 use crate::{CudaBackend, launch, plan};
 
 impl Harness for CudaBackend {
     type Backend = CudaBackend;
-    type Buffer<T: Stored> = CudaSlice<T>;
+    type Buffer<T: AnyElement> = CudaSlice<T>;
 
     fn backend(&self) -> &CudaBackend {
         self
@@ -22,7 +22,7 @@ impl Harness for CudaBackend {
     /// a root and a division (math.md, section 8). Averages are products with a rounded `1 / cols`.
     /// Subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
-        Arithmetic { depth_cols: policy_depth_cols, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
+        Arithmetic { depth_cols: sum_depth, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
     }
 
     fn device(&self) -> String {
@@ -49,33 +49,37 @@ impl Harness for CudaBackend {
         plan::unsplit_from(dtype, self.kernels().caps()).into_iter().collect()
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<CudaSlice<T>, Error> {
         self.upload_parts(data.len(), &[(0, data)])
     }
 
-    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, Error> {
+    fn upload_parts<T: AnyElement>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, Error> {
         upload(self, len, parts).map_err(device_error("upload"))
     }
 
-    fn download<T: Stored>(&self, buffer: &CudaSlice<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &CudaSlice<T>) -> Result<Vec<T>, Error> {
         self.download_part(buffer, 0..buffer.len())
     }
 
-    fn download_part<T: Stored>(&self, buffer: &CudaSlice<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: AnyElement>(&self, buffer: &CudaSlice<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         download(self, buffer, range).map_err(device_error("download"))
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a CudaSlice<T>, range: Range<usize>) -> CudaView<'a, T> {
         buffer.slice(range)
     }
 
-    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'a, T> {
+    fn view_mut<'a, T: AnyElement>(&self, buffer: &'a mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'a, T> {
         buffer.slice_mut(range)
     }
 }
 
-/// Copies bytes: cudarc's copies need a trait that [`Stored`] does not imply.
-fn upload<T: Stored>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])]) -> Result<CudaSlice<T>, DriverError> {
+/// Copies bytes: cudarc's copies need a trait that [`AnyElement`] does not imply.
+fn upload<T: AnyElement>(
+    backend: &CudaBackend,
+    len: usize,
+    parts: &[(usize, &[T])],
+) -> Result<CudaSlice<T>, DriverError> {
     let stream = backend.stream();
     // A device cannot allocate 0 bytes.
     // SAFETY:
@@ -98,7 +102,7 @@ fn upload<T: Stored>(backend: &CudaBackend, len: usize, parts: &[(usize, &[T])])
     Ok(unsafe { stream.upgrade_device_ptr(buffer.leak(), len) })
 }
 
-fn download<T: Stored>(
+fn download<T: AnyElement>(
     backend: &CudaBackend,
     buffer: &CudaSlice<T>,
     range: Range<usize>,

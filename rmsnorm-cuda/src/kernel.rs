@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use cudarc::nvrtc::Ptx;
 use rmsnorm_gpu::parallel;
 use rmsnorm_spec::Error;
-use rmsnorm_tuning::{Chosen, Identity, Source, choose};
+use rmsnorm_tuning::{Chosen, Identity, TuningSource, choose};
 
 use crate::caps::Caps;
 use crate::compile;
@@ -33,7 +33,7 @@ pub(crate) struct Kernels {
     #[cfg(feature = "conformance")]
     identity: Identity,
     /// The source of the tuning table in use.
-    source: Source,
+    source: TuningSource,
     /// Shared by backends with different tuning tables: a key contains the whole tile.
     loaded: Arc<RwLock<HashMap<KernelKey, CudaFunction>>>,
     pool: Mutex<Option<Pool>>,
@@ -82,7 +82,7 @@ impl Kernels {
 
     /// The kernels of this context, planned with another tuning table.
     #[cfg(feature = "conformance")]
-    pub(crate) fn with_tuning(&self, tuning: &'static Tuning, source: Source) -> Arc<Self> {
+    pub(crate) fn with_tuning(&self, tuning: &'static Tuning, source: TuningSource) -> Arc<Self> {
         Arc::new(Kernels {
             context: self.context.clone(),
             caps: Caps { tuning, ..self.caps },
@@ -100,7 +100,7 @@ impl Kernels {
     }
 
     /// The source of the tuning table in use.
-    pub(crate) fn source(&self) -> &Source {
+    pub(crate) fn source(&self) -> &TuningSource {
         &self.source
     }
 

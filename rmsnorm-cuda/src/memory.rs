@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, result};
-use rmsnorm_spec::{Error, Memory, Stored};
+use rmsnorm_spec::{AnyElement, Error, Memory};
 
 use crate::backend::CudaBackend;
 use crate::error::device_error;
@@ -12,9 +12,9 @@ use crate::kernel::bytes_of;
 /// A buffer comes from the pool of workspaces and returns to it when dropped, both in the order of
 /// the backend's stream. Another stream waits for that stream before it uses a new buffer.
 impl Memory for CudaBackend {
-    type Buffer<T: Stored> = CudaSlice<T>;
+    type Buffer<T: AnyElement> = CudaSlice<T>;
 
-    fn buffer<T: Stored>(&self, len: usize) -> Result<CudaSlice<T>, Error> {
+    fn buffer<T: AnyElement>(&self, len: usize) -> Result<CudaSlice<T>, Error> {
         let stream = self.stream();
         // cudarc panics if it cannot create a slice's events, so a lost context is reported here.
         stream.context().bind_to_thread().map_err(device_error("before memory is allocated"))?;
@@ -36,27 +36,27 @@ impl Memory for CudaBackend {
         Ok(unsafe { stream.upgrade_device_ptr(address, len) })
     }
 
-    fn buffer_in<T: Stored>(buffer: &CudaSlice<T>, range: Range<usize>) -> CudaView<'_, T> {
+    fn buffer_in<T: AnyElement>(buffer: &CudaSlice<T>, range: Range<usize>) -> CudaView<'_, T> {
         buffer.slice(range)
     }
 
-    fn buffer_out<T: Stored>(buffer: &mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'_, T> {
+    fn buffer_out<T: AnyElement>(buffer: &mut CudaSlice<T>, range: Range<usize>) -> CudaViewMut<'_, T> {
         buffer.slice_mut(range)
     }
 
-    fn part_in<'a, T: Stored>(view: &'a CudaView<'_, T>, range: Range<usize>) -> CudaView<'a, T> {
+    fn part_in<'a, T: AnyElement>(view: &'a CudaView<'_, T>, range: Range<usize>) -> CudaView<'a, T> {
         view.slice(range)
     }
 
-    fn part_out<'a, T: Stored>(view: &'a mut CudaViewMut<'_, T>, range: Range<usize>) -> CudaViewMut<'a, T> {
+    fn part_out<'a, T: AnyElement>(view: &'a mut CudaViewMut<'_, T>, range: Range<usize>) -> CudaViewMut<'a, T> {
         view.slice_mut(range)
     }
 
-    fn read_out<'a, T: Stored>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {
+    fn read_out<'a, T: AnyElement>(view: &'a CudaViewMut<'_, T>) -> CudaView<'a, T> {
         view.as_view()
     }
 
-    fn copy<T: Stored>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn copy<T: AnyElement>(&self, from: CudaView<'_, T>, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
         let stream = self.stream();
         stream.context().bind_to_thread().map_err(device_error("before a copy"))?;
         // The driver rejects a length of zero.

@@ -74,14 +74,14 @@ rmsnorm_gpu::programs! {
     Columnwise = ("columnwise", QuantizedForward, PLAIN);
     /// `clear.cu`: used in every direction.
     Clear = ("clear", Forward, TensorSet::NONE);
-    /// `column_statistics.cu`: the first phase of forward on column-divided rows.
-    ColumnStatistics = ("column_statistics", Forward, TensorSet::of(&[Tensor::Residual]));
-    /// `forward_given.cu`: the second phase of forward.
-    ForwardGiven = ("forward_given", Forward, PLAIN);
-    /// `backward_statistics.cu`: the first phase of backward.
-    BackwardStatistics = ("backward_statistics", Backward, TensorSet::of(&[Tensor::Weight]));
-    /// `backward_given.cu`: the second phase of backward, without the reduction of gradients.
-    BackwardGiven = ("backward_given", Backward, BACKWARD);
+    /// `partial_statistics.cu`: the first phase of forward on column-divided rows.
+    PartialStatistics = ("partial_statistics", Forward, TensorSet::of(&[Tensor::Residual]));
+    /// `forward_with_statistics.cu`: the second phase of forward.
+    ForwardWithStatistics = ("forward_with_statistics", Forward, PLAIN);
+    /// `partial_backward_statistics.cu`: the first phase of backward.
+    PartialBackwardStatistics = ("partial_backward_statistics", Backward, TensorSet::of(&[Tensor::Weight]));
+    /// `backward_with_statistics.cu`: the second phase of backward, without the reduction of gradients.
+    BackwardWithStatistics = ("backward_with_statistics", Backward, BACKWARD);
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward = ("reduce_forward", Forward, PLAIN);
@@ -114,7 +114,10 @@ impl Program {
     pub(crate) const fn is_half(self) -> bool {
         matches!(
             self,
-            Program::ColumnStatistics | Program::ForwardGiven | Program::BackwardStatistics | Program::BackwardGiven
+            Program::PartialStatistics
+                | Program::ForwardWithStatistics
+                | Program::PartialBackwardStatistics
+                | Program::BackwardWithStatistics
         )
     }
 
@@ -285,7 +288,7 @@ const RESERVED_BYTES: usize = 4 << 10;
 
 /// Row counts at which plans of every length change, for the conformance suite: the rows of a block
 /// in one step, and one row per block. The row count from which forward reads rows twice depends on
-/// the length; for it the suite also runs on [`Tuning::as_if_large`].
+/// the length; for it the suite also runs on [`Tuning::with_large_plans`].
 #[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 

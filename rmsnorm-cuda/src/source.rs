@@ -45,22 +45,24 @@ const fn files(program: Program) -> &'static [Source] {
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
-        Program::ColumnStatistics => &[
+        Program::PartialStatistics => &[
             kernels::FORWARD_PARTS,
             kernels::FORWARD_VISITS,
             kernels::COLUMNS,
             kernels::FORWARD_COLUMNS,
             kernels::COLUMN_STATISTICS,
         ],
-        Program::ForwardGiven => &[
+        Program::ForwardWithStatistics => &[
             kernels::FORWARD_PARTS,
             kernels::FORWARD_VISITS,
             kernels::COLUMNS,
             kernels::FORWARD_COLUMNS,
             kernels::FORWARD_GIVEN,
         ],
-        Program::BackwardStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS],
-        Program::BackwardGiven => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
+        Program::PartialBackwardStatistics => {
+            &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+        }
+        Program::BackwardWithStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
         #[cfg(feature = "peers")]
         Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
@@ -281,7 +283,7 @@ mod tests {
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
             (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
-            (CallKey { form: Form::Sum, ..CALL }, "-DRESIDUAL_AFTER=1"),
+            (CallKey { form: Form::AddsToResidual, ..CALL }, "-DRESIDUAL_AFTER=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
@@ -298,9 +300,9 @@ mod tests {
         };
         let groups = CallKey { has_row_groups: true, ..CALL };
         has(groups, &["-DHAS_ROW_GROUPS=1"]);
-        let twice = CallKey { form: Form::NormOfSum, ..CALL };
+        let twice = CallKey { form: Form::AddsAndNorms, ..CALL };
         has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"]);
-        has(CallKey { form: Form::NormOfSum, ..groups }, &["-DHAS_ROW_GROUPS=1"]);
+        has(CallKey { form: Form::AddsAndNorms, ..groups }, &["-DHAS_ROW_GROUPS=1"]);
         let parts = CallKey { has_parts: true, ..CALL };
         has(parts, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=0"]);
         has(CallKey { has_parts: true, ..groups }, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=1"]);

@@ -1,7 +1,7 @@
 //! This backend's tables, for `rmsnorm tune`.
 
 use rmsnorm_spec::{DType, Norm, Problem};
-use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Source, Table, Tunable, VALUE};
+use rmsnorm_tuning::{Calls, Entry, Identity, Kind, Slot, Table, Tunable, TuningSource, VALUE};
 
 use crate::plan::candidates::tiles;
 use crate::plan::{self, KEPT, Name, SPLIT_BYTES, Tile, Tuning, Which};
@@ -25,7 +25,7 @@ impl Tunable for CudaBackend {
 
     fn with_table(&self, table: &Table) -> Result<Self, String> {
         let tuning = KEPT.keep(Tuning::from_table(table)?);
-        Ok(self.with_kernels(self.kernels().with_tuning(tuning, Source::Tried)))
+        Ok(self.with_kernels(self.kernels().with_tuning(tuning, TuningSource::Tried)))
     }
 
     fn planned(&self, problem: &Problem) -> String {
@@ -54,7 +54,7 @@ impl Tunable for CudaBackend {
     }
 
     fn other_forms(&self) -> Vec<Self> {
-        vec![self.as_if_large()]
+        vec![self.with_large_plans()]
     }
 }
 

@@ -14,11 +14,11 @@ use rmsnorm_conformance::testing::{available, values};
 use rmsnorm_conformance::{Case, Kind, Status};
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr};
 use rmsnorm_cuda::spec::{
-    BackwardStatistics, ColumnStatistics, DType, Element, Error, Given, GradReduction, Norm, NormBackend, NormSpec,
-    Problem, Stored, Tensor, TensorSet, bf16,
+    AnyElement, DType, Element, Error, GradReduction, Norm, NormBackend, NormSpec, PartialBackwardStatistics,
+    PartialStatistics, Problem, Tensor, TensorSet, WithStatistics, bf16,
 };
 use rmsnorm_cuda::{Backward, CudaBackend, Forward};
-use rmsnorm_dist::{Collective, Ranks, Sharded, Shares, check_len};
+use rmsnorm_dist::{Collective, Ranks, RowShares, Sharded, check_len};
 
 /// The device, locked against other tests; `None`, with the reason on stdout, if it is missing and
 /// not required.
@@ -120,15 +120,15 @@ impl Collective<CudaBackend> for InProcess {
         self.ranks
     }
 
-    fn all_to_all<T: Stored>(&self, _: &Shares, _: CudaView<'_, T>, _: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn all_to_all<T: AnyElement>(&self, _: &RowShares, _: CudaView<'_, T>, _: CudaViewMut<'_, T>) -> Result<(), Error> {
         Err(Error::Unsupported { rule: "ranks of this test only gather".into() })
     }
 
-    fn all_gather<T: Stored>(&self, _: &Shares, _: CudaView<'_, T>, _: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn all_gather<T: AnyElement>(&self, _: &RowShares, _: CudaView<'_, T>, _: CudaViewMut<'_, T>) -> Result<(), Error> {
         Err(Error::Unsupported { rule: "ranks of this test gather in place".into() })
     }
 
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, mut to: CudaViewMut<'_, T>) -> Result<(), Error> {
         let stream = self.backend.stream();
         check_len("tensor", shares.len(), CudaBackend::out_span(&to).len)?;
         let own = to.slice(shares.elements(self.rank));
@@ -247,16 +247,16 @@ impl<T: Element + DeviceRepr> Rank<T> {
         self.spec.rows * norm_numbers
     }
 
-    fn column_statistics(&mut self) -> Vec<f32> {
+    fn partial_statistics(&mut self) -> Vec<f32> {
         let len = self.numbers(if self.spec.norm == Norm::Layer { 3 } else { 1 });
         let residual = Some(self.residual.as_view().into());
         let args =
-            ColumnStatistics::<CudaBackend, T, T>::mixed(self.x.as_view(), residual, self.found.slice_mut(0..len));
-        self.backend.column_statistics(&self.spec, args).unwrap();
+            PartialStatistics::<CudaBackend, T, T>::mixed(self.x.as_view(), residual, self.found.slice_mut(0..len));
+        self.backend.partial_statistics(&self.spec, args).unwrap();
         self.backend.stream().clone_dtoh(&self.found.slice(0..len)).unwrap()
     }
 
-    fn forward_given(&mut self, found: &[f32], columns: &[usize]) {
+    fn forward_with_statistics(&mut self, found: &[f32], columns: &[usize]) {
         let found = self.backend.stream().clone_htod(found).unwrap();
         let args = Forward::<T>::new(self.x.as_view(), self.y.as_view_mut())
             .residual(self.residual.as_view())
@@ -264,12 +264,12 @@ impl<T: Element + DeviceRepr> Rank<T> {
             .weight(self.weight.as_view())
             .rstd(self.rstd.as_view_mut());
         let args = if self.spec.norm == Norm::Layer { args.mean(self.mean.as_view_mut()) } else { args };
-        self.backend.forward_given(&self.spec, Given::new(args, found.as_view(), columns)).unwrap();
+        self.backend.forward_with_statistics(&self.spec, WithStatistics::new(args, found.as_view(), columns)).unwrap();
     }
 
-    fn backward_statistics(&mut self) -> Vec<f32> {
+    fn partial_backward_statistics(&mut self) -> Vec<f32> {
         let len = self.numbers(if self.spec.norm == Norm::Layer { 2 } else { 1 });
-        let args = BackwardStatistics::<CudaBackend, T, T, T>::new(
+        let args = PartialBackwardStatistics::<CudaBackend, T, T, T>::new(
             self.dy.as_view(),
             self.residual_out.as_view(),
             self.rstd.as_view(),
@@ -277,11 +277,11 @@ impl<T: Element + DeviceRepr> Rank<T> {
         );
         let args = args.weight(self.weight.as_view());
         let args = if self.spec.norm == Norm::Layer { args.mean(self.mean.as_view()) } else { args };
-        self.backend.backward_statistics(&self.spec, args).unwrap();
+        self.backend.partial_backward_statistics(&self.spec, args).unwrap();
         self.backend.stream().clone_dtoh(&self.found_back.slice(0..len)).unwrap()
     }
 
-    fn backward_given(&mut self, found: &[f32], columns: &[usize], workspace: Option<&mut CudaSlice<f32>>) {
+    fn backward_with_statistics(&mut self, found: &[f32], columns: &[usize], workspace: Option<&mut CudaSlice<f32>>) {
         let found = self.backend.stream().clone_htod(found).unwrap();
         let args = Backward::<T>::new(
             self.dy.as_view(),
@@ -295,16 +295,16 @@ impl<T: Element + DeviceRepr> Rank<T> {
             Some(workspace) => args.workspace(workspace.as_view_mut()),
             None => args,
         };
-        self.backend.backward_given(&self.spec, Given::new(args, found.as_view(), columns)).unwrap();
+        self.backend.backward_with_statistics(&self.spec, WithStatistics::new(args, found.as_view(), columns)).unwrap();
     }
 
     /// Runs both phases of both directions, for this rank alone.
     fn alone(mut self) -> Self {
         let columns = [self.spec.cols];
-        let found = self.column_statistics();
-        self.forward_given(&found, &columns);
-        let found = self.backward_statistics();
-        self.backward_given(&found, &columns, None);
+        let found = self.partial_statistics();
+        self.forward_with_statistics(&found, &columns);
+        let found = self.partial_backward_statistics();
+        self.backward_with_statistics(&found, &columns, None);
         self
     }
 
@@ -358,9 +358,9 @@ fn whole_rows_are_made_of_what_ranks_have_found_as_on_the_host() {
     let (rows, whole) = (64, 1000);
     let mut ranks: Vec<_> =
         (0..3).map(|rank| Rank::<f32>::new(&backend, 10 * rank as u64, Norm::Layer, 0..rows, columns[rank])).collect();
-    let found: Vec<Vec<f32>> = ranks.iter_mut().map(Rank::column_statistics).collect();
+    let found: Vec<Vec<f32>> = ranks.iter_mut().map(Rank::partial_statistics).collect();
     let all = found.concat();
-    ranks.iter_mut().for_each(|rank| rank.forward_given(&all, &columns));
+    ranks.iter_mut().for_each(|rank| rank.forward_with_statistics(&all, &columns));
     let share = (1.0 / whole as f64) as f32;
     for row in 0..rows {
         let of_rank = |rank: usize| [0, 1, 2].map(|i| found[rank][3 * row + i]);
@@ -394,7 +394,7 @@ fn a_variance_below_zero_is_zero() {
     // From two ranks with means 1 below and 1 above the row's mean.
     let first = [8.0, 0.0, 0.0].repeat(3);
     let second = [24.0, -8.0, 0.0, 24.0, -9.0, 0.0, 24.0, f32::NAN, 0.0];
-    rank.forward_given(&[&first[..], &second[..]].concat(), &[8, 8]);
+    rank.forward_with_statistics(&[&first[..], &second[..]].concat(), &[8, 8]);
     let rstd = [0, 1, 2].map(|row| f32::from_bits(rank.number(&rank.rstd, row)));
     let most = 1.0 / (1e-6f32).sqrt();
     assert!(
@@ -415,8 +415,8 @@ fn gradients_do_not_depend_on_whose_workspace_it_is() {
         let own: Vec<u32> = stream.clone_dtoh(&rank.dweight).unwrap().into_iter().map(bf16::bits).collect();
         let problem = Problem::backward(Norm::Rms, rows, cols, DType::Bf16, &[Tensor::Weight, Tensor::Dweight]);
         let mut workspace = stream.clone_htod(&vec![f32::NAN; backend.workspace_len(&problem).max(1)]).unwrap();
-        let found = rank.backward_statistics();
-        rank.backward_given(&found, &[cols], Some(&mut workspace));
+        let found = rank.partial_backward_statistics();
+        rank.backward_with_statistics(&found, &[cols], Some(&mut workspace));
         let theirs: Vec<u32> = stream.clone_dtoh(&rank.dweight).unwrap().into_iter().map(bf16::bits).collect();
         assert!(own == theirs, "{rows}x{cols}");
     }
@@ -429,13 +429,13 @@ fn what_a_half_has_no_form_of_is_refused_and_writes_nothing() {
     let stream = backend.stream().clone();
     let found = stream.clone_htod(&vec![1.0f32; 2 * 65]).unwrap();
     let args = Forward::<f32>::new(rank.x.as_view(), rank.y.as_view_mut());
-    let refused = backend.forward_given(&rank.spec, Given::new(args, found.as_view(), &[1; 65]));
+    let refused = backend.forward_with_statistics(&rank.spec, WithStatistics::new(args, found.as_view(), &[1; 65]));
     assert!(matches!(&refused, Err(Error::Unsupported { rule }) if rule.contains("64 ranks, got 65")), "{refused:?}");
     let args = Backward::<f32>::new(rank.dy.as_view(), rank.x.as_view(), rank.rstd.as_view(), rank.dx.as_view_mut())
         .dweight(rank.dweight.as_view_mut())
         .grad_reduction(GradReduction::Atomics);
     let found = found.slice(0..4);
-    let refused = backend.backward_given(&rank.spec, Given::new(args, found, &[1, 1]));
+    let refused = backend.backward_with_statistics(&rank.spec, WithStatistics::new(args, found, &[1, 1]));
     assert!(matches!(&refused, Err(Error::Unsupported { rule }) if rule.contains("Partials")), "{refused:?}");
     for tensor in [&rank.y, &rank.dx, &rank.dweight] {
         assert!(stream.clone_dtoh(tensor).unwrap().iter().all(|value| value.is_nan()));
@@ -450,24 +450,26 @@ fn statistics_are_ordered_among_streams() {
     let (backend, other) = (stream_of(&backend), stream_of(&backend));
     let (rows, cols) = (8192, 4096);
     let mut rank = Rank::<bf16>::new(&backend, 1, Norm::Rms, 0..rows, cols);
-    let expected = rank.column_statistics();
-    rank.forward_given(&expected, &[cols]);
+    let expected = rank.partial_statistics();
+    rank.forward_with_statistics(&expected, &[cols]);
     let rstd = backend.stream().clone_dtoh(&rank.rstd).unwrap();
     backend.stream().synchronize().unwrap();
     for _ in 0..8 {
         backend.stream().memset_zeros(&mut rank.found).unwrap();
         backend.stream().memset_zeros(&mut rank.rstd).unwrap();
-        let args = ColumnStatistics::<CudaBackend, bf16, bf16>::mixed(
+        let args = PartialStatistics::<CudaBackend, bf16, bf16>::mixed(
             rank.x.as_view(),
             Some(rank.residual.as_view().into()),
             rank.found.slice_mut(0..rows),
         );
-        backend.column_statistics(&rank.spec, args).unwrap();
+        backend.partial_statistics(&rank.spec, args).unwrap();
         assert!(other.stream().clone_dtoh(&rank.found.slice(0..rows)).unwrap() == expected);
         let args = Forward::<bf16>::new(rank.x.as_view(), rank.y.as_view_mut())
             .residual(rank.residual.as_view())
             .rstd(rank.rstd.as_view_mut());
-        backend.forward_given(&rank.spec, Given::new(args, rank.found.slice(0..rows), &[cols])).unwrap();
+        backend
+            .forward_with_statistics(&rank.spec, WithStatistics::new(args, rank.found.slice(0..rows), &[cols]))
+            .unwrap();
         other.stream().memset_zeros(&mut rank.found).unwrap();
         assert!(backend.stream().clone_dtoh(&rank.rstd).unwrap() == rstd);
     }

@@ -6,8 +6,8 @@ rmsnorm_conformance::conformance!(CudaBackend::new(0));
 
 /// With the programs of large calls, which the suite's small cases would not use: rows read twice,
 /// partial sums.
-mod as_if_large {
+mod with_large_plans {
     use super::CudaBackend;
 
-    rmsnorm_conformance::conformance!(CudaBackend::new(0).map(|backend| backend.as_if_large()));
+    rmsnorm_conformance::conformance!(CudaBackend::new(0).map(|backend| backend.with_large_plans()));
 }

@@ -13,7 +13,7 @@ use rmsnorm_conformance::ranks::test_ranks;
 use rmsnorm_conformance::testing::{available, skip_or_fail, values};
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DeviceRepr};
-use rmsnorm_cuda::dist::{Collective, Shares};
+use rmsnorm_cuda::dist::{Collective, RowShares};
 use rmsnorm_cuda::spec::{Element, Error, NormSpec, bf16, f16};
 use rmsnorm_cuda::{CudaBackend, Forward, NcclComm};
 use rmsnorm_dist::{Order, Ranks, Sharded, ShardedNorm};
@@ -96,7 +96,7 @@ fn in_any_order(ranks: usize) {
         backend.forward(&spec, args).unwrap();
         let expected = [&y, &sum].map(|tensor| stream.clone_dtoh(tensor).unwrap());
 
-        let norm = Sharded::new(backend, comm).order(Order::Any);
+        let norm = Sharded::new(backend, comm).order(Order::Engine);
         let (mut y, mut sum) = (tensor(), tensor());
         let args = Forward::new(from.slice(range.clone()), y.slice_mut(range.clone()));
         let args = args.residual(of_residual.slice(range.clone())).residual_out(sum.slice_mut(range.clone()));
@@ -146,16 +146,16 @@ fn assert_bits<T: Element>(what: &str, got: &[T], expected: impl IntoIterator<It
     assert!(cast_slice::<T, u8>(got) == cast_slice::<T, u8>(&expected), "{what}");
 }
 
-fn shares(ranks: usize) -> Vec<Shares> {
+fn shares(ranks: usize) -> Vec<RowShares> {
     let units = [0, 1, 2, 3, 7, 64, 257];
-    let shares = |units| [1, 3, 4096].map(|unit| Shares { units, unit, ranks });
+    let shares = |units| [1, 3, 4096].map(|unit| RowShares { units, unit, ranks });
     units.into_iter().flat_map(shares).collect()
 }
 
 fn all_to_all<T: Element + DeviceRepr>(ranks: usize) {
     let shares = shares(ranks);
     let results = group(ranks, |comm| {
-        let call = |(call, shares): (usize, &Shares)| {
+        let call = |(call, shares): (usize, &RowShares)| {
             let from = upload(comm.stream(), &data::<T>(call, comm.rank(), shares.len()));
             let len = shares.elements(comm.rank()).len() * ranks;
             let mut to = upload(comm.stream(), &vec![T::from_f32(1.0); len]);
@@ -176,7 +176,7 @@ fn all_to_all<T: Element + DeviceRepr>(ranks: usize) {
 fn all_gather<T: Element + DeviceRepr>(ranks: usize) {
     let shares = shares(ranks);
     let results = group(ranks, |comm| {
-        let call = |(call, shares): (usize, &Shares)| {
+        let call = |(call, shares): (usize, &RowShares)| {
             let mut tensor = upload(comm.stream(), &data::<T>(call, comm.rank(), shares.len()));
             // From another tensor over other values, and in place.
             let mut apart = upload(comm.stream(), &vec![T::from_f32(1.0); shares.len()]);
@@ -249,7 +249,7 @@ fn sums_are_of_all_ranks() {
 /// Tensors are written and read on a stream that is ordered with the communicator's stream only by
 /// cudarc's events.
 fn other_streams(ranks: usize) {
-    let shares = Shares { units: 601, unit: 1024, ranks };
+    let shares = RowShares { units: 601, unit: 1024, ranks };
     let results = group(ranks, |comm| {
         let other = comm.stream().context().new_stream().unwrap();
         let mut tensor = other.alloc_zeros::<bf16>(shares.len()).unwrap();
@@ -275,7 +275,7 @@ fn accesses_on_other_streams_are_in_order() {
 
 /// A borrowed communicator, whose owner uses it afterwards.
 fn borrowed(ranks: usize) {
-    let shares = Shares { units: 7, unit: 3, ranks };
+    let shares = RowShares { units: 7, unit: 3, ranks };
     let results = group(ranks, |owner| {
         // SAFETY:
         // - library: the one that made it;
@@ -305,7 +305,7 @@ fn a_communicator_of_anothers_is_used_and_left_alone() {
 
 /// A graph of both calls, replayed on new data; each call was made once before.
 fn graphs(ranks: usize) {
-    let shares = Shares { units: 9, unit: 512, ranks };
+    let shares = RowShares { units: 9, unit: 512, ranks };
     let results = group(ranks, |comm| {
         let stream = comm.stream();
         // SAFETY:

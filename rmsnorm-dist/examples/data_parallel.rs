@@ -10,7 +10,7 @@
 use std::thread;
 
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_dist::{Collective, Shares, ThreadGroup};
+use rmsnorm_dist::{Collective, RowShares, ThreadGroup};
 use rmsnorm_spec::{Error, NormSpec, bf16};
 
 const RANKS: usize = 4;
@@ -79,7 +79,7 @@ fn train(group: &ThreadGroup, backend: &CpuBackend) -> Result<Trained, Error> {
         bucket.push(loss);
 
         // One exchange for weight, bias and loss.
-        let shares = Shares { units: RANKS, unit: bucket.len(), ranks: RANKS };
+        let shares = RowShares { units: RANKS, unit: bucket.len(), ranks: RANKS };
         let mut of_all = vec![0.0; shares.len()];
         Collective::<CpuBackend>::all_gather(group, &shares, &bucket, &mut of_all)?;
         let sum = |i: usize, of_rank: fn(f32) -> f32| {
@@ -99,7 +99,7 @@ fn train(group: &ThreadGroup, backend: &CpuBackend) -> Result<Trained, Error> {
 }
 
 fn main() -> Result<(), Error> {
-    let backend = CpuBackend::with(Isa::detect(), 1)?;
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1)?;
     let ranks: Vec<Trained> = thread::scope(|scope| {
         let threads: Vec<_> = ThreadGroup::new(RANKS)
             .into_iter()

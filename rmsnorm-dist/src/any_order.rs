@@ -1,4 +1,4 @@
-//! [`Order::Any`](crate::Order::Any): the collective's all-reduce, then one call of the backend.
+//! [`Order::Engine`](crate::Order::Engine): the collective's all-reduce, then one call of the backend.
 
 use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, Error, Memory, NormSpec, Source};
 
@@ -7,7 +7,7 @@ use crate::untyped::forward;
 use crate::{Collective, Sharded};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
-    /// [`ShardedNorm::forward_reduced`](crate::ShardedNorm::forward_reduced) with `Order::Any`, for
+    /// [`ShardedNorm::forward_reduced`](crate::ShardedNorm::forward_reduced) with `Order::Engine`, for
     /// validated arguments.
     pub(crate) fn normalize_sum(&self, spec: &NormSpec, mut args: AnyForward<'_, B>) -> Result<(), Error> {
         check_dense(spec, "x", Some(distances(&args.x)))?;

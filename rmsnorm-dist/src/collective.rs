@@ -1,8 +1,8 @@
 //! [`Collective`]: communication between the ranks of a group.
 
-use rmsnorm_spec::{Element, Error, NormBackend, Stored};
+use rmsnorm_spec::{AnyElement, Element, Error, NormBackend};
 
-use crate::Shares;
+use crate::RowShares;
 
 /// Communication between the ranks of a group. Implement it to use your own communication library.
 ///
@@ -23,23 +23,25 @@ pub trait Collective<B: NormBackend> {
     /// `Length` if a view has the wrong length, before anything is sent. `Device` if the
     /// implementation detects a rank that is missing or made another call; some implementations
     /// wait forever instead.
-    fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
+    fn all_to_all<T: AnyElement>(&self, shares: &RowShares, from: B::In<'_, T>, to: B::Out<'_, T>)
+    -> Result<(), Error>;
 
     /// Sends this rank's share, `from`, to all ranks. `to` receives all `shares`.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
-    fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, to: B::Out<'_, T>) -> Result<(), Error>;
+    fn all_gather<T: AnyElement>(&self, shares: &RowShares, from: B::In<'_, T>, to: B::Out<'_, T>)
+    -> Result<(), Error>;
 
     /// [`all_gather`](Self::all_gather) in place: `tensor` has room for all `shares`, and this
     /// rank's share is already in its place.
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all).
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: B::Out<'_, T>) -> Result<(), Error>;
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, tensor: B::Out<'_, T>) -> Result<(), Error>;
 
     /// `to` = sum of every rank's `from`, with the same bits on every rank. The implementation
-    /// chooses the order and the precision. Used by [`Order::Any`](crate::Order::Any).
+    /// chooses the order and the precision. Used by [`Order::Engine`](crate::Order::Engine).
     ///
     /// # Errors
     /// As [`all_to_all`](Self::all_to_all), for a `to` that is not as long as `from`. `Unsupported`

@@ -2,18 +2,18 @@
 //! them (math.md, equations (15) to (18)).
 
 use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyCall, AnyColumnStatistics, AnyForward, AnyIn, Checked, Direction, Error,
-    Given, GradReduction, Memory, NormSpec, Source, Stored, check_columns_form,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyPartialBackwardStatistics, AnyPartialStatistics, Checked,
+    Direction, Error, GradReduction, Memory, NormSpec, Source, WithStatistics, check_columns_form,
 };
 
 use crate::untyped::forward;
-use crate::{Collective, Sharded, Shares};
+use crate::{Collective, RowShares, Sharded};
 
 /// A rank that holds some columns of every row. The first kernel sums over this rank's columns, an
 /// exchange gives all ranks all partial sums, and the second kernel normalizes. For implementations
 /// of [`ShardedNorm`](crate::ShardedNorm).
 ///
-/// The exchanged buffer is f32 and described by [`Shares`] with one unit per rank; this rank's unit
+/// The exchanged buffer is f32 and described by [`RowShares`] with one unit per rank; this rank's unit
 /// is already in its place.
 #[derive(Debug)]
 pub struct DividedColumns<'a, B> {
@@ -58,7 +58,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
     pub fn forward(
         &self,
         call: Checked<AnyForward<'_, B>>,
-        exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
+        exchange: impl FnOnce(&RowShares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let here = *call.spec();
         let args = call.into_args();
@@ -74,12 +74,12 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
             Source::Read(residual) => residual.with(residual.view.whole()),
             Source::Overwrite(residual) => residual.with(residual.view.read()),
         });
-        let mut first = AnyColumnStatistics::<B>::mixed(x, residual, f32::any_out(found.own()));
+        let mut first = AnyPartialStatistics::<B>::mixed(x, residual, f32::any_out(found.own()));
         first.dtypes = args.dtypes;
-        self.backend.launch(AnyCall::ColumnStatistics(Checked::column_statistics(here, first)?))?;
+        self.backend.launch(AnyCall::PartialStatistics(Checked::partial_statistics(here, first)?))?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
-        let given = Given::new(args, found.all(), self.columns);
-        self.backend.launch(AnyCall::ForwardGiven(Checked::forward_given(here, given)?))
+        let given = WithStatistics::new(args, found.all(), self.columns);
+        self.backend.launch(AnyCall::ForwardWithStatistics(Checked::forward_with_statistics(here, given)?))
     }
 
     /// [`ShardedNorm::backward_columns`](crate::ShardedNorm::backward_columns), with `exchange` as
@@ -91,7 +91,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         &self,
         spec: &NormSpec,
         args: AnyBackward<'_, B>,
-        exchange: impl FnOnce(&Shares, B::Out<'_, f32>) -> Result<(), Error>,
+        exchange: impl FnOnce(&RowShares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         check_columns_form(spec, None)?;
         let here = self.here(spec)?;
@@ -110,14 +110,18 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         let args = call.into_args();
         let mut found = self.room_for(&here, Direction::Backward)?;
         let (dy, x) = (args.dy.with(args.dy.view.whole()), args.x.with(args.x.view.whole()));
-        let mut first = AnyBackwardStatistics::<B>::new(dy, x, args.rstd.whole(), f32::any_out(found.own()));
+        let mut first = AnyPartialBackwardStatistics::<B>::new(dy, x, args.rstd.whole(), f32::any_out(found.own()));
         first.dtypes = args.dtypes;
         first.weight = args.weight.as_ref().map(AnyIn::whole);
         first.mean = args.mean.as_ref().map(AnyIn::whole);
-        self.backend.launch(AnyCall::BackwardStatistics(Checked::backward_statistics(here, first)?))?;
+        self.backend.launch(AnyCall::PartialBackwardStatistics(Checked::partial_backward_statistics(here, first)?))?;
         exchange(&found.shares, B::buffer_out(&mut found.all, 0..found.shares.len()))?;
-        let given = Given::new(args, found.all(), self.columns);
-        self.backend.launch(AnyCall::BackwardGiven(Checked::backward_given(self.backend, here, given)?))
+        let given = WithStatistics::new(args, found.all(), self.columns);
+        self.backend.launch(AnyCall::BackwardWithStatistics(Checked::backward_with_statistics(
+            self.backend,
+            here,
+            given,
+        )?))
     }
 
     /// The spec of this rank's columns.
@@ -141,7 +145,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
                 format!("{numbers} f32 for each of {} rows and {ranks} ranks exceed usize: pass fewer rows", here.rows);
             return Err(Error::InvalidArgument { arg: "statistics", rule });
         };
-        let shares = Shares { units: ranks, unit: len, ranks };
+        let shares = RowShares { units: ranks, unit: len, ranks };
         Ok(Found { shares, rank: self.rank, all: self.backend.buffer(shares.len())? })
     }
 }
@@ -177,7 +181,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// Sends this rank's partial sums to all ranks.
-    fn exchange(&self, shares: &Shares, all: B::Out<'_, f32>, is_sent: &mut bool) -> Result<(), Error> {
+    fn exchange(&self, shares: &RowShares, all: B::Out<'_, f32>, is_sent: &mut bool) -> Result<(), Error> {
         *is_sent = true;
         self.collective().all_gather_in_place(shares, all)?;
         // It was the only exchange: a later error leaves all ranks in step.
@@ -189,7 +193,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 /// The partial sums of all ranks.
 struct Found<B: Memory> {
     /// One unit per rank.
-    shares: Shares,
+    shares: RowShares,
     rank: usize,
     /// (ranks, rows, numbers)
     all: B::Buffer<f32>,

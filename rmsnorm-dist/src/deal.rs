@@ -4,14 +4,14 @@
 use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, DTypes, Error, Memory, NormSpec, Rows, Source};
 
 use crate::untyped::{Room, forward};
-use crate::{Collective, Sharded, Shares};
+use crate::{Collective, RowShares, Sharded};
 
 impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// Sends `x` to the owners of its rows and receives this rank's rows of every `x`. It is the
     /// first exchange of a call.
     pub(crate) fn deal(
         &self,
-        shares: &Shares,
+        shares: &RowShares,
         x: &Source<AnyIn<'_, B>, AnyOut<'_, B>>,
         parts: &mut Room<B>,
         is_sent: &mut bool,
@@ -21,7 +21,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// Elements of this rank's rows, over all ranks' `x`.
-    pub(crate) fn len_of_parts(&self, shares: &Shares) -> usize {
+    pub(crate) fn len_of_parts(&self, shares: &RowShares) -> usize {
         shares.elements(self.collective().rank()).len() * shares.ranks
     }
 

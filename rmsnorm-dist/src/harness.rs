@@ -6,7 +6,7 @@ use std::thread;
 use rmsnorm_conformance::ranks::{Group, Normalize};
 use rmsnorm_conformance::testing::{Answer, Call, TransferError};
 use rmsnorm_conformance::{Arithmetic, Harness};
-use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, YRows};
+use rmsnorm_spec::{AnyBackward, AnyForward, DTypes, Error, NormSpec, OutputRows};
 
 use crate::{GroupCall, ShardedNorm};
 
@@ -28,7 +28,7 @@ struct Of<'n, N>(&'n N, Divided<'n>);
 #[derive(Clone, Copy)]
 enum Divided<'n> {
     Nothing,
-    Rows(YRows),
+    Rows(OutputRows),
     Columns(&'n [usize]),
 }
 
@@ -88,7 +88,7 @@ where
         self.on_threads(spec, Divided::Nothing, dtypes, calls)
     }
 
-    fn make_on_rows(&self, spec: &NormSpec, y_rows: YRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
+    fn make_on_rows(&self, spec: &NormSpec, y_rows: OutputRows, dtypes: DTypes, calls: &mut [Call]) -> Vec<Answer> {
         self.on_threads(spec, Divided::Rows(y_rows), dtypes, calls)
     }
 

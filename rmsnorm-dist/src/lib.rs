@@ -39,5 +39,5 @@ pub use harness::Ranks;
 pub use rmsnorm_spec as spec;
 pub use sharded::{Order, Sharded};
 pub use sharded_norm::{GroupCall, ShardedNorm, check_reduced, check_reduced_rows};
-pub use shares::Shares;
+pub use shares::RowShares;
 pub use thread_group::ThreadGroup;

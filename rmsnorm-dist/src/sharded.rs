@@ -8,7 +8,7 @@ use rmsnorm_spec::{AnyForward, AnyIn, AnyOut, DType, Error, Forward, Memory, Nor
 use crate::deal::{check_dense, distances, written};
 use crate::sharded_norm::check_reduced;
 use crate::untyped::{Room, forward};
-use crate::{Collective, GroupCall, ShardedNorm, Shares, two_ranks};
+use crate::{Collective, GroupCall, RowShares, ShardedNorm, two_ranks};
 
 /// The order in which the parts of `x` are added in [`ShardedNorm::forward_reduced`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -18,7 +18,7 @@ pub enum Order {
     ByRank,
     /// The order and precision of the collective's [`all_reduce`](Collective::all_reduce). Bits
     /// depend on the implementation.
-    Any,
+    Engine,
 }
 
 /// A rank of a group, for any backend and any collective.
@@ -29,7 +29,7 @@ pub enum Order {
 /// normalizes all rows; in another dtype, ranks exchange both the sum and `y`. Two ranks exchange
 /// the whole `x` if it has at most 32 MiB (the same number of bytes), and each computes all rows.
 ///
-/// With a residual stream divided by rows, only `y` is sent back, and only for `YRows::All`: a rank
+/// With a residual stream divided by rows, only `y` is sent back, and only for `OutputRows::All`: a rank
 /// sends `(ranks - 1) / ranks` times the size of `x`, or twice as much.
 ///
 /// A backend that does not support [`Forward::parts`] returns `Unsupported` after the parts are
@@ -51,7 +51,7 @@ impl<B, C> Sharded<B, C> {
         Sharded { backend, collective, order: Order::ByRank, failure: OnceLock::new() }
     }
 
-    /// Sets the order of additions; it must be the same on every rank. With [`Order::Any`]
+    /// Sets the order of additions; it must be the same on every rank. With [`Order::Engine`]
     /// `forward_reduced` is the collective's all-reduce (in place where `y` overwrites `x`) and one
     /// call of the backend. The sum is rounded to the dtype of `x` before the residual is added.
     /// The bits of `residual_out` may then depend on the number of rows, and only `x` must be
@@ -93,7 +93,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 
     /// Gathers an output on all ranks: this rank's share `from` is sent, and `to` receives all
     /// shares.
-    fn gather(&self, shares: &Shares, from: Option<Room<B>>, to: Option<AnyOut<'_, B>>) -> Result<(), Error> {
+    fn gather(&self, shares: &RowShares, from: Option<Room<B>>, to: Option<AnyOut<'_, B>>) -> Result<(), Error> {
         let Some((from, to)) = from.zip(to) else { return Ok(()) };
         let own = shares.elements(self.collective.rank()).len();
         self.all_gather(shares, from.view(0..own), to)
@@ -128,7 +128,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         if self.ranks() == 1 {
             return forward(&self.backend, spec, args);
         }
-        if self.order == Order::Any {
+        if self.order == Order::Engine {
             return self.normalize_sum(spec, args);
         }
         check_form(spec, &args)?;
@@ -150,8 +150,8 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
             (Some(Source::Read(residual)), sum) => (Some(residual), None, sum.map(|sum| sum.view)),
             (None, sum) => (None, None, sum.map(|sum| sum.view)),
         };
-        let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
-        let of_rows = Shares { unit: 1, ..shares };
+        let shares = RowShares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
+        let of_rows = RowShares { unit: 1, ..shares };
         let (own, rows) = (shares.elements(self.rank()), shares.units(self.rank()));
         let own_spec = spec.rows(rows.len());
         let has_sum = overwritten.is_some() || separate.is_some();

@@ -1,18 +1,18 @@
 //! [`ShardedNorm`]: the trait of norms over a group.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, ResidualPlacement,
-    ShardedRows, YRows,
+    AnyBackward, AnyForward, Backward, Checked, Element, Error, Forward, NormBackend, NormSpec, OutputRows,
+    ResidualPlacement, ShardedRows,
 };
 
-use crate::Shares;
+use crate::RowShares;
 
 /// A call of a group. Its dtypes are values.
 pub enum GroupCall<'a, 'c, B: NormBackend> {
     /// [`ShardedNorm::forward_reduced`].
     Reduced(AnyForward<'a, B>),
     /// [`ShardedNorm::forward_reduced_rows`].
-    ReducedRows(YRows, AnyForward<'a, B>),
+    ReducedRows(OutputRows, AnyForward<'a, B>),
     /// [`ShardedNorm::forward_columns`].
     ForwardColumns(&'c [usize], AnyForward<'a, B>),
     /// [`ShardedNorm::backward_columns`].
@@ -139,7 +139,7 @@ pub trait ShardedNorm {
     /// [`forward_reduced`](Self::forward_reduced) for a residual stream divided by rows: each rank
     /// adds and normalizes the rows that it owns, and holds the residual of these rows only.
     ///
-    /// [`Shares`](crate::Shares) defines the rows of a rank: all ranks own the same number, except
+    /// [`RowShares`](crate::Shares) defines the rows of a rank: all ranks own the same number, except
     /// that the last ones may own fewer or none. `x` is this rank's partial sum of all rows, (rows,
     /// cols). `residual`, `residual_out`, `mean` and `rstd` have the owned rows only. `y` has all
     /// rows (the same on every rank) or the owned ones; if it overwrites `x` and only owned rows
@@ -152,7 +152,7 @@ pub trait ShardedNorm {
     ///
     /// # Example
     /// ```
-    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec, YRows}};
+    /// # use rmsnorm_cpu::{CpuBackend, Forward, spec::{Error, NormSpec, OutputRows}};
     /// # use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
     /// fn rank(group: ThreadGroup) -> Result<(), Error> { // of two ranks, each owns one row
     ///     let norm = Sharded::new(CpuBackend::new(), group);
@@ -160,7 +160,7 @@ pub trait ShardedNorm {
     ///     let residual = [[-1.0f32, 3.0], [1.0, -1.0]][norm.rank()]; // of the owned row
     ///     let mut y = [0.0f32; 2];
     ///     let args = Forward::new(&x, &mut y).residual(&residual);
-    ///     norm.forward_reduced_rows(&NormSpec::rms(2, 2, 0.0), YRows::Own, args)?;
+    ///     norm.forward_reduced_rows(&NormSpec::rms(2, 2, 0.0), OutputRows::Own, args)?;
     ///     assert_eq!(y, [[0.2, 1.4], [1.0, 1.0]][norm.rank()]); // of (1, 7) and (7, 7)
     ///     Ok(())
     /// }
@@ -171,7 +171,7 @@ pub trait ShardedNorm {
     fn forward_reduced_rows<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        y_rows: YRows,
+        y_rows: OutputRows,
         args: Forward<'_, Self::Backend, T, W, R>,
     ) -> Result<(), Error> {
         self.launch(spec, GroupCall::ReducedRows(y_rows, args.erase()))
@@ -280,9 +280,9 @@ pub fn check_reduced<'a, B: NormBackend>(
 pub fn check_reduced_rows<'a, B: NormBackend>(
     spec: &NormSpec,
     (rank, ranks): (usize, usize),
-    y_rows: YRows,
+    y_rows: OutputRows,
     args: AnyForward<'a, B>,
 ) -> Result<Checked<ShardedRows<AnyForward<'a, B>>>, Error> {
-    let own = Shares { units: spec.rows, unit: spec.cols, ranks }.units(rank);
+    let own = RowShares { units: spec.rows, unit: spec.cols, ranks }.units(rank);
     Checked::forward_rows(*spec, ShardedRows::new(args, own, y_rows))
 }

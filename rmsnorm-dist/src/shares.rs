@@ -1,4 +1,4 @@
-//! [`Shares`]: the rows of each rank.
+//! [`RowShares`]: the rows of each rank.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// assert_eq!((shares.len(), shares.units(3)), (28, 7..7));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
+pub struct RowShares {
     /// Number of units.
     pub units: usize,
     /// Elements of a unit.
@@ -24,7 +24,7 @@ pub struct Shares {
     pub ranks: usize,
 }
 
-impl Shares {
+impl RowShares {
     /// The units of rank `rank`.
     pub fn units(&self, rank: usize) -> Range<usize> {
         let most = self.units.div_ceil(self.ranks.max(1));

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rmsnorm_spec::{Element, Error, HostMemory, Storage, Stored};
+use rmsnorm_spec::{AnyElement, Element, Error, HostMemory, Storage};
 
-use crate::{Collective, Shares, check_len};
+use crate::{Collective, RowShares, check_len};
 
 /// A rank of a group whose ranks are threads of one process, for backends in host memory.
 ///
@@ -24,7 +24,7 @@ use crate::{Collective, Shares, check_len};
 /// let results = std::thread::scope(|scope| {
 ///     let rank = |(group, x): (ThreadGroup, [f32; 4])| {
 ///         scope.spawn(move || -> Result<[f32; 4], Error> {
-///             let norm = Sharded::new(CpuBackend::with(Isa::detect(), 1)?, group);
+///             let norm = Sharded::new(CpuBackend::with_isa_and_threads(Isa::detect(), 1)?, group);
 ///             let mut y = [0.0; 4];
 ///             norm.forward_reduced(&spec, Forward::new(&x, &mut y))?;
 ///             Ok(y)
@@ -81,7 +81,7 @@ struct Sent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Call {
     name: &'static str,
-    shares: Shares,
+    shares: RowShares,
     storage: Storage,
 }
 
@@ -158,7 +158,7 @@ impl ThreadGroup {
     }
 
     /// Sends this rank's share to all ranks, and writes every share to its place.
-    fn gather<T: Stored>(&self, shares: &Shares, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
+    fn gather<T: AnyElement>(&self, shares: &RowShares, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
         let call = Call { name: "all_gather", shares: *shares, storage: T::STORAGE };
         self.exchange(call, own, |sent| {
             for (rank, sent) in sent.iter().enumerate() {
@@ -169,7 +169,7 @@ impl ThreadGroup {
 
     /// Adds the tensors of all ranks, in rank order.
     fn add<T: Element>(&self, own: Vec<u8>, to: &mut [T]) -> Result<(), Error> {
-        let shares = Shares { units: to.len(), unit: 1, ranks: self.ranks };
+        let shares = RowShares { units: to.len(), unit: 1, ranks: self.ranks };
         let call = Call { name: "all_reduce", shares, storage: T::STORAGE };
         let mut part = vec![T::default(); to.len()];
         self.exchange(call, own, |sent| {
@@ -206,7 +206,7 @@ impl ThreadGroup {
         }
     }
 
-    fn check_shares(&self, shares: &Shares) -> Result<(), Error> {
+    fn check_shares(&self, shares: &RowShares) -> Result<(), Error> {
         if shares.ranks == self.ranks {
             return Ok(());
         }
@@ -254,7 +254,12 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         self.ranks
     }
 
-    fn all_to_all<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
+    fn all_to_all<T: AnyElement>(
+        &self,
+        shares: &RowShares,
+        from: B::In<'_, T>,
+        mut to: B::Out<'_, T>,
+    ) -> Result<(), Error> {
         let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
         self.check_shares(shares)?;
         let own = shares.elements(self.rank);
@@ -269,7 +274,12 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         })
     }
 
-    fn all_gather<T: Stored>(&self, shares: &Shares, from: B::In<'_, T>, mut to: B::Out<'_, T>) -> Result<(), Error> {
+    fn all_gather<T: AnyElement>(
+        &self,
+        shares: &RowShares,
+        from: B::In<'_, T>,
+        mut to: B::Out<'_, T>,
+    ) -> Result<(), Error> {
         let (from, to) = (B::slice(&from), B::slice_mut(&mut to));
         self.check_shares(shares)?;
         check_len("from", shares.elements(self.rank).len(), from.len())?;
@@ -277,7 +287,7 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
         self.gather(shares, bytemuck::cast_slice(from).to_vec(), to)
     }
 
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, mut tensor: B::Out<'_, T>) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, mut tensor: B::Out<'_, T>) -> Result<(), Error> {
         let tensor = B::slice_mut(&mut tensor);
         self.check_shares(shares)?;
         check_len("tensor", shares.len(), tensor.len())?;
@@ -300,7 +310,7 @@ impl<B: HostMemory> Collective<B> for ThreadGroup {
 
 impl std::fmt::Display for Call {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Shares { units, unit, ranks } = self.shares;
+        let RowShares { units, unit, ranks } = self.shares;
         write!(f, "{} of {units} units of {unit} {} on {ranks} ranks", self.name, self.storage)
     }
 }
@@ -311,7 +321,7 @@ mod tests {
 
     use super::*;
 
-    const SHARES: Shares = Shares { units: 3, unit: 1, ranks: 3 };
+    const SHARES: RowShares = RowShares { units: 3, unit: 1, ranks: 3 };
     /// Longer than any test takes; the test advances the clock to it.
     const DEADLINE: Duration = Duration::from_secs(1 << 20);
 

@@ -5,7 +5,7 @@ use rmsnorm_spec::{AnyForward, DType, Error, Forward, Memory, NormSpec, Source};
 
 use crate::any_order::in_one_exchange;
 use crate::deal::{Beside, sent, written};
-use crate::{Collective, Sharded, ShardedNorm, Shares};
+use crate::{Collective, RowShares, Sharded, ShardedNorm};
 
 /// Largest x, in bytes, for which one exchange is faster than two. Times over NCCL on two H100s,
 /// bf16:
@@ -33,7 +33,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     ) -> Result<(), Error> {
         let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, dtypes, .. } = args;
         let len = spec.rows * spec.cols;
-        let of_ranks = Shares { units: self.ranks(), unit: len, ranks: self.ranks() };
+        let of_ranks = RowShares { units: self.ranks(), unit: len, ranks: self.ranks() };
         let mut parts = self.room(dtypes.activation, of_ranks.len())?;
         let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, len)?;
 

@@ -7,7 +7,7 @@ use rmsnorm_spec::{
     AnyCall, AnyForward, AnyIn, AnyOut, Checked, DType, Error, Memory, NormBackend, NormSpec, Storage, bf16, f16,
 };
 
-use crate::{Collective, Sharded, Shares};
+use crate::{Collective, RowShares, Sharded};
 
 /// Runs `body` with the element type of `storage`. Ranks exchange floats only.
 macro_rules! with_float {
@@ -80,17 +80,17 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     }
 
     /// [`Collective::all_to_all`].
-    pub(crate) fn all_to_all(&self, shares: &Shares, from: AnyIn<'_, B>, to: AnyOut<'_, B>) -> Result<(), Error> {
+    pub(crate) fn all_to_all(&self, shares: &RowShares, from: AnyIn<'_, B>, to: AnyOut<'_, B>) -> Result<(), Error> {
         with_float!(from.storage(); T => self.collective().all_to_all::<T>(shares, from.typed()?, to.typed()?))
     }
 
     /// [`Collective::all_gather`].
-    pub(crate) fn all_gather(&self, shares: &Shares, from: AnyIn<'_, B>, to: AnyOut<'_, B>) -> Result<(), Error> {
+    pub(crate) fn all_gather(&self, shares: &RowShares, from: AnyIn<'_, B>, to: AnyOut<'_, B>) -> Result<(), Error> {
         with_float!(from.storage(); T => self.collective().all_gather::<T>(shares, from.typed()?, to.typed()?))
     }
 
     /// [`Collective::all_gather_in_place`].
-    pub(crate) fn all_gather_in_place(&self, shares: &Shares, tensor: AnyOut<'_, B>) -> Result<(), Error> {
+    pub(crate) fn all_gather_in_place(&self, shares: &RowShares, tensor: AnyOut<'_, B>) -> Result<(), Error> {
         with_float!(tensor.storage(); T => self.collective().all_gather_in_place::<T>(shares, tensor.typed()?))
     }
 

@@ -1,4 +1,4 @@
-//! `Order::Any`: sums within the bound of every order, equal on all ranks, and y as the norm of the
+//! `Order::Engine`: sums within the bound of every order, equal on all ranks, and y as the norm of the
 //! stored sum.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
@@ -9,8 +9,8 @@ use rmsnorm_conformance::spec::reference::ForwardInputs;
 use rmsnorm_conformance::testing::{Bits, ForwardTruth, exact, values};
 use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, Order, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{DType, Element, Error, Forward, NormSpec, Rows, Stored, Tensor, bf16, f16};
+use rmsnorm_dist::{Collective, Order, RowShares, Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_spec::{AnyElement, DType, Element, Error, Forward, NormSpec, Rows, Tensor, bf16, f16};
 
 const ROWS: usize = 5;
 const COLS: usize = 67;
@@ -20,14 +20,14 @@ const LEN: usize = ROWS * COLS;
 type Outputs<T> = Vec<(Vec<T>, Vec<T>)>;
 
 fn backend() -> CpuBackend {
-    CpuBackend::with(Isa::detect(), 1).unwrap()
+    CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap()
 }
 
 fn on_ranks<T: Element>(ranks: usize, in_place: bool) -> Outputs<T> {
     thread::scope(|scope| {
         let rank = |(rank, group): (usize, ThreadGroup)| {
             scope.spawn(move || {
-                let norm = Sharded::new(backend(), group).order(Order::Any);
+                let norm = Sharded::new(backend(), group).order(Order::Engine);
                 let (mut x, mut residual) = (values::<T>(rank as u64, LEN), values::<T>(100, LEN));
                 let (mut y, mut sum, spec) =
                     (vec![T::default(); LEN], vec![T::default(); LEN], NormSpec::rms(ROWS, COLS, 1e-6));
@@ -116,7 +116,7 @@ fn the_order_says_where_sums_are_rounded() {
         })
     };
     assert_eq!(sums(Order::ByRank), [[1.0 + 1.0 / 128.0; 2]; 4]);
-    assert_eq!(sums(Order::Any), [[1.0; 2]; 4]);
+    assert_eq!(sums(Order::Engine), [[1.0; 2]; 4]);
     assert_eq!(Order::default(), Order::ByRank);
 }
 
@@ -132,15 +132,15 @@ impl Collective<CpuBackend> for Mover {
         2
     }
 
-    fn all_to_all<T: Stored>(&self, _: &Shares, _: &[T], _: &mut [T]) -> Result<(), Error> {
+    fn all_to_all<T: AnyElement>(&self, _: &RowShares, _: &[T], _: &mut [T]) -> Result<(), Error> {
         Ok(())
     }
 
-    fn all_gather<T: Stored>(&self, _: &Shares, _: &[T], _: &mut [T]) -> Result<(), Error> {
+    fn all_gather<T: AnyElement>(&self, _: &RowShares, _: &[T], _: &mut [T]) -> Result<(), Error> {
         Ok(())
     }
 
-    fn all_gather_in_place<T: Stored>(&self, _: &Shares, _: &mut [T]) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, _: &RowShares, _: &mut [T]) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -148,7 +148,7 @@ impl Collective<CpuBackend> for Mover {
 /// The same error each time, because nothing was sent.
 #[test]
 fn what_is_not_to_be_had_is_refused_by_name() {
-    let norm = Sharded::new(backend(), Mover).order(Order::Any);
+    let norm = Sharded::new(backend(), Mover).order(Order::Engine);
     let (mut x, mut y) = ([1.0f32; 10], [0.0f32; 6]);
     let spec = NormSpec::rms(2, 3, 1e-6);
     let rule = |answer: Result<(), Error>| match answer {

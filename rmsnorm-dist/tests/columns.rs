@@ -61,7 +61,7 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
         refused.push(norm.forward_columns(&spec, &COLUMNS, Forward::new(&x, &mut y[1..])));
         let (mut sum, weight) = (vec![0.0; x.len()], vec![1.0; 6]);
         refused.push(norm.forward_columns(&spec, &COLUMNS, Forward::new(&x, &mut y).weight(&weight)));
-        let after = Forward::onto_residual(&x[..]).residual_in_place(&mut sum[..]);
+        let after = Forward::added_to_residual(&x[..]).residual_in_place(&mut sum[..]);
         refused.push(norm.forward_columns(&spec.residual_after(), &COLUMNS, after));
         let (rstd, mut dx) = ([1.0; 2], vec![f32::NAN; x.len()]);
         let no_mean = Backward::new(&x, &x, &rstd, &mut dx);
@@ -132,7 +132,7 @@ fn a_form_without_columns_says_so() {
 fn one_rank_refuses_what_several_do() {
     on_ranks(1, |norm| {
         let (x, mut sum) = ([1.0f32, 2.0], [1.0, 2.0]);
-        let args = Forward::onto_residual(&x[..]).residual_in_place(&mut sum[..]);
+        let args = Forward::added_to_residual(&x[..]).residual_in_place(&mut sum[..]);
         let answer = norm.forward_columns(&NormSpec::rms(1, 2, 0.0).residual_after(), &[2], args);
         assert!(matches!(answer, Err(Error::Unsupported { .. })));
     });

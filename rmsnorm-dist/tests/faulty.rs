@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{AnyCall, Checked, DType, Error, NormBackend, NormSpec, Storage, Stored, bf16};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, RowShares, Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_spec::{AnyCall, AnyElement, Checked, DType, Error, NormBackend, NormSpec, Storage, bf16};
 
 /// A bug in an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,7 +64,7 @@ impl Faulty {
     }
 
     /// Swaps these elements with the elements of the previous call, up to the shorter length.
-    fn give_before<T: Stored>(&self, which: usize, elements: &mut [T]) {
+    fn give_before<T: AnyElement>(&self, which: usize, elements: &mut [T]) {
         let now: Vec<u32> = elements.iter().map(|element| element.bits()).collect();
         let before = std::mem::replace(&mut self.before.lock().unwrap()[which], now);
         for (element, bits) in elements.iter_mut().zip(before) {
@@ -73,7 +73,7 @@ impl Faulty {
     }
 
     /// The shares of all ranks with the bug; `held` is the previous content.
-    fn spoil<T: Stored>(&self, shares: &Shares, held: &[T], to: &mut [T]) {
+    fn spoil<T: AnyElement>(&self, shares: &RowShares, held: &[T], to: &mut [T]) {
         let (rank, ranks) = self.rank_of_ranks();
         let keep = |to: &mut [T], rank: usize| {
             to[shares.elements(rank)].copy_from_slice(&held[shares.elements(rank)]);
@@ -113,7 +113,7 @@ impl Collective<CpuBackend> for Faulty {
         self.rank_of_ranks().1
     }
 
-    fn all_to_all<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+    fn all_to_all<T: AnyElement>(&self, shares: &RowShares, from: &[T], to: &mut [T]) -> Result<(), Error> {
         let (rank, ranks) = self.rank_of_ranks();
         Collective::<CpuBackend>::all_to_all(&self.group, shares, from, to)?;
         let (len, zero) = (to.len() / ranks, T::from_bits(0));
@@ -141,14 +141,14 @@ impl Collective<CpuBackend> for Faulty {
         Ok(())
     }
 
-    fn all_gather<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+    fn all_gather<T: AnyElement>(&self, shares: &RowShares, from: &[T], to: &mut [T]) -> Result<(), Error> {
         let held = to.to_vec();
         Collective::<CpuBackend>::all_gather(&self.group, shares, from, to)?;
         self.spoil(shares, &held, to);
         Ok(())
     }
 
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: &mut [T]) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, tensor: &mut [T]) -> Result<(), Error> {
         let held = tensor.to_vec();
         Collective::<CpuBackend>::all_gather_in_place(&self.group, shares, &mut *tensor)?;
         self.spoil(shares, &held, tensor);
@@ -157,7 +157,7 @@ impl Collective<CpuBackend> for Faulty {
 }
 
 fn backend() -> CpuBackend {
-    CpuBackend::with(Isa::detect(), 1).unwrap()
+    CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap()
 }
 
 /// Whether a group of three ranks fails a case.

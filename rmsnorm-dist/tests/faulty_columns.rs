@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::columns::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{Direction, Error, Norm, NormSpec, Stored, bf16};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, RowShares, Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_spec::{AnyElement, Direction, Error, Norm, NormSpec, bf16};
 
 /// A bug in the statistics.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,15 +135,15 @@ impl Collective<CpuBackend> for Spoiler {
         Collective::<CpuBackend>::ranks(&self.group)
     }
 
-    fn all_to_all<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+    fn all_to_all<T: AnyElement>(&self, shares: &RowShares, from: &[T], to: &mut [T]) -> Result<(), Error> {
         Collective::<CpuBackend>::all_to_all(&self.group, shares, from, to)
     }
 
-    fn all_gather<T: Stored>(&self, shares: &Shares, from: &[T], to: &mut [T]) -> Result<(), Error> {
+    fn all_gather<T: AnyElement>(&self, shares: &RowShares, from: &[T], to: &mut [T]) -> Result<(), Error> {
         Collective::<CpuBackend>::all_gather(&self.group, shares, from, to)
     }
 
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: &mut [T]) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, tensor: &mut [T]) -> Result<(), Error> {
         Collective::<CpuBackend>::all_gather_in_place(&self.group, shares, &mut *tensor)?;
         let mut found: Vec<f32> = tensor.iter().map(|number| f32::from_bits(number.bits())).collect();
         self.spoil(&mut found, Collective::rank(self), Collective::ranks(self));
@@ -200,7 +200,7 @@ impl ShardedNorm for Faulty {
 }
 
 fn backend() -> CpuBackend {
-    CpuBackend::with(Isa::detect(), 1).unwrap()
+    CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap()
 }
 
 /// Whether a group of `ranks` fails a case, forward or backward.

@@ -6,8 +6,8 @@ use std::ops::Range;
 use rmsnorm_conformance::Status;
 use rmsnorm_conformance::ranks::rows::{cases, run_case};
 use rmsnorm_cpu::{CpuBackend, Isa};
-use rmsnorm_dist::{Collective, GroupCall, Ranks, Sharded, ShardedNorm, Shares, ThreadGroup, check_reduced_rows};
-use rmsnorm_spec::{Element, Error, Forward, NormSpec, ShardedRows, Source, Stored, YRows, with_types};
+use rmsnorm_dist::{Collective, GroupCall, Ranks, RowShares, Sharded, ShardedNorm, ThreadGroup, check_reduced_rows};
+use rmsnorm_spec::{AnyElement, Element, Error, Forward, NormSpec, OutputRows, ShardedRows, Source, with_types};
 
 /// A bug in a call on divided rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,7 +82,7 @@ impl Faulty {
     fn normalize_rows<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        y_rows: YRows,
+        y_rows: OutputRows,
         own: Range<usize>,
         args: Forward<'_, CpuBackend, T, W, R>,
     ) -> Result<(), Error> {
@@ -131,8 +131,8 @@ impl Faulty {
             to.into_iter().for_each(|to| to[..there].copy_from_slice(&from[..there]));
         }
         match y_rows {
-            YRows::All => self.gather(spec, &of_y, y),
-            YRows::Own => {
+            OutputRows::All => self.gather(spec, &of_y, y),
+            OutputRows::Own => {
                 let own = if is_over_x { own } else { 0..own.len() };
                 self.put(&own, spec.cols, &of_y[..elements], y);
                 Ok(())
@@ -141,10 +141,10 @@ impl Faulty {
     }
 
     /// This rank's rows of every part.
-    fn own_parts<T: Stored>(&self, spec: &NormSpec, own: &Range<usize>, x: &[T]) -> Result<Vec<T>, Error> {
+    fn own_parts<T: AnyElement>(&self, spec: &NormSpec, own: &Range<usize>, x: &[T]) -> Result<Vec<T>, Error> {
         let (ranks, len, cols) = (self.ranks(), spec.rows * spec.cols, spec.cols);
         let mut all = vec![T::from_bits(0); ranks * len];
-        let whole = Shares { units: ranks, unit: len, ranks };
+        let whole = RowShares { units: ranks, unit: len, ranks };
         Collective::<CpuBackend>::all_gather(self.norm.collective(), &whole, x, &mut all)?;
         let row = |row: usize| if self.bug == Some(Bug::RowsOffByOne) { (row + 1) % spec.rows } else { row };
         let of_part =
@@ -184,7 +184,7 @@ impl Faulty {
     }
 
     /// The owned rows of y in the given output.
-    fn put<T: Stored>(&self, own: &Range<usize>, cols: usize, of_y: &[T], y: &mut [T]) {
+    fn put<T: AnyElement>(&self, own: &Range<usize>, cols: usize, of_y: &[T], y: &mut [T]) {
         let start = if self.bug == Some(Bug::YOverFirstRows) { 0 } else { own.start * cols };
         if self.bug != Some(Bug::OwnRowsOfYMissing) {
             y[start..][..of_y.len()].copy_from_slice(of_y);
@@ -196,8 +196,8 @@ impl Faulty {
     }
 
     /// y of all rows.
-    fn gather<T: Stored>(&self, spec: &NormSpec, of_y: &[T], y: &mut [T]) -> Result<(), Error> {
-        let shares = Shares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
+    fn gather<T: AnyElement>(&self, spec: &NormSpec, of_y: &[T], y: &mut [T]) -> Result<(), Error> {
+        let shares = RowShares { units: spec.rows, unit: spec.cols, ranks: self.ranks() };
         let held = y.to_vec();
         Collective::<CpuBackend>::all_gather(self.norm.collective(), &shares, of_y, &mut *y)?;
         match self.bug {
@@ -232,7 +232,7 @@ fn is_dense<T: Element, W: Element, R: Element>(args: &Forward<'_, CpuBackend, T
 }
 
 fn backend() -> CpuBackend {
-    CpuBackend::with(Isa::detect(), 1).unwrap()
+    CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap()
 }
 
 /// Whether a group of three ranks fails a case.

@@ -8,7 +8,7 @@ use rmsnorm_cpu::{CpuBackend, Isa};
 use rmsnorm_dist::{Ranks, Sharded, ThreadGroup};
 
 fn group(ranks: usize) -> Ranks<Sharded<CpuBackend, ThreadGroup>, CpuBackend> {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     Ranks::new(ThreadGroup::new(ranks).into_iter().map(|rank| (Sharded::new(backend.clone(), rank), backend.clone())))
 }
 

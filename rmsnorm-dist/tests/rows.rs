@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use rmsnorm_cpu::{CpuBackend, Forward, Isa};
-use rmsnorm_dist::{GroupCall, Sharded, ShardedNorm, Shares, ThreadGroup};
-use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, YRows};
+use rmsnorm_dist::{GroupCall, RowShares, Sharded, ShardedNorm, ThreadGroup};
+use rmsnorm_spec::{Error, NormSpec, OutputRows, RowGroups, Rows};
 
 use common::{Rank, on_ranks};
 
@@ -33,7 +33,7 @@ fn residual() -> Vec<f32> {
 
 /// The rows that a rank owns, and their elements.
 fn own(norm: &Rank) -> (Range<usize>, Range<usize>) {
-    let shares = Shares { units: ROWS, unit: COLS, ranks: RANKS };
+    let shares = RowShares { units: ROWS, unit: COLS, ranks: RANKS };
     (shares.units(norm.rank()), shares.elements(norm.rank()))
 }
 
@@ -42,7 +42,7 @@ fn whole() -> [Vec<f32>; 3] {
     let (x, residual) = ([part(0), part(1), part(2)].concat(), residual());
     let (mut y, mut sum, mut rstd) = (vec![0.0; LEN], vec![0.0; LEN], vec![0.0; ROWS]);
     let args = Forward::new(&x, &mut y).parts(RANKS, LEN).residual(&residual).residual_out(&mut sum).rstd(&mut rstd);
-    CpuBackend::with(Isa::detect(), 1).unwrap().forward(&SPEC, args).unwrap();
+    CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap().forward(&SPEC, args).unwrap();
     [y, sum, rstd]
 }
 
@@ -63,24 +63,24 @@ fn own_rows_of_the_residual_stream_and_of_y_may_lie_apart() {
         let args = Forward::new(&x, Rows::strided(&mut own_y[..], STRIDE)).rstd(&mut own_rstd);
         let args = args.residual(Rows::strided(&residual[..], STRIDE));
         let args = args.residual_out(Rows::strided(&mut own_sum[..], STRIDE));
-        norm.forward_reduced_rows(&SPEC, YRows::Own, args).unwrap();
+        norm.forward_reduced_rows(&SPEC, OutputRows::Own, args).unwrap();
         assert_eq!(own_y, apart(&y[elements.clone()], -1.0));
         assert_eq!(own_sum, apart(&sum[elements], -2.0));
         assert_eq!(own_rstd, rstd[rows]);
     });
 }
 
-/// With `YRows::Own`, only the owned rows of x are overwritten.
+/// With `OutputRows::Own`, only the owned rows of x are overwritten.
 #[test]
 fn in_place_the_residual_is_updated_and_x_holds_what_y_has() {
     let [y, sum, _] = whole();
     on_ranks(RANKS, |norm| {
         let elements = own(norm).1;
-        for y_rows in [YRows::All, YRows::Own] {
+        for y_rows in [OutputRows::All, OutputRows::Own] {
             let (mut x, mut residual) = (part(norm.rank()), residual()[elements.clone()].to_vec());
             let args = Forward::<f32>::in_place(&mut x).residual_in_place(&mut residual);
             norm.forward_reduced_rows(&SPEC, y_rows, args).unwrap();
-            let mut expected = if y_rows == YRows::All { y.clone() } else { part(norm.rank()) };
+            let mut expected = if y_rows == OutputRows::All { y.clone() } else { part(norm.rank()) };
             expected[elements.clone()].copy_from_slice(&y[elements.clone()]);
             assert_eq!((x, &residual[..]), (expected, &sum[elements.clone()]), "{y_rows:?}");
         }
@@ -106,31 +106,34 @@ fn what_is_refused_is_refused_before_anything_is_sent() {
         };
         let strided = apart(&x, 0.0);
         let args = Forward::new(Rows::strided(&strided[..], STRIDE), &mut y[..len]);
-        assert_eq!(refused(YRows::Own, args), sends("x"));
+        assert_eq!(refused(OutputRows::Own, args), sends("x"));
         let args = Forward::new(&x, Rows::strided(&mut long[..ROWS * STRIDE], STRIDE));
-        assert_eq!(refused(YRows::All, args), sends("y"));
+        assert_eq!(refused(OutputRows::All, args), sends("y"));
         let mut over = x.clone();
         let held = &mut long[..len / COLS * STRIDE];
         let args = Forward::<f32>::in_place(&mut over).residual_in_place(Rows::strided(held, STRIDE));
         let copies = "Sharded needs contiguous rows in a residual that is overwritten: pass a contiguous residual";
-        assert_eq!(refused(YRows::Own, args), copies);
-        // A residual of all rows, as in `forward_reduced`; and y of other rows than `YRows` says.
+        assert_eq!(refused(OutputRows::Own, args), copies);
+        // A residual of all rows, as in `forward_reduced`; and y of other rows than `OutputRows` says.
         let args = Forward::new(&x, &mut y).residual(&residual);
-        assert_eq!(refused(YRows::All, args), format!("residual: expected {len} elements, got {LEN}"));
-        assert_eq!(refused(YRows::Own, Forward::new(&x, &mut y)), format!("y: expected {len} elements, got {LEN}"));
+        assert_eq!(refused(OutputRows::All, args), format!("residual: expected {len} elements, got {LEN}"));
+        assert_eq!(
+            refused(OutputRows::Own, Forward::new(&x, &mut y)),
+            format!("y: expected {len} elements, got {LEN}")
+        );
         let args = Forward::new(&x, &mut y[..len]);
-        assert_eq!(refused(YRows::All, args), format!("y: expected {LEN} elements, got {len}"));
+        assert_eq!(refused(OutputRows::All, args), format!("y: expected {LEN} elements, got {len}"));
         let groups = RowGroups { rows: 2, stride: 2 * STRIDE };
         let args = Forward::new(&x, Rows::grouped(&mut long[..len], COLS, groups));
-        assert!(refused(YRows::Own, args).contains("y cannot be grouped"));
+        assert!(refused(OutputRows::Own, args).contains("y cannot be grouped"));
         let parts = "where rows are divided among ranks, x is one matrix on every rank, no sum of parts";
-        assert_eq!(refused(YRows::All, Forward::new(&x, &mut y).parts(1, LEN)), parts);
+        assert_eq!(refused(OutputRows::All, Forward::new(&x, &mut y).parts(1, LEN)), parts);
         let args = Forward::new(&x, &mut y).residual(&residual[..len]).residual_out(&mut sum[..len]);
-        let after = norm.forward_reduced_rows(&SPEC.residual_after(), YRows::All, args).unwrap_err().to_string();
+        let after = norm.forward_reduced_rows(&SPEC.residual_after(), OutputRows::All, args).unwrap_err().to_string();
         assert!(after.ends_with("a residual is added before the norm"), "{after}");
 
         let own_residual = &residual[own(norm).1];
-        norm.forward_reduced_rows(&SPEC, YRows::All, Forward::new(&x, &mut y).residual(own_residual)).unwrap();
+        norm.forward_reduced_rows(&SPEC, OutputRows::All, Forward::new(&x, &mut y).residual(own_residual)).unwrap();
         y
     });
     assert_eq!(y_of_all, vec![whole()[0].clone(); RANKS]);
@@ -145,7 +148,7 @@ fn a_call_that_fails_in_its_exchange_is_the_last() {
     let (x, mut y) = ([1.0f32; 6], [0.0f32; 3]);
     let mut message = || {
         let args = Forward::new(&x, &mut y);
-        rank.forward_reduced_rows(&NormSpec::rms(2, 3, 1e-6), YRows::Own, args).unwrap_err().to_string()
+        rank.forward_reduced_rows(&NormSpec::rms(2, 3, 1e-6), OutputRows::Own, args).unwrap_err().to_string()
     };
     let first = message();
     let later = format!(
@@ -176,6 +179,6 @@ impl ShardedNorm for WholeOnly {
 #[test]
 fn a_form_without_divided_rows_says_so() {
     let (x, mut y) = ([1.0f32; LEN], [0.0f32; LEN]);
-    let answer = WholeOnly.forward_reduced_rows(&SPEC, YRows::All, Forward::new(&x, &mut y));
+    let answer = WholeOnly.forward_reduced_rows(&SPEC, OutputRows::All, Forward::new(&x, &mut y));
     assert!(matches!(answer, Err(Error::Unsupported { rule }) if rule.contains("by rows")));
 }

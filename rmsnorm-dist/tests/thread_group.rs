@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use rmsnorm_cpu::{CpuBackend, Forward};
-use rmsnorm_dist::{Collective, Sharded, ShardedNorm, Shares, ThreadGroup};
+use rmsnorm_dist::{Collective, RowShares, Sharded, ShardedNorm, ThreadGroup};
 use rmsnorm_spec::{Error, NormSpec, RowGroups, Rows, bf16};
 
 /// The answer of each rank, run on a thread each. A rank leaves the group after its answer.
@@ -19,15 +19,15 @@ fn each(groups: Vec<ThreadGroup>, ranks: &[impl Fn(&ThreadGroup) -> Result<Vec<f
     })
 }
 
-const SHARES: Shares = Shares { units: 5, unit: 1, ranks: 3 };
+const SHARES: RowShares = RowShares { units: 5, unit: 1, ranks: 3 };
 
-fn all_to_all(group: &ThreadGroup, shares: &Shares, from: &[f32], len: usize) -> Result<Vec<f32>, Error> {
+fn all_to_all(group: &ThreadGroup, shares: &RowShares, from: &[f32], len: usize) -> Result<Vec<f32>, Error> {
     let mut to = vec![-1.0; len];
     Collective::<CpuBackend>::all_to_all(group, shares, from, &mut to)?;
     Ok(to)
 }
 
-fn all_gather(group: &ThreadGroup, shares: &Shares, from: &[f32]) -> Result<Vec<f32>, Error> {
+fn all_gather(group: &ThreadGroup, shares: &RowShares, from: &[f32]) -> Result<Vec<f32>, Error> {
     let mut to = vec![-1.0; shares.len()];
     Collective::<CpuBackend>::all_gather(group, shares, from, &mut to)?;
     Ok(to)
@@ -51,7 +51,7 @@ fn shares_arrive_in_the_order_of_the_ranks() {
 #[test]
 fn ranks_without_a_share_take_part() {
     for units in [0, 1, 2] {
-        let shares = Shares { units, unit: 2, ranks: 3 };
+        let shares = RowShares { units, unit: 2, ranks: 3 };
         let rank = |group: &ThreadGroup| {
             let rank = Collective::<CpuBackend>::rank(group);
             let from = vec![rank as f32; 2 * units];
@@ -65,7 +65,7 @@ fn ranks_without_a_share_take_part() {
 
 #[test]
 fn a_rank_that_panics_is_named() {
-    let stays = |group: &ThreadGroup| all_gather(group, &Shares { units: 2, unit: 1, ranks: 2 }, &[1.0]);
+    let stays = |group: &ThreadGroup| all_gather(group, &RowShares { units: 2, unit: 1, ranks: 2 }, &[1.0]);
     let mut groups = ThreadGroup::new(2);
     let leaving = groups.pop().unwrap();
     let panicked = thread::spawn(move || {
@@ -79,7 +79,7 @@ fn a_rank_that_panics_is_named() {
 
 #[test]
 fn ranks_that_call_something_else_are_named() {
-    const TWO: Shares = Shares { units: 4, unit: 1, ranks: 2 };
+    const TWO: RowShares = RowShares { units: 4, unit: 1, ranks: 2 };
     fn gather<T: rmsnorm_spec::Element>(group: &ThreadGroup) -> Error {
         let (from, mut to) = ([T::default(); 2], [T::default(); 4]);
         Collective::<CpuBackend>::all_gather(group, &TWO, &from, &mut to).unwrap_err()
@@ -109,7 +109,7 @@ fn views_of_a_wrong_length_are_refused() {
     assert_eq!(message(all_to_all(&group, &SHARES, &[0.0; 5], 7)), "to: expected 6 elements, got 7");
     assert_eq!(message(all_gather(&group, &SHARES, &[0.0; 5])), "from: expected 2 elements, got 5");
     let rule = "shares: `ranks` must be 3, the size of this group, got 4";
-    let four = Shares { ranks: 4, ..SHARES };
+    let four = RowShares { ranks: 4, ..SHARES };
     assert_eq!(message(all_gather(&group, &four, &[0.0; 2])), rule);
     assert_eq!(message(all_to_all(&group, &four, &[0.0; 5], 6)), rule);
 }
@@ -118,7 +118,7 @@ fn views_of_a_wrong_length_are_refused() {
 #[test]
 fn the_longest_deadline_is_none() {
     let groups = ThreadGroup::new(2).into_iter().map(|group| group.deadline(Duration::MAX)).collect();
-    let two = Shares { units: 2, unit: 1, ranks: 2 };
+    let two = RowShares { units: 2, unit: 1, ranks: 2 };
     let rank = |group: &ThreadGroup| all_gather(group, &two, &[Collective::<CpuBackend>::rank(group) as f32]);
     assert_eq!(each(groups, &[rank, rank]), ["[0.0, 1.0]"; 2]);
 }

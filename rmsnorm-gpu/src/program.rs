@@ -98,16 +98,16 @@ pub enum Form {
     /// `y` is the norm of `x`, or of `residual_out = x + residual`.
     Norm,
     /// `residual_out` is the residual plus the norm of `x`. There is no `y`.
-    Sum,
+    AddsToResidual,
     /// As `Sum`, and `y` is the next norm, applied to `residual_out`.
-    NormOfSum,
+    AddsAndNorms,
 }
 
 impl Form {
     const fn of(problem: &Problem) -> Self {
         match (problem.direction, problem.residual_placement) {
-            (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::NormOfSum,
-            (Direction::Forward, ResidualPlacement::After) => Form::Sum,
+            (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::AddsAndNorms,
+            (Direction::Forward, ResidualPlacement::After) => Form::AddsToResidual,
             (Direction::Forward, ResidualPlacement::Before)
             | (Direction::Backward | Direction::QuantizedForward, _) => Form::Norm,
         }
@@ -117,15 +117,15 @@ impl Form {
     pub const fn is_residual_after(self) -> bool {
         match self {
             Form::Norm => false,
-            Form::Sum | Form::NormOfSum => true,
+            Form::AddsToResidual | Form::AddsAndNorms => true,
         }
     }
 
     /// Whether the sum is normalized too.
     pub const fn norms_twice(self) -> bool {
         match self {
-            Form::Norm | Form::Sum => false,
-            Form::NormOfSum => true,
+            Form::Norm | Form::AddsToResidual => false,
+            Form::AddsAndNorms => true,
         }
     }
 }
@@ -430,7 +430,7 @@ mod tests {
         };
         let sum = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]);
         let form = |tensors| FORWARD.key(&after(tensors)).form;
-        assert_eq!((form(sum), form(sum.with(Tensor::Y))), (Form::Sum, Form::NormOfSum));
+        assert_eq!((form(sum), form(sum.with(Tensor::Y))), (Form::AddsToResidual, Form::AddsAndNorms));
         // The residual is added after the rounding, so the store does not repeat it.
         let key = FORWARD.key(&after(sum.without(Tensor::Residual)));
         assert_eq!((key.cast_order, key.tensors.has(Tensor::Residual)), (CastOrder::BeforeWeight, true));

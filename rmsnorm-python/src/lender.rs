@@ -5,27 +5,27 @@ use std::ffi::c_void;
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::{BorrowedSlice, CudaBackend};
 use rmsnorm_core::quant::CodeType;
-use rmsnorm_core::{AnyIn, AnyOut, DType, Error, F8E4M3, F8E5M2, NormBackend, Storage, Stored, bf16, f16};
+use rmsnorm_core::{AnyElement, AnyIn, AnyOut, DType, Error, F8E4M3, F8E5M2, NormBackend, Storage, bf16, f16};
 
 use crate::foreign::Foreign;
 
 /// A backend that takes memory by its address.
 pub(crate) trait Lender: NormBackend {
     /// Elements of another owner's.
-    type Lent<E: Stored>;
+    type Lent<E: AnyElement>;
 
     /// `len` elements at that address.
     ///
     /// # Safety
     /// - Memory: `len` elements of `E` lie there, on the backend's device, until the work that uses them is done.
     /// - Sharing: while the result is used for output nobody else uses them, for input nobody writes them.
-    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<Self::Lent<E>, Error>;
+    unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<Self::Lent<E>, Error>;
 
     /// To be read.
-    fn input<E: Stored>(lent: &Self::Lent<E>) -> Self::In<'_, E>;
+    fn input<E: AnyElement>(lent: &Self::Lent<E>) -> Self::In<'_, E>;
 
     /// To be written.
-    fn output<E: Stored>(lent: &mut Self::Lent<E>) -> Self::Out<'_, E>;
+    fn output<E: AnyElement>(lent: &mut Self::Lent<E>) -> Self::Out<'_, E>;
 }
 
 /// Declares the enum, whose variants are those of [`AnyIn`] and [`AnyOut`].
@@ -81,9 +81,9 @@ lent! {
 pub(crate) struct HostSlice<E>(*mut [E]);
 
 impl Lender for CpuBackend {
-    type Lent<E: Stored> = HostSlice<E>;
+    type Lent<E: AnyElement> = HostSlice<E>;
 
-    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
+    unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
         // Of no elements the address may be null, and a slice's may not.
         let data = if len == 0 { std::ptr::dangling_mut() } else { data.cast::<E>() };
         if data.is_null() || !data.is_aligned() {
@@ -93,14 +93,14 @@ impl Lender for CpuBackend {
         Ok(HostSlice(std::ptr::slice_from_raw_parts_mut(data, len)))
     }
 
-    fn input<E: Stored>(lent: &HostSlice<E>) -> &[E] {
+    fn input<E: AnyElement>(lent: &HostSlice<E>) -> &[E] {
         // SAFETY:
-        // - memory: promised to `lend`, where the address was checked; every bit pattern is a value of a `Stored` type;
+        // - memory: promised to `lend`, where the address was checked; every bit pattern is a value of a `AnyElement` type;
         // - sharing: promised there, of an input: nobody writes it.
         unsafe { &*lent.0 }
     }
 
-    fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [E] {
+    fn output<E: AnyElement>(lent: &mut HostSlice<E>) -> &mut [E] {
         // SAFETY:
         // - memory: as above; it is another library's, of which the compiler cannot tell whether it was written. A call that is not in
         //   place does not read it before;
@@ -110,20 +110,20 @@ impl Lender for CpuBackend {
 }
 
 impl Lender for CudaBackend {
-    type Lent<E: Stored> = BorrowedSlice<'static, E>;
+    type Lent<E: AnyElement> = BorrowedSlice<'static, E>;
 
-    unsafe fn lend<E: Stored>(&self, data: *mut c_void, len: usize) -> Result<BorrowedSlice<'static, E>, Error> {
+    unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<BorrowedSlice<'static, E>, Error> {
         // SAFETY:
         // - memory, sharing: the caller's promises; the owner keeps it alive until the work of the stream is done;
         // - order: the backend's stream is the one that the owner works on.
         unsafe { BorrowedSlice::new(self, data.addr() as u64, len) }
     }
 
-    fn input<'a, E: Stored>(lent: &'a BorrowedSlice<'static, E>) -> Self::In<'a, E> {
+    fn input<'a, E: AnyElement>(lent: &'a BorrowedSlice<'static, E>) -> Self::In<'a, E> {
         lent.as_view()
     }
 
-    fn output<'a, E: Stored>(lent: &'a mut BorrowedSlice<'static, E>) -> Self::Out<'a, E> {
+    fn output<'a, E: AnyElement>(lent: &'a mut BorrowedSlice<'static, E>) -> Self::Out<'a, E> {
         lent.as_view_mut()
     }
 }

@@ -20,15 +20,16 @@ mod tensors;
 mod visit;
 
 pub use any::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Untyped,
+    AnyBackward, AnyForward, AnyIn, AnyOut, AnyPartialBackwardStatistics, AnyPartialStatistics, AnyQuantizedForward,
+    Untyped,
 };
 pub use backward::Backward;
-pub use columns::{BackwardStatistics, ColumnStatistics, Given};
+pub use columns::{PartialBackwardStatistics, PartialStatistics, WithStatistics};
 pub use forward::Forward;
 pub use quantized_forward::{QuantizedForward, Scales};
 pub use row_layout::{RowGroups, RowLayout};
 pub use rows::{Parts, Rows, Source};
-pub use sharded_rows::{ShardedRows, YRows};
+pub use sharded_rows::{OutputRows, ShardedRows};
 use tensors::tensors;
 pub use visit::Visitor;
 pub(crate) use visit::{SpanVisitor, View, Views};

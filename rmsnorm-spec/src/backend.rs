@@ -1,8 +1,8 @@
 //! The trait that every backend implements and every caller uses.
 
 use crate::{
-    AnyCall, Backward, BackwardStatistics, Checked, Code, ColumnStatistics, Element, Error, Forward, Given, NormSpec,
-    Problem, QuantizedForward, Span, Storage, Stored,
+    AnyCall, AnyElement, Backward, Checked, Code, Element, Error, Forward, NormSpec, PartialBackwardStatistics,
+    PartialStatistics, Problem, QuantizedForward, Span, Storage, WithStatistics,
 };
 
 /// A device that can normalize.
@@ -29,30 +29,30 @@ use crate::{
 /// of [`AnyCall`]; a backend without them returns [`AnyCall::unsupported`].
 pub trait NormBackend {
     /// A read-only view of a tensor: `&[T]`, `CudaView<T>`, a range of a `wgpu::Buffer`.
-    type In<'a, T: Stored>;
+    type In<'a, T: AnyElement>;
     /// A view of a tensor that the call writes: `&mut [T]`, `CudaViewMut<T>`, a range of a
     /// `wgpu::Buffer`.
-    type Out<'a, T: Stored>;
+    type Out<'a, T: AnyElement>;
 
     /// The name used in reports and bench ids: `cpu`, `cuda`, `wgpu`.
     fn name(&self) -> &'static str;
 
     /// The place of a read-only view in memory.
-    fn in_span<T: Stored>(view: &Self::In<'_, T>) -> Span;
+    fn in_span<T: AnyElement>(view: &Self::In<'_, T>) -> Span;
 
     /// The place of a written view in memory.
-    fn out_span<T: Stored>(view: &Self::Out<'_, T>) -> Span;
+    fn out_span<T: AnyElement>(view: &Self::Out<'_, T>) -> Span;
 
     /// The storage of a read-only view's elements. A typed view has the storage of its type.
     #[doc(hidden)]
-    fn in_storage<T: Stored>(view: &Self::In<'_, T>) -> Storage {
+    fn in_storage<T: AnyElement>(view: &Self::In<'_, T>) -> Storage {
         let _ = view;
         T::STORAGE
     }
 
     /// The storage of a written view's elements.
     #[doc(hidden)]
-    fn out_storage<T: Stored>(view: &Self::Out<'_, T>) -> Storage {
+    fn out_storage<T: AnyElement>(view: &Self::Out<'_, T>) -> Storage {
         let _ = view;
         T::STORAGE
     }
@@ -147,56 +147,63 @@ pub trait NormBackend {
     /// # Errors
     /// As [`forward`](Self::forward); `Unsupported` from a backend without halves. The CPU and CUDA
     /// backends have them.
-    fn column_statistics<T: Element, R: Element>(
+    fn partial_statistics<T: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        args: ColumnStatistics<'_, Self, T, R>,
+        args: PartialStatistics<'_, Self, T, R>,
     ) -> Result<(), Error> {
-        self.launch(AnyCall::ColumnStatistics(Checked::column_statistics(*spec, args.erase())?))
+        self.launch(AnyCall::PartialStatistics(Checked::partial_statistics(*spec, args.erase())?))
     }
 
     /// The second half: normalizes with the statistics of all ranks, (16). `spec.cols` counts this
     /// rank's columns.
     ///
     /// # Errors
-    /// As [`column_statistics`](Self::column_statistics).
-    fn forward_given<T: Element, W: Element, R: Element>(
+    /// As [`partial_statistics`](Self::partial_statistics).
+    fn forward_with_statistics<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        given: Given<'_, Self, Forward<'_, Self, T, W, R>>,
+        given: WithStatistics<'_, Self, Forward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch(AnyCall::ForwardGiven(Checked::forward_given(*spec, given.erase(Forward::erase))?))
+        self.launch(AnyCall::ForwardWithStatistics(Checked::forward_with_statistics(
+            *spec,
+            given.erase(Forward::erase),
+        )?))
     }
 
     /// The first half of a backward call on a rank's columns: (17). `spec.cols` counts this rank's
     /// columns.
     ///
     /// # Errors
-    /// As [`column_statistics`](Self::column_statistics).
-    fn backward_statistics<T: Element, W: Element, R: Element>(
+    /// As [`partial_statistics`](Self::partial_statistics).
+    fn partial_backward_statistics<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        args: BackwardStatistics<'_, Self, T, W, R>,
+        args: PartialBackwardStatistics<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.launch(AnyCall::BackwardStatistics(Checked::backward_statistics(*spec, args.erase())?))
+        self.launch(AnyCall::PartialBackwardStatistics(Checked::partial_backward_statistics(*spec, args.erase())?))
     }
 
     /// The second half: computes the gradients with the statistics of all ranks, (18). `dweight`
     /// and `dbias` belong to this rank's columns, and are complete.
     ///
     /// # Errors
-    /// As [`column_statistics`](Self::column_statistics).
-    fn backward_given<T: Element, W: Element, R: Element>(
+    /// As [`partial_statistics`](Self::partial_statistics).
+    fn backward_with_statistics<T: Element, W: Element, R: Element>(
         &self,
         spec: &NormSpec,
-        given: Given<'_, Self, Backward<'_, Self, T, W, R>>,
+        given: WithStatistics<'_, Self, Backward<'_, Self, T, W, R>>,
     ) -> Result<(), Error> {
-        self.launch(AnyCall::BackwardGiven(Checked::backward_given(self, *spec, given.erase(Backward::erase))?))
+        self.launch(AnyCall::BackwardWithStatistics(Checked::backward_with_statistics(
+            self,
+            *spec,
+            given.erase(Backward::erase),
+        )?))
     }
 
     /// Runs a validated call. A backend refuses operations that it lacks with
-    /// [`AnyCall::unsupported`], and forms of forward with [`Problem::without_residual_after`] and
-    /// [`Problem::without_parts`].
+    /// [`AnyCall::unsupported`], and forms of forward with [`Problem::require_residual_before`] and
+    /// [`Problem::require_no_parts`].
     ///
     /// # Errors
     /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use;
@@ -214,11 +221,11 @@ pub trait NormBackend {
 ///     # use rmsnorm_spec::*;
 ///     pub struct Mine;
 ///     # impl NormBackend for Mine {
-///     #     type In<'a, T: Stored> = &'a [T];
-///     #     type Out<'a, T: Stored> = &'a mut [T];
+///     #     type In<'a, T: AnyElement> = &'a [T];
+///     #     type Out<'a, T: AnyElement> = &'a mut [T];
 ///     #     fn name(&self) -> &'static str { "mine" }
-///     #     fn in_span<T: Stored>(view: &&[T]) -> Span { Span::of(view) }
-///     #     fn out_span<T: Stored>(view: &&mut [T]) -> Span { Span::of(view) }
+///     #     fn in_span<T: AnyElement>(view: &&[T]) -> Span { Span::of(view) }
+///     #     fn out_span<T: AnyElement>(view: &&mut [T]) -> Span { Span::of(view) }
 ///     #     fn workspace_len(&self, _: &Problem) -> usize { 7 }
 ///     #     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> { Err(call.unsupported("mine")) }
 ///     # }

@@ -3,7 +3,7 @@
 
 /// Policy: the longest chain of f32 additions in a conformant sum over a row:
 /// `ceil(cols / 32) + 16`. Long rows are summed in blocks: `2 ceil(sqrt(ceil(cols / 32))) + 80`.
-pub fn policy_depth_cols(cols: usize) -> usize {
+pub fn sum_depth(cols: usize) -> usize {
     let of_lanes = cols.div_ceil(32);
     cols.saturating_sub(1).min(of_lanes + 16).min(2 * ceil_root(of_lanes) + 80)
 }

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::{Error, Stored};
+use crate::{AnyElement, Error};
 
 pub use half::{bf16, f16};
 
@@ -185,7 +185,7 @@ macro_rules! with_type {
 ///
 /// Sealed: kernels exist for these three types only.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a dtype of rmsnorm", label = "must be f32, f16 or bf16")]
-pub trait Element: Stored + PartialEq + Default {
+pub trait Element: AnyElement + PartialEq + Default {
     /// The same type, as data.
     const DTYPE: DType;
 
@@ -237,7 +237,8 @@ mod tests {
         assert_eq!((DType::from_name("F32"), DType::from_name("")), (None, None));
         assert_eq!((f32::DTYPE, f16::DTYPE, bf16::DTYPE), (DType::F32, DType::F16, DType::Bf16));
         // 1.5 in each format.
-        let bits = (Stored::bits(1.5f32), Stored::bits(f16::from_f32(1.5)), Stored::bits(bf16::from_f32(1.5)));
+        let bits =
+            (AnyElement::bits(1.5f32), AnyElement::bits(f16::from_f32(1.5)), AnyElement::bits(bf16::from_f32(1.5)));
         assert_eq!(bits, (0x3fc0_0000, 0x3e00, 0x3fc0));
         assert_eq!((Element::to_f32(-2.5f32), <f32 as Element>::from_f32(1.5)), (-2.5, 1.5));
         let halves = (<f16 as Element>::from_f32(1e6), <bf16 as Element>::from_f32(1.0 + 1.0 / 256.0));

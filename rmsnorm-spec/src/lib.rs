@@ -14,7 +14,7 @@
 //! | [`QuantizedForward`] | a norm and `to(torch.float8_e4m3fn)` with its scales | 8-bit codes in one pass |
 //! | `weight`, `bias` | `weight`, `bias` (gamma, beta) | (cols) |
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
-//! | [`ColumnStatistics`], [`Given`] | | rows whose columns are divided among ranks |
+//! | [`PartialStatistics`], [`WithStatistics`] | | rows whose columns are divided among ranks |
 //! | [`ResidualPlacement::After`] | `residual + norm(x)`, and optionally the next norm of it | post-norm (Gemma 2 and 3) |
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
 #![forbid(unsafe_code)]
@@ -35,17 +35,18 @@ mod storage;
 mod tensor;
 
 pub use args::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Untyped,
+    AnyBackward, AnyForward, AnyIn, AnyOut, AnyPartialBackwardStatistics, AnyPartialStatistics, AnyQuantizedForward,
+    Untyped,
 };
 pub use args::{
-    Backward, BackwardStatistics, ColumnStatistics, Forward, Given, Parts, QuantizedForward, RowGroups, RowLayout,
-    Rows, Scales, ShardedRows, Source, Visitor, YRows,
+    Backward, Forward, OutputRows, PartialBackwardStatistics, PartialStatistics, Parts, QuantizedForward, RowGroups,
+    RowLayout, Rows, Scales, ShardedRows, Source, Visitor, WithStatistics,
 };
 pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, bf16, f16};
 pub use error::Error;
 pub use memory::{HostMemory, Memory};
-pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormSpec, ResidualPlacement, UnsizedNorm};
+pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormParams, NormSpec, ResidualPlacement};
 pub use problem::{AnyCall, Checked, Problem, Span, Statistics, check_columns_form};
-pub use storage::{Code, F8E4M3, F8E5M2, Storage, Stored};
+pub use storage::{AnyElement, Code, F8E4M3, F8E5M2, Storage};
 pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

@@ -2,7 +2,7 @@
 
 mod unsized_norm;
 
-pub use unsized_norm::UnsizedNorm;
+pub use unsized_norm::NormParams;
 
 use crate::Direction;
 

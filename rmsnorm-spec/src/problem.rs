@@ -169,7 +169,7 @@ impl Problem {
     ///
     /// # Errors
     /// `Unsupported` if the residual is added after the norm.
-    pub fn without_residual_after(&self, backend: &str) -> Result<(), Error> {
+    pub fn require_residual_before(&self, backend: &str) -> Result<(), Error> {
         match self.residual_placement {
             ResidualPlacement::Before => Ok(()),
             ResidualPlacement::After => {
@@ -183,7 +183,7 @@ impl Problem {
     ///
     /// # Errors
     /// `Unsupported` if `x` is the sum of several parts.
-    pub fn without_parts(&self, backend: &str) -> Result<(), Error> {
+    pub fn require_no_parts(&self, backend: &str) -> Result<(), Error> {
         match self.parts {
             1 => Ok(()),
             _ => Err(Error::Unsupported { rule: format!("the {backend} backend adds no parts of x") }),
@@ -639,7 +639,8 @@ fn check_targets_after<B: NormBackend + ?Sized, T: Element, W: Element, R: Eleme
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
     match (&args.x, &args.y, next(args)) {
         (Source::Overwrite(_), ..) => {
-            let why = "with NormSpec::residual_after it is not overwritten: use Forward::new or Forward::onto_residual";
+            let why =
+                "with NormSpec::residual_after it is not overwritten: use Forward::new or Forward::added_to_residual";
             return unexpected("x", why);
         }
         (Source::Read(_), None, Some(arg)) => return unexpected(arg, "the next norm writes y: use Forward::new"),

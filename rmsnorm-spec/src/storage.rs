@@ -1,4 +1,4 @@
-//! The storage of tensor elements, at run time ([`Storage`]) and at compile time ([`Stored`]): the
+//! The storage of tensor elements, at run time ([`Storage`]) and at compile time ([`AnyElement`]): the
 //! dtypes of [`Element`](crate::Element), the codes of [`quant`](crate::quant), and E8M0 scales,
 //! which are bytes.
 
@@ -75,7 +75,7 @@ impl fmt::Display for Storage {
     message = "`{Self}` is not an element type of tensors",
     label = "must be f32, f16, bf16, F8E4M3, F8E5M2, i8 or u8"
 )]
-pub trait Stored: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 'static {
+pub trait AnyElement: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 'static {
     /// The same type, as data.
     const STORAGE: Storage;
 
@@ -102,14 +102,14 @@ pub trait Stored: sealed::Sealed + bytemuck::Pod + fmt::Debug + Send + Sync + 's
 ///
 /// The types name bytes; candle and cudarc use the same types. [`CodeType`] converts values.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a type of codes", label = "must be F8E4M3, F8E5M2 or i8")]
-pub trait Code: Stored {
+pub trait Code: AnyElement {
     /// The same type, as data.
     const CODES: CodeType;
 }
 
 macro_rules! stored {
     ($($type:ty: $any:ident, $storage:expr, $bits:expr, $from_bits:expr;)*) => {
-        $(impl Stored for $type {
+        $(impl AnyElement for $type {
             const STORAGE: Storage = $storage;
             fn bits(self) -> u32 {
                 u32::from($bits(self))
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn every_type_has_its_storage_and_its_bits() {
-        fn check<E: Stored>(storage: Storage, name: &str, one: u32) {
+        fn check<E: AnyElement>(storage: Storage, name: &str, one: u32) {
             assert_eq!((E::STORAGE, storage.name(), storage.size()), (storage, name, size_of::<E>()));
             // Bits above the width of the type are ignored.
             let above = if size_of::<E>() == 4 { 0 } else { 0xabcd_0000 };

@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 
 use proptest::prelude::*;
 use rmsnorm_spec::{
-    AnyCall, Backward, DType, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows,
-    Span, Stored, bf16, f16,
+    AnyCall, AnyElement, Backward, DType, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Problem,
+    RowGroups, Rows, Span, bf16, f16,
 };
 
 /// Counts the calls that pass validation.
@@ -25,16 +25,16 @@ struct View<T> {
 }
 
 impl NormBackend for Numbers {
-    type In<'a, T: Stored> = View<T>;
-    type Out<'a, T: Stored> = View<T>;
+    type In<'a, T: AnyElement> = View<T>;
+    type Out<'a, T: AnyElement> = View<T>;
 
     fn name(&self) -> &'static str {
         "numbers"
     }
-    fn in_span<T: Stored>(view: &View<T>) -> Span {
+    fn in_span<T: AnyElement>(view: &View<T>) -> Span {
         view.span
     }
-    fn out_span<T: Stored>(view: &View<T>) -> Span {
+    fn out_span<T: AnyElement>(view: &View<T>) -> Span {
         view.span
     }
     fn workspace_len(&self, problem: &Problem) -> usize {

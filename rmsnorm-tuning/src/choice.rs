@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::file::{Identity, Read, Unfit};
+use crate::file::{FileMismatch, Identity, Read};
 use crate::{Table, folder};
 
 /// Environment variable that selects the table. `off`: the built-in table. A path: the table of
@@ -15,7 +15,7 @@ pub const VARIABLE: &str = "RMSNORM_TUNING";
 
 /// The origin of the table in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum TuningSource {
     /// The built-in table; no other was found or requested.
     BuiltIn,
     /// The built-in table, because the file in the cache folder cannot be used.
@@ -37,13 +37,13 @@ pub enum Source {
 }
 
 /// `built in`, `PATH of DATE`, or `built in; PATH ignored: REASON`.
-impl fmt::Display for Source {
+impl fmt::Display for TuningSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::BuiltIn => f.write_str("built in"),
-            Source::Ignored { path, reason } => write!(f, "built in; {} ignored: {reason}", path.display()),
-            Source::File { path, made } => write!(f, "{} of {made}", path.display()),
-            Source::Tried => f.write_str("being tried"),
+            TuningSource::BuiltIn => f.write_str("built in"),
+            TuningSource::Ignored { path, reason } => write!(f, "built in; {} ignored: {reason}", path.display()),
+            TuningSource::File { path, made } => write!(f, "{} of {made}", path.display()),
+            TuningSource::Tried => f.write_str("being tried"),
         }
     }
 }
@@ -54,7 +54,7 @@ pub struct Chosen<T> {
     /// `None`: the built-in table.
     pub table: Option<T>,
     /// Where it comes from.
-    pub source: Source,
+    pub source: TuningSource,
 }
 
 /// Selects the table for a device, following [`VARIABLE`]. `check` converts a table to the
@@ -83,31 +83,33 @@ fn choose_by<T>(
     let built_in = |source| Ok(Chosen { table: None, source });
     let read = |path: &Path| {
         let Read { table, made } = identity.read(path)?;
-        Ok((check(&table).map_err(Unfit::Because)?, made))
+        Ok((check(&table).map_err(FileMismatch::Because)?, made))
     };
     let asked_for = variable.filter(|value| !value.is_empty());
     if asked_for.as_ref().is_some_and(|value| value == "off") {
-        return built_in(Source::BuiltIn);
+        return built_in(TuningSource::BuiltIn);
     }
     let (path, is_asked_for) = match (&asked_for, cached) {
         (Some(path), _) => (Path::new(path), true),
         (None, Some(path)) => (path, false),
-        (None, None) => return built_in(Source::BuiltIn),
+        (None, None) => return built_in(TuningSource::BuiltIn),
     };
     match (read(path), is_asked_for) {
         (Ok((table, made)), _) => {
-            Ok(Chosen { table: Some(table), source: Source::File { path: path.to_owned(), made } })
+            Ok(Chosen { table: Some(table), source: TuningSource::File { path: path.to_owned(), made } })
         }
-        (Err(Unfit::Absent), false) => built_in(Source::BuiltIn),
-        (Err(Unfit::Absent), true) => Err(format!("{VARIABLE} names {}, which does not exist", path.display())),
+        (Err(FileMismatch::Absent), false) => built_in(TuningSource::BuiltIn),
+        (Err(FileMismatch::Absent), true) => Err(format!("{VARIABLE} names {}, which does not exist", path.display())),
         // The variable applies to all backends, so a table of another backend is skipped.
-        (Err(Unfit::OtherBackend(_)), true) => built_in(Source::BuiltIn),
-        (Err(Unfit::OtherBackend(other)), false) => {
+        (Err(FileMismatch::OtherBackend(_)), true) => built_in(TuningSource::BuiltIn),
+        (Err(FileMismatch::OtherBackend(other)), false) => {
             let reason = format!("it is for the backend {other:?}");
-            built_in(Source::Ignored { path: path.to_owned(), reason })
+            built_in(TuningSource::Ignored { path: path.to_owned(), reason })
         }
-        (Err(Unfit::Because(reason)), false) => built_in(Source::Ignored { path: path.to_owned(), reason }),
-        (Err(Unfit::Because(reason)), true) => Err(format!("{VARIABLE} names {}: {reason}", path.display())),
+        (Err(FileMismatch::Because(reason)), false) => {
+            built_in(TuningSource::Ignored { path: path.to_owned(), reason })
+        }
+        (Err(FileMismatch::Because(reason)), true) => Err(format!("{VARIABLE} names {}: {reason}", path.display())),
     }
 }
 

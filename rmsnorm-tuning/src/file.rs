@@ -64,7 +64,7 @@ pub struct Read {
 
 /// Why a file is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfit {
+pub enum FileMismatch {
     /// The file does not exist.
     Absent,
     /// The file is for this other backend.
@@ -118,15 +118,15 @@ impl Identity {
     ///
     /// # Errors
     /// The reason why the file cannot be used.
-    pub fn read(&self, path: &Path) -> Result<Read, Unfit> {
-        let because = |reason: String| Unfit::Because(reason);
+    pub fn read(&self, path: &Path) -> Result<Read, FileMismatch> {
+        let because = |reason: String| FileMismatch::Because(reason);
         let mut text = String::new();
         // Opening a pipe would block.
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(because("it is not a file".into()));
         }
         match fs::File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Unfit::Absent),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(FileMismatch::Absent),
             Err(error) => return Err(because(format!("it cannot be read: {error}"))),
             Ok(file) => {
                 let read = file.take(MOST_BYTES + 1).read_to_string(&mut text);
@@ -143,20 +143,20 @@ impl Identity {
     ///
     /// # Errors
     /// The reason why the text cannot be used.
-    pub fn parse(&self, text: &str) -> Result<Read, Unfit> {
+    pub fn parse(&self, text: &str) -> Result<Read, FileMismatch> {
         let wrong = |error: toml::de::Error| {
             let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            Unfit::Because(format!("line {line}: {}", error.message().lines().next().unwrap_or_default()))
+            FileMismatch::Because(format!("line {line}: {}", error.message().lines().next().unwrap_or_default()))
         };
         let Format { format } = toml::from_str(text).map_err(wrong)?;
         if format != FORMAT {
-            return Err(Unfit::Because(format!(
+            return Err(FileMismatch::Because(format!(
                 "it has format {format}, this version reads {FORMAT}: run `rmsnorm tune` again"
             )));
         }
         let content: Content = toml::from_str(text).map_err(wrong)?;
         if content.backend != self.backend {
-            return Err(Unfit::OtherBackend(content.backend));
+            return Err(FileMismatch::OtherBackend(content.backend));
         }
         let compared = [
             ("device", &content.device, &self.device),
@@ -165,7 +165,7 @@ impl Identity {
             ("kernels", &content.kernels, &self.kernels),
         ];
         if let Some((what, other, own)) = compared.into_iter().find(|(_, other, own)| other != own) {
-            return Err(Unfit::Because(format!(
+            return Err(FileMismatch::Because(format!(
                 "it is for the {what} {other:?}, here is {own:?}: run `rmsnorm tune` again"
             )));
         }
@@ -227,7 +227,7 @@ mod tests {
 
     fn reason(text: &str) -> String {
         match identity().parse(text) {
-            Err(Unfit::Because(reason)) => reason,
+            Err(FileMismatch::Because(reason)) => reason,
             other => format!("{other:?}"),
         }
     }
@@ -236,7 +236,7 @@ mod tests {
     fn a_file_reads_back() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("not/yet/there").join(identity().file_name());
-        assert_eq!(identity().read(&path), Err(Unfit::Absent));
+        assert_eq!(identity().read(&path), Err(FileMismatch::Absent));
         write(&path, &identity().text(&table(), "today")).expect("a writable folder");
         assert_eq!(identity().read(&path), Ok(Read { table: table(), made: "today".into() }));
         let beside = fs::read_dir(path.parent().expect("a folder")).expect("a folder").count();
@@ -278,7 +278,7 @@ mod tests {
             assert!(got.contains(words), "{to}: {got}");
         }
         let other = good.replace("backend = \"test\"", "backend = \"cuda\"");
-        assert_eq!(identity().parse(&other), Err(Unfit::OtherBackend("cuda".into())));
+        assert_eq!(identity().parse(&other), Err(FileMismatch::OtherBackend("cuda".into())));
     }
 
     /// Truncates the file at every length, changes every byte, nests deeply, and reads binary data.
@@ -286,9 +286,10 @@ mod tests {
     fn a_damaged_file_never_panics() {
         let good = identity().text(&table(), "today");
         for end in 0..good.len() {
-            let _: Result<Read, Unfit> = identity().parse(&good[..end]);
+            let _: Result<Read, FileMismatch> = identity().parse(&good[..end]);
             for byte in ["0", "\"", "[", "\u{0}"] {
-                let _: Result<Read, Unfit> = identity().parse(&(good[..end].to_owned() + byte + &good[end + 1..]));
+                let _: Result<Read, FileMismatch> =
+                    identity().parse(&(good[..end].to_owned() + byte + &good[end + 1..]));
             }
         }
         let nested = format!("format = 1\na = {}", "[".repeat(100_000));
@@ -299,9 +300,9 @@ mod tests {
         {
             fs::write(&path, bytes).expect("a writable folder");
             let read = identity().read(&path);
-            assert!(matches!(&read, Err(Unfit::Because(reason)) if reason.contains(words)), "{read:?}");
+            assert!(matches!(&read, Err(FileMismatch::Because(reason)) if reason.contains(words)), "{read:?}");
         }
-        assert_eq!(identity().read(folder.path()), Err(Unfit::Because("it is not a file".into())));
+        assert_eq!(identity().read(folder.path()), Err(FileMismatch::Because("it is not a file".into())));
     }
 
     #[test]

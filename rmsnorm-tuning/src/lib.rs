@@ -17,7 +17,7 @@ pub mod folder;
 pub mod table;
 pub mod tunable;
 
-pub use choice::{Chosen, Source, choose};
+pub use choice::{Chosen, TuningSource, choose};
 pub use file::Identity;
 pub use table::{Entry, Rung, Table};
 pub use tunable::{Calls, Kind, Slot, Tunable, VALUE};

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rmsnorm_spec::{
-    AnyCall, Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem, QuantizedForward, Span,
-    Stored,
+    AnyCall, AnyElement, Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem,
+    QuantizedForward, Span,
 };
-use rmsnorm_tuning::{Chosen, Identity, Source, choose};
+use rmsnorm_tuning::{Chosen, Identity, TuningSource, choose};
 use wgpu::{
     AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
     Queue,
@@ -96,7 +96,7 @@ struct Shared {
     /// The device, driver and library that a tuning table must be made for; and the source of the
     /// table in use.
     identity: Identity,
-    source: Source,
+    source: TuningSource,
     /// A key contains the whole tile, so backends with different tables can share kernels.
     kernels: Arc<Kernels>,
     /// The gradient workspace for calls without one.
@@ -176,7 +176,7 @@ impl WgpuBackend {
     }
 
     /// The same device with other capabilities and kernels, and a new workspace.
-    fn by(&self, caps: Caps, source: Source, kernels: Arc<Kernels>) -> Self {
+    fn by(&self, caps: Caps, source: TuningSource, kernels: Arc<Kernels>) -> Self {
         let Shared { device, queue, identity, own, description, .. } = &*self.shared;
         let shared = Shared {
             device: device.clone(),
@@ -196,7 +196,7 @@ impl WgpuBackend {
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Self {
         let Shared { caps, kernels, .. } = &*self.shared;
-        self.by(Caps { tuning, ..*caps }, Source::Tried, kernels.clone())
+        self.by(Caps { tuning, ..*caps }, TuningSource::Tried, kernels.clone())
     }
 
     /// The tuning table in use: `built in`, or a file and its date.
@@ -445,18 +445,18 @@ impl fmt::Debug for WgpuBackend {
 rmsnorm_spec::inherent_methods!(WgpuBackend);
 
 impl NormBackend for WgpuBackend {
-    type In<'a, T: Stored> = WgpuSlice<'a, T>;
-    type Out<'a, T: Stored> = WgpuSlice<'a, T>;
+    type In<'a, T: AnyElement> = WgpuSlice<'a, T>;
+    type Out<'a, T: AnyElement> = WgpuSlice<'a, T>;
 
     fn name(&self) -> &'static str {
         BACKEND
     }
 
-    fn in_span<T: Stored>(view: &WgpuSlice<'_, T>) -> Span {
+    fn in_span<T: AnyElement>(view: &WgpuSlice<'_, T>) -> Span {
         view.span()
     }
 
-    fn out_span<T: Stored>(view: &WgpuSlice<'_, T>) -> Span {
+    fn out_span<T: AnyElement>(view: &WgpuSlice<'_, T>) -> Span {
         view.span()
     }
 

@@ -4,7 +4,7 @@ mod f16;
 
 use wgpu::{Device, DeviceType, Features, Queue};
 
-use crate::plan::{Tuning, Unfit};
+use crate::plan::{PlanError, Tuning};
 pub(crate) use f16::F16;
 
 /// The device properties that a plan depends on. They are the limits requested for the device,
@@ -60,11 +60,11 @@ impl Caps {
     /// Checks that every program has a form that fits the device.
     ///
     /// # Errors
-    /// [`Unfit::Device`]
-    pub(crate) fn check(&self) -> Result<(), Unfit> {
+    /// [`PlanError::Device`]
+    pub(crate) fn check(&self) -> Result<(), PlanError> {
         let Caps { max_threads, workgroup_bytes, .. } = *self;
         if max_threads < 64 || workgroup_bytes < 4096 {
-            return Err(Unfit::Device { threads: max_threads, workgroup_bytes });
+            return Err(PlanError::Device { threads: max_threads, workgroup_bytes });
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ mod tests {
         let check = |max_threads, workgroup_bytes| Caps { max_threads, workgroup_bytes, ..Caps::phone() }.check();
         assert_eq!([check(64, 4096), check(65, 4097)], [Ok(()); 2]);
         for (threads, workgroup_bytes) in [(63, 4096), (64, 4095), (0, 0)] {
-            assert_eq!(check(threads, workgroup_bytes), Err(Unfit::Device { threads, workgroup_bytes }));
+            assert_eq!(check(threads, workgroup_bytes), Err(PlanError::Device { threads, workgroup_bytes }));
         }
     }
 

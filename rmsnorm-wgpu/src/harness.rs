@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use rmsnorm_conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
-use rmsnorm_spec::{Error, Problem, Stored};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
+use rmsnorm_spec::{AnyElement, Error, Problem};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
 
 use crate::error::{WgpuFailure, device_error, scoped};
@@ -20,7 +20,7 @@ pub struct TestBuffer<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Stored> TestBuffer<T> {
+impl<T: AnyElement> TestBuffer<T> {
     /// A buffer of `len` elements, all zero.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl<T> TestBuffer<T> {
 
 impl Harness for WgpuBackend {
     type Backend = WgpuBackend;
-    type Buffer<T: Stored> = TestBuffer<T>;
+    type Buffer<T: AnyElement> = TestBuffer<T>;
 
     fn backend(&self) -> &WgpuBackend {
         self
@@ -62,7 +62,7 @@ impl Harness for WgpuBackend {
             store: StoreRounding::NearestEven,
             flushes_subnormals: true,
             non_finite: NonFinite::Unspecified,
-            depth_cols: policy_depth_cols,
+            depth_cols: sum_depth,
             depth_rows: policy_depth_rows,
         }
     }
@@ -92,7 +92,7 @@ impl Harness for WgpuBackend {
         plan::ROWS_BREAKPOINTS.to_vec()
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<TestBuffer<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<TestBuffer<T>, Error> {
         let bytes = bytemuck::cast_slice::<T, u8>(data);
         let buffer = scoped(self.device(), "upload", || {
             let buffer = make(self, size::<T>(data.len()), true);
@@ -107,7 +107,7 @@ impl Harness for WgpuBackend {
         Ok(TestBuffer { buffer, len: data.len(), element: PhantomData })
     }
 
-    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<TestBuffer<T>, Error> {
+    fn upload_parts<T: AnyElement>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<TestBuffer<T>, Error> {
         let buffer = scoped(self.device(), "upload", || Ok(make(self, size::<T>(len), false)))?;
         scoped(self.device(), "upload", || {
             for (first, part) in parts {
@@ -125,11 +125,11 @@ impl Harness for WgpuBackend {
         Ok(TestBuffer { buffer, len, element: PhantomData })
     }
 
-    fn download<T: Stored>(&self, buffer: &TestBuffer<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &TestBuffer<T>) -> Result<Vec<T>, Error> {
         self.download_part(buffer, 0..buffer.len)
     }
 
-    fn download_part<T: Stored>(&self, buffer: &TestBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: AnyElement>(&self, buffer: &TestBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let device = self.device();
         let (first, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
         let from = first / WORD * WORD;
@@ -156,11 +156,11 @@ impl Harness for WgpuBackend {
         Ok(bytemuck::pod_collect_to_vec(bytes))
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
         WgpuSlice::new(&buffer.buffer, (range.start * size_of::<T>()) as u64, range.len())
     }
 
-    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
+    fn view_mut<'a, T: AnyElement>(&self, buffer: &'a mut TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {
         self.view(buffer, range)
     }
 }

@@ -111,7 +111,7 @@ impl Bound {
 pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
-        problem.without_parts(BACKEND)?;
+        problem.require_no_parts(BACKEND)?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }
@@ -125,13 +125,13 @@ pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(),
 pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBackend>) -> Result<Work, Error> {
     match &call {
         AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
-        AnyCall::ColumnStatistics(_)
-        | AnyCall::ForwardGiven(_)
-        | AnyCall::BackwardStatistics(_)
-        | AnyCall::BackwardGiven(_) => return Err(call.unsupported(BACKEND)),
+        AnyCall::PartialStatistics(_)
+        | AnyCall::ForwardWithStatistics(_)
+        | AnyCall::PartialBackwardStatistics(_)
+        | AnyCall::BackwardWithStatistics(_) => return Err(call.unsupported(BACKEND)),
     }
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.without_parts(BACKEND)?;
+    problem.require_no_parts(BACKEND)?;
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
     if matches!(problem.grad_reduction, GradReduction::Atomics) {

@@ -28,7 +28,7 @@ pub(crate) use ranges::{Layout, Placed};
 pub(crate) use tuning::{KEPT, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
-pub(crate) use unfit::Unfit;
+pub(crate) use unfit::PlanError;
 
 const INPUTS: TensorSet = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Weight, Tensor::Bias]);
 const OUTPUTS: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
@@ -122,7 +122,7 @@ impl Access {
 
 /// How threads combine their partial sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Flavour {
+pub(crate) enum Reduction {
     /// Through workgroup memory.
     Workgroup,
     /// With shuffles in subgroups of this many lanes, then through workgroup memory.
@@ -147,13 +147,13 @@ pub(crate) struct Tile {
     /// registers.
     pub(crate) reads_again: bool,
     /// How sums over a row are combined; `Workgroup` in programs without such sums.
-    pub(crate) flavour: Flavour,
+    pub(crate) reduction: Reduction,
 }
 
 impl Tile {
     /// A tile with one row at once.
-    pub(crate) const fn new(threads_per_row: u32, groups: u32, packs: u32, flavour: Flavour) -> Self {
-        Tile { threads_per_row, groups, packs, rows_at_once: 1, reads_again: false, flavour }
+    pub(crate) const fn new(threads_per_row: u32, groups: u32, packs: u32, reduction: Reduction) -> Self {
+        Tile { threads_per_row, groups, packs, rows_at_once: 1, reads_again: false, reduction }
     }
 
     /// Threads of a workgroup.
@@ -236,14 +236,14 @@ impl Step {
     /// A kernel without partial sums, in `workgroups` workgroups.
     ///
     /// # Errors
-    /// [`Unfit::Grid`]
-    fn dispatch(key: KernelKey, rows: Range<u64>, workgroups: u64, caps: &Caps) -> Result<Self, Unfit> {
+    /// [`PlanError::Grid`]
+    fn dispatch(key: KernelKey, rows: Range<u64>, workgroups: u64, caps: &Caps) -> Result<Self, PlanError> {
         let grid = ranges::grid(workgroups, caps)?;
         Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
     }
 
     /// The same with `across` workgroups for every `each` rows.
-    fn by_rows(key: KernelKey, rows: Range<u64>, (each, across): (u64, u64), caps: &Caps) -> Result<Self, Unfit> {
+    fn by_rows(key: KernelKey, rows: Range<u64>, (each, across): (u64, u64), caps: &Caps) -> Result<Self, PlanError> {
         let workgroups = (rows.end - rows.start).div_ceil(each) * across;
         Step::dispatch(key, rows, workgroups, caps)
     }
@@ -307,8 +307,8 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 /// The plan of a problem with this layout.
 ///
 /// # Errors
-/// [`Unfit`] with the rule of the device or of WGSL.
-pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+/// [`PlanError`] with the rule of the device or of WGSL.
+pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     caps.check()?;
     match problem.direction {
         Direction::Forward => forward::plan(problem, layout, caps),
@@ -321,12 +321,12 @@ pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 /// `size_of(dtype) * rows.start` is a multiple of 16.
 ///
 /// # Errors
-/// [`Unfit::Device`]
-pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, Unfit> {
+/// [`PlanError::Device`]
+pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, PlanError> {
     caps.check()?;
     // GB/s on an H200, 64 MB and 256 MB: 512 threads of 16 bytes 3900 and 4190, 128 threads the
     // same, 256 threads of 32 bytes 3840 and 4100, of 64 bytes 3757 and 4057.
-    let tile = Tile::new(caps.threads(512), 1, 1, Flavour::Workgroup);
+    let tile = Tile::new(caps.threads(512), 1, 1, Reduction::Workgroup);
     let problem = Problem::forward(Norm::Rms, 1, len as usize, dtype, TensorSet::NONE);
     let key = key(&problem, Program::Copy, tile, &Layout { access, is_aliased: aliased, ..Layout::dense(&problem) });
     let owned = tile.columns() as u64;
@@ -381,15 +381,15 @@ fn threads_without_idle(pairs: usize, packs: &[u32], most: u32) -> Option<u32> {
 /// us for bf16 RMS norm, H200 through wgpu, subgroups and workgroup memory: forward of 16384
 /// columns on 256 threads 145 and 154, of 1024 columns on 64 threads 46.2 and 48.6; backward of
 /// 16384 columns on 1024 threads 240 and 262.
-fn flavour(threads_per_row: u32, groups: u32, caps: &Caps) -> Flavour {
+fn reduction(threads_per_row: u32, groups: u32, caps: &Caps) -> Reduction {
     match caps.subgroup {
         // Subgroups must be full, because lanes are numbered within their subgroup.
         Some(lanes)
             if (threads_per_row * groups).is_multiple_of(lanes) && threads_per_row <= 128.max(lanes * lanes) =>
         {
-            Flavour::Subgroup(lanes)
+            Reduction::Subgroup(lanes)
         }
-        _ => Flavour::Workgroup,
+        _ => Reduction::Workgroup,
     }
 }
 

@@ -18,7 +18,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 use crate::caps::F16;
 #[cfg(test)]
 use crate::plan::SIDE;
-use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, Flavour, KernelKey, Program, lanes_of_set};
+use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, KernelKey, Program, Reduction, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
 use prelude::{conversions, prelude};
 use tensors::{Kind, Use, uses};
@@ -102,10 +102,10 @@ const fn batch(key: &KernelKey) -> u32 {
 pub(crate) fn workgroup_bytes(key: &KernelKey) -> u32 {
     let threads = key.tile.threads();
     let sum = if is_layer(key) { 8 } else { 4 };
-    let sums = match key.tile.flavour {
+    let sums = match key.tile.reduction {
         _ if !has_sums(key.program) => 0,
-        Flavour::Workgroup => sum * (threads + threads / segment(key)),
-        Flavour::Subgroup(lanes) => sum * 2 * (threads / lanes).max(1),
+        Reduction::Workgroup => sum * (threads + threads / segment(key)),
+        Reduction::Subgroup(lanes) => sum * 2 * (threads / lanes).max(1),
     };
     let of_codes = if key.program.writes_codes() { 4 * magnitudes(key) } else { 0 };
     let tile = if key.program == Program::TransposeCodes { (SIDE * SIDE) as u32 } else { 0 };
@@ -128,9 +128,9 @@ fn files(key: &KernelKey) -> Vec<&'static str> {
     let mut files = vec![shaders::PARAMS.text, shaders::THREADS.text];
     files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
     if has_sums(key.program) {
-        files.push(match key.tile.flavour {
-            Flavour::Workgroup => shaders::REDUCE_WORKGROUP.text,
-            Flavour::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
+        files.push(match key.tile.reduction {
+            Reduction::Workgroup => shaders::REDUCE_WORKGROUP.text,
+            Reduction::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
         });
     }
     if key.program.is_forward() && has_sums(key.program) {
@@ -257,9 +257,9 @@ fn is_folded(key: &KernelKey) -> bool {
 }
 
 fn is_shuffled_twice(key: &KernelKey) -> bool {
-    match key.tile.flavour {
-        Flavour::Workgroup => false,
-        Flavour::Subgroup(lanes) => has_sums(key.program) && key.tile.shuffles_twice(lanes),
+    match key.tile.reduction {
+        Reduction::Workgroup => false,
+        Reduction::Subgroup(lanes) => has_sums(key.program) && key.tile.shuffles_twice(lanes),
     }
 }
 
@@ -275,9 +275,9 @@ fn finds_scale(key: &KernelKey) -> bool {
 
 /// Adjacent lanes that shuffles reach.
 fn shuffled_lanes(key: &KernelKey) -> u32 {
-    match key.tile.flavour {
-        Flavour::Workgroup => 1,
-        Flavour::Subgroup(lanes) => lanes,
+    match key.tile.reduction {
+        Reduction::Workgroup => 1,
+        Reduction::Subgroup(lanes) => lanes,
     }
 }
 

@@ -4,7 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use rmsnorm_spec::{Span, Stored};
+use rmsnorm_spec::{AnyElement, Span};
 use wgpu::Buffer;
 
 /// Elements of a [`wgpu::Buffer`]: a byte offset and a number of elements.
@@ -41,7 +41,7 @@ impl<T> Clone for WgpuSlice<'_, T> {
 
 impl<T> Copy for WgpuSlice<'_, T> {}
 
-impl<'a, T: Stored> WgpuSlice<'a, T> {
+impl<'a, T: AnyElement> WgpuSlice<'a, T> {
     /// `len` elements, starting at byte `offset`.
     pub const fn new(buffer: &'a Buffer, offset: u64, len: usize) -> Self {
         WgpuSlice { buffer, offset, len, element: PhantomData }
@@ -89,13 +89,13 @@ impl<'a, T: Stored> WgpuSlice<'a, T> {
     }
 }
 
-impl<'a, T: Stored> From<&'a Buffer> for WgpuSlice<'a, T> {
+impl<'a, T: AnyElement> From<&'a Buffer> for WgpuSlice<'a, T> {
     fn from(buffer: &'a Buffer) -> Self {
         WgpuSlice::whole(buffer)
     }
 }
 
-impl<'a, T: Stored> From<wgpu::BufferSlice<'a>> for WgpuSlice<'a, T> {
+impl<'a, T: AnyElement> From<wgpu::BufferSlice<'a>> for WgpuSlice<'a, T> {
     fn from(slice: wgpu::BufferSlice<'a>) -> Self {
         WgpuSlice::bytes(slice.buffer(), slice.offset(), slice.size())
     }

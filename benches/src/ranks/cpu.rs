@@ -18,7 +18,7 @@ const TRIAL_SECONDS: f64 = 0.02;
 struct Threads(Sharded<CpuBackend, ThreadGroup>);
 
 pub(super) fn ways(cpu: &CpuBackend, ranks: usize) -> Result<Ranks, BenchError> {
-    let backend = CpuBackend::with(cpu.isa(), 1)?;
+    let backend = CpuBackend::with_isa_and_threads(cpu.isa(), 1)?;
     let rank = |group: ThreadGroup| {
         let backend = backend.clone();
         Box::new(move || Ok(vec![Box::new(Threads(Sharded::new(backend, group))) as Box<dyn Way>])) as Make

@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn candidates_run_different_things_and_the_built_in_one_comes_first() {
-        let device = CpuBackend::with(rmsnorm_core::cpu::Isa::detect(), 2).unwrap();
+        let device = CpuBackend::with_isa_and_threads(rmsnorm_core::cpu::Isa::detect(), 2).unwrap();
         let task = first_task(&device);
         // Longer than a test takes on any machine.
         let until = Instant::now() + Duration::from_secs(1 << 20);

@@ -39,7 +39,7 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
         ResidualPlacement::Before => {
             AnyForward::<CpuBackend>::in_place(Owned::elements(overwritten.insert(Owned::new(x)))?)
         }
-        ResidualPlacement::After => AnyForward::onto_residual(read.insert(Regular::new(x)?).view()?),
+        ResidualPlacement::After => AnyForward::added_to_residual(read.insert(Regular::new(x)?).view()?),
     };
     args.dtypes = dtypes;
     args.weight = Some(weight.view()?.view);

@@ -3,7 +3,7 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Bytes, DType, Shape};
 use rmsnorm_core::cpu::CpuBackend;
-use rmsnorm_core::{AnyIn, AnyOut, Element, Error, RowLayout, Rows, Stored, with_type};
+use rmsnorm_core::{AnyElement, AnyIn, AnyOut, Element, Error, RowLayout, Rows, with_type};
 
 use crate::native::{element, theirs};
 

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use super::parameter;
 use crate::path::{add_normalize, normalize, normalize_add};
@@ -55,7 +55,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
+        normalize(NormParams::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
     }
 
     /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in the
@@ -68,7 +68,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        add_normalize(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
+        add_normalize(NormParams::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
 
     /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`. As
@@ -81,7 +81,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        normalize_add(UnsizedNorm::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
+        normalize_add(NormParams::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
     }
 
     fn has_bias(&self) -> bool {

@@ -4,15 +4,15 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use super::{has_one_epsilon, parameter};
 use crate::check::or_panic;
 use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
 
 /// The norm with `gamma`.
-const fn by_weight(epsilon: f64) -> UnsizedNorm {
-    UnsizedNorm::new(Norm::Rms, epsilon)
+const fn by_weight(epsilon: f64) -> NormParams {
+    NormParams::new(Norm::Rms, epsilon)
 }
 
 /// Declares an RMS norm and its config. The literals are their docs: of the norm, of its sum, of
@@ -108,7 +108,7 @@ macro_rules! rms_norm {
                 normalize_add_normalize(self.spec(), x, residual, self.gamma.val(), next.gamma.val())
             }
 
-            fn spec(&self) -> UnsizedNorm {
+            fn spec(&self) -> NormParams {
                 $spec(self.epsilon)
             }
         }
@@ -126,7 +126,7 @@ rms_norm! {
 }
 
 rms_norm! {
-    GemmaRmsNorm: "RMS norm over the last dimension with `1 + gamma`, which is not rounded.", ", with `1 + gamma`", UnsizedNorm::gemma;
+    GemmaRmsNorm: "RMS norm over the last dimension with `1 + gamma`, which is not rounded.", ", with `1 + gamma`", NormParams::gemma;
     GemmaRmsNormConfig: "The number added to the mean square. 1e-5 by default, as in burn's own norms; Gemma uses 1e-6.",
         "A norm with a weight of zeros, to which 1 is added.", Initializer::Zeros;
     gamma: "The weight minus 1: (d_model).";

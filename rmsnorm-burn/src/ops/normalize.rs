@@ -11,7 +11,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use rmsnorm_core::{Tensor, TensorSet, UnsizedNorm};
+use rmsnorm_core::{NormParams, Tensor, TensorSet};
 
 use super::Tracked;
 use crate::check::given;
@@ -20,7 +20,7 @@ use crate::kernels::{ForwardCall, Kernels, Maybe};
 /// The state of a norm's step.
 #[derive(Clone, Debug)]
 pub(super) struct State<B: Backend> {
-    pub(super) spec: UnsizedNorm,
+    pub(super) spec: NormParams,
     /// The node of the normalized tensor.
     pub(super) x: NodeId,
     pub(super) weight: NodeId,
@@ -69,7 +69,7 @@ pub(super) fn differentiate<B: Kernels>(
 /// Recomputes y after checkpointing dropped it.
 #[derive(Debug)]
 struct Again<B> {
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: NodeId,
     weight: NodeId,
     bias: Option<NodeId>,
@@ -93,7 +93,7 @@ pub(super) struct Normalized<B: Backend> {
 
 impl<B: Kernels> Normalized<B> {
     fn of(
-        spec: UnsizedNorm,
+        spec: NormParams,
         x: FloatTensor<B>,
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
@@ -108,7 +108,7 @@ impl<B: Kernels> Normalized<B> {
 
 /// y with its node. For a sum x, y was computed together with the sum, and is `taken`.
 pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tracked<B>,
     weight: Tracked<B>,
     bias: Option<Tracked<B>>,
@@ -122,7 +122,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
 
 /// `nodes` are the nodes of x, weight and bias.
 fn with_nodes<B: Kernels, C: CheckpointStrategy, const N: usize>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     nodes: [NodeGuard; N],
     x: Tracked<B>,
     weight: Tracked<B>,

@@ -8,7 +8,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
-use rmsnorm_core::{ResidualPlacement, TensorSet, UnsizedNorm};
+use rmsnorm_core::{NormParams, ResidualPlacement, TensorSet};
 
 use super::normalize::{Normalized, State, apply as normalize, differentiate};
 use super::{Tracked, in_dtype};
@@ -43,7 +43,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for SumStep {
 
 /// y, if wanted, and the sum.
 pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: Tracked<B>,
     residual: Tracked<B>,
     weight: Tracked<B>,
@@ -56,7 +56,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     let is_y_tracked = is_tracked || [&residual].into_iter().chain(&next_weight).any(Tracked::<B>::is_tracked);
     let dtype = x.dtype();
     // The spec of each norm, without the residual.
-    let alone = UnsizedNorm { residual_placement: ResidualPlacement::default(), ..spec };
+    let alone = NormParams { residual_placement: ResidualPlacement::default(), ..spec };
     let values = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(|tensor| tensor.primitive().clone());
     let (of_weight, of_bias, of_next) = (weight.primitive().clone(), values(&bias), values(&next_weight));
     // Without its node, so that the sum may overwrite the residual, which no gradient needs.
@@ -102,7 +102,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
 
 /// The inputs of the sum's step for the gradients of the norm of x.
 struct NormOfX<'a, B: Kernels> {
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &'a Tracked<B>,
     weight: &'a Tracked<B>,
     mean: Maybe<B>,

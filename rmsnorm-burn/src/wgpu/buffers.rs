@@ -8,7 +8,7 @@ use burn::cubecl::server::ServerError;
 use burn::cubecl::wgpu::WgpuServer;
 use burn::tensor::Shape;
 use rmsnorm_core::wgpu::{WgpuBackend, WgpuSlice};
-use rmsnorm_core::{AnyIn, AnyOut, DType, Error, RowLayout, Rows, Stored, with_type};
+use rmsnorm_core::{AnyElement, AnyIn, AnyOut, DType, Error, RowLayout, Rows, with_type};
 
 use crate::native::{element, theirs};
 
@@ -100,7 +100,7 @@ impl Lent {
         self.rows.rows(self.output())
     }
 
-    fn slice<T: Stored>(&self) -> WgpuSlice<'_, T> {
+    fn slice<T: AnyElement>(&self) -> WgpuSlice<'_, T> {
         WgpuSlice::new(&self.resource.buffer, self.resource.offset, self.rows.span())
     }
 

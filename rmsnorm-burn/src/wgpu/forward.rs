@@ -21,7 +21,7 @@ pub(super) fn forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBa
     let (mean, rstd) = (statistic(Tensor::Mean)?, statistic(Tensor::Rstd)?);
     let (next_mean, next_rstd) = (statistic(Tensor::NextMean)?, statistic(Tensor::NextRstd)?);
 
-    let mut args = AnyForward::<WgpuBackend>::onto_residual(x.input_rows());
+    let mut args = AnyForward::<WgpuBackend>::added_to_residual(x.input_rows());
     args.dtypes = dtypes;
     args.weight = Some(weight.input());
     args.bias = bias.as_ref().map(Lent::input);

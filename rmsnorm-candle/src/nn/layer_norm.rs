@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use candle_nn::{LayerNormConfig, Module, VarBuilder};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use super::{BIAS, WEIGHT, vector};
 use crate::functions::{add_normalize, normalize, normalize_add, overwrite};
@@ -59,7 +59,7 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::add_layer_norm`].
     pub fn add_forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        add_normalize(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+        add_normalize(NormParams::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
     }
 
     /// `residual` plus the norm of `x`, in the dtype of `residual`.
@@ -67,7 +67,7 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::layer_norm_add`].
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-        normalize_add(UnsizedNorm::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+        normalize_add(NormParams::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
     }
 
     /// Overwrites `x`, for inference.
@@ -75,14 +75,14 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::layer_norm_in_place`], for example if the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
-        overwrite(UnsizedNorm::new(self.norm, self.eps), x, &self.weight, self.bias())
+        overwrite(NormParams::new(self.norm, self.eps), x, &self.weight, self.bias())
     }
 }
 
 /// Errors as [`crate::layer_norm`].
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        normalize(UnsizedNorm::new(self.norm, self.eps), x, &self.weight, self.bias())
+        normalize(NormParams::new(self.norm, self.eps), x, &self.weight, self.bias())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
-use rmsnorm_core::{Norm, UnsizedNorm};
+use rmsnorm_core::{Norm, NormParams};
 
 use super::{WEIGHT, vector};
 use crate::functions::{add_normalize, normalize, normalize_add, normalize_add_normalize, overwrite};
@@ -90,8 +90,8 @@ impl RmsNorm {
         overwrite(self.spec(), x, &self.weight, None)
     }
 
-    pub(super) fn spec(&self) -> UnsizedNorm {
-        if self.is_gemma { UnsizedNorm::gemma(self.eps) } else { UnsizedNorm::new(Norm::Rms, self.eps) }
+    pub(super) fn spec(&self) -> NormParams {
+        if self.is_gemma { NormParams::gemma(self.eps) } else { NormParams::new(Norm::Rms, self.eps) }
     }
 }
 

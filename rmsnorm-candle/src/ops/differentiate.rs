@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail};
-use rmsnorm_core::{Tensor as Name, TensorSet, UnsizedNorm};
+use rmsnorm_core::{NormParams, Tensor as Name, TensorSet};
 
 use super::cell::Cell;
 use crate::call::{BackwardCall, Kernels, Operand, Saved};
@@ -12,7 +12,7 @@ use crate::rows::regular;
 
 /// The gradients of x (in its dtype), weight and bias, each only if it is tracked.
 pub(super) fn differentiate(
-    spec: &UnsizedNorm,
+    spec: &NormParams,
     statistics: &OnceLock<Saved>,
     dy: &Tensor,
     x: &Tensor,
@@ -34,7 +34,7 @@ pub(super) fn differentiate(
 /// dx from dy, x and weight. It is a custom operation because candle passes storages to these under
 /// a lock that can be taken twice.
 struct Differentiate<'a> {
-    spec: &'a UnsizedNorm,
+    spec: &'a NormParams,
     statistics: &'a Saved,
     wanted: TensorSet,
     /// dweight and dbias.

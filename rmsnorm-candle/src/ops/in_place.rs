@@ -1,16 +1,16 @@
 //! Overwrites x with y.
 
 use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor};
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::NormParams;
 
 use crate::call::{Kernels, Operand, overwrite};
 
 /// An `InplaceOp2` of x and weight, and an `InplaceOp3` of x, weight and bias.
-struct InPlace(UnsizedNorm);
+struct InPlace(NormParams);
 
 /// Overwrites `x`. Its rows are regular, weight and bias are contiguous, and kernels take their
 /// dtypes.
-pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+pub(crate) fn apply(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     match bias {
         None => x.inplace_op2(weight, &InPlace(spec)),
         Some(bias) => x.inplace_op3(weight, bias, &InPlace(spec)),

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
-use rmsnorm_core::UnsizedNorm;
+use rmsnorm_core::NormParams;
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
@@ -16,7 +16,7 @@ pub(crate) struct Normalize(Arc<Node>);
 
 /// The state of its node.
 pub(super) struct Node {
-    spec: UnsizedNorm,
+    spec: NormParams,
     /// Whether there will be a backward pass.
     save: bool,
     /// The y to take, if a sum computes it: a storage of some device.
@@ -27,7 +27,7 @@ pub(super) struct Node {
 impl Node {
     /// The node of a norm of a sum; the sum's operation stores y here before this operation is
     /// applied.
-    pub(super) fn of_sum(spec: UnsizedNorm, save: bool) -> Arc<Node> {
+    pub(super) fn of_sum(spec: NormParams, save: bool) -> Arc<Node> {
         Arc::new(Node { spec, save, taken: Some(Cell::new()), statistics: OnceLock::new() })
     }
 
@@ -42,7 +42,7 @@ impl Node {
 
 impl Normalize {
     /// y of x. Its rows are regular, weight and bias are contiguous, and kernels take their dtypes.
-    pub(crate) fn apply(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    pub(crate) fn apply(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let save = [Some(x), Some(weight), bias].into_iter().flatten().any(Tensor::track_op);
         let node = Node { spec, save, taken: None, statistics: OnceLock::new() };
         Normalize::of(Arc::new(node), x, weight, bias)

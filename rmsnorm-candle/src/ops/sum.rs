@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
-use rmsnorm_core::{ResidualPlacement, UnsizedNorm};
+use rmsnorm_core::{NormParams, ResidualPlacement};
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
@@ -17,7 +17,7 @@ use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
 /// with a gradient.
 struct Sum {
     /// The norm, with the residual before or after it.
-    spec: UnsizedNorm,
+    spec: NormParams,
     cols: usize,
     activations: DType,
     /// Whether there will be a backward pass.
@@ -40,7 +40,7 @@ enum Fourth {
 /// rows, weight and bias are contiguous, and kernels take their dtypes. `spec` is the spec of the
 /// norms.
 pub(crate) fn add_normalize(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -59,7 +59,7 @@ pub(crate) fn add_normalize(
 
 /// Returns residual + norm(x).
 pub(crate) fn normalize_add(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -76,7 +76,7 @@ pub(crate) fn normalize_add(
 
 /// Returns y and residual + norm(x). `next_weight` meets the conditions of the weight.
 pub(crate) fn normalize_add_normalize(
-    spec: UnsizedNorm,
+    spec: NormParams,
     x: &Tensor,
     residual: &Tensor,
     weight: &Tensor,
@@ -92,7 +92,7 @@ pub(crate) fn normalize_add_normalize(
 }
 
 impl Sum {
-    fn new(spec: UnsizedNorm, x: &Tensor, weight: &Tensor, save: bool, fourth: Fourth) -> Self {
+    fn new(spec: NormParams, x: &Tensor, weight: &Tensor, save: bool, fourth: Fourth) -> Self {
         let (cols, activations, statistics) = (weight.elem_count(), x.dtype(), OnceLock::new());
         Sum { spec, cols, activations, save, statistics, fourth, y: None }
     }

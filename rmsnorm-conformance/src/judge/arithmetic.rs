@@ -1,7 +1,7 @@
 //! The arithmetic that a backend declares. Error bounds follow from it; a policy limits the depth
 //! of sums.
 
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 
 /// How a backend rounds an f32 result to a 16-bit dtype at the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Arithmetic {
     /// The treatment of NaN and infinity.
     pub non_finite: NonFinite,
     /// Longest chain of f32 additions in a sum over a row of `cols` columns; at most
-    /// [`policy_depth_cols`].
+    /// [`sum_depth`].
     pub depth_cols: fn(usize) -> usize,
     /// Longest chain of f32 additions in a sum over `rows` rows (dweight, dbias), for
     /// [`GradReduction::Partials`](rmsnorm_spec::GradReduction::Partials); at most
@@ -61,7 +61,7 @@ impl Arithmetic {
         store: StoreRounding::NearestEven,
         flushes_subnormals: false,
         non_finite: NonFinite::Ieee,
-        depth_cols: policy_depth_cols,
+        depth_cols: sum_depth,
         depth_rows: policy_depth_rows,
     };
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use rmsnorm_spec::depth::policy_depth_cols;
+use rmsnorm_spec::depth::sum_depth;
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
 
@@ -92,7 +92,7 @@ impl ColumnsCase {
     fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
         let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
         let depth_cols: fn(usize) -> usize = match self.ranks {
-            _ if !is_merged => policy_depth_cols,
+            _ if !is_merged => sum_depth,
             0..=2 => merged_depth::<2>,
             3..=4 => merged_depth::<4>,
             5..=8 => merged_depth::<8>,
@@ -105,7 +105,7 @@ impl ColumnsCase {
 /// Longest chain of additions in the statistics of layer norm, on at most `RANKS` ranks, if one
 /// rank has nearly all columns.
 fn merged_depth<const RANKS: usize>(cols: usize) -> usize {
-    3 * (policy_depth_cols(cols) + 3 * RANKS + 4)
+    3 * (sum_depth(cols) + 3 * RANKS + 4)
 }
 
 /// Mean of rank 0 if the ranks' means differ. With a larger mean, the rounding of a rank's mean

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Norm, Tensor, YRows};
+use rmsnorm_spec::{DType, Norm, OutputRows, Tensor};
 
 use super::{Group, RanksCase, RanksSummary, is_beyond, outcome, same_on_ranks, stored_by_ranks};
 use crate::case::data::{self, Inputs};
@@ -22,7 +22,7 @@ pub struct RowsCase {
     /// The same case as a reduced call, with all rows.
     pub reduced: RanksCase,
     /// The rows of y that a rank gets.
-    pub y_rows: YRows,
+    pub y_rows: OutputRows,
 }
 
 impl RowsCase {
@@ -41,11 +41,11 @@ impl RowsCase {
         let own: Vec<usize> = self.own(rank).collect();
         let of_own = Case { rows: own.len(), ..of_rank };
         // The rows of the residual stream may be strided while the exchanged rows are dense.
-        let layout = if self.y_rows == YRows::Own { Layout::DENSE } else { case.layout };
+        let layout = if self.y_rows == OutputRows::Own { Layout::DENSE } else { case.layout };
         let all = forward_call(&Case { layout, ..of_rank }, &inputs, poison);
         let mut call = forward_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
         for whole in all.tensors {
-            let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == YRows::All;
+            let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == OutputRows::All;
             if let Some(tensor) = call.get_mut(whole.name).filter(|_| has_all) {
                 *tensor = whole;
             }
@@ -56,7 +56,7 @@ impl RowsCase {
 
 impl fmt::Display for RowsCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let y = if self.y_rows == YRows::All { "all" } else { "own" };
+        let y = if self.y_rows == OutputRows::All { "all" } else { "own" };
         write!(f, "rows of {}, y of {y} rows", self.reduced)
     }
 }
@@ -65,13 +65,13 @@ impl fmt::Display for RowsCase {
 /// and with the rank's own; and row counts that leave some ranks with fewer rows or none.
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
     let in_turn = |(i, reduced): (usize, RanksCase)| {
-        let y_rows = if i % 2 == 0 { YRows::All } else { YRows::Own };
+        let y_rows = if i % 2 == 0 { OutputRows::All } else { OutputRows::Own };
         RowsCase { reduced, y_rows }
     };
     let mut cases: Vec<RowsCase> = super::cases(ranks, is_whole).into_iter().enumerate().map(in_turn).collect();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
         for (j, rows) in [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks].into_iter().enumerate() {
-            for (k, y_rows) in [YRows::All, YRows::Own].into_iter().enumerate() {
+            for (k, y_rows) in [OutputRows::All, OutputRows::Own].into_iter().enumerate() {
                 for in_place in [false, true] {
                     let dtype = DType::ALL[(i + j + k) % 3];
                     let case = Case { parts: ranks, ..parts::usual(norm, dtype, (rows, 67)).normalized() };
@@ -105,11 +105,11 @@ fn stored(group: &dyn Group, rows_case: &RowsCase, inputs: &Inputs, poison: Pois
     let mut calls: Vec<Call> = (0..group.ranks()).map(|rank| rows_case.call(rank, inputs, poison)).collect();
     let answers = group.make_on_rows(&case.spec(), rows_case.y_rows, case.dtypes, &mut calls);
     let outputs = stored_by_ranks(answers, &calls)?;
-    let is_over_x = rows_case.reduced.in_place && rows_case.y_rows == YRows::Own;
+    let is_over_x = rows_case.reduced.in_place && rows_case.y_rows == OutputRows::Own;
     let mut whole = outputs.first().cloned().unwrap_or_default();
     for (i, (tensor, bits)) in whole.tensors.iter_mut().enumerate() {
         let of_ranks = || outputs.iter().map(|outputs| &outputs.tensors[i].1).enumerate();
-        if *tensor == Tensor::Y && rows_case.y_rows == YRows::All {
+        if *tensor == Tensor::Y && rows_case.y_rows == OutputRows::All {
             of_ranks().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
         } else if *tensor == Tensor::Y && is_over_x {
             bits.bits.clear();
@@ -178,7 +178,9 @@ mod tests {
     #[test]
     fn every_form_has_rows_that_do_not_go_evenly() {
         for ranks in [2, 3, 4, 8] {
-            for (y_rows, in_place) in [YRows::All, YRows::Own].into_iter().flat_map(|it| [(it, false), (it, true)]) {
+            for (y_rows, in_place) in
+                [OutputRows::All, OutputRows::Own].into_iter().flat_map(|it| [(it, false), (it, true)])
+            {
                 let mut cases = cases(ranks, false);
                 cases.retain(|case| case.y_rows == y_rows && case.reduced.in_place == in_place);
                 let last = |case: &RowsCase| (case.own(0).len(), case.own(ranks - 1).len());

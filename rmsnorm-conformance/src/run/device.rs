@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error,
-    F8E4M3, F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source, Storage, Stored,
-    Tensor, bf16, f16,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes,
+    Direction, Error, F8E4M3, F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source,
+    Storage, Tensor, bf16, f16,
 };
 
 use super::span;
@@ -109,7 +109,7 @@ trait Loaded<B: NormBackend> {
 }
 
 /// A tensor of one type.
-struct Elements<'h, H: Harness, E: Stored> {
+struct Elements<'h, H: Harness, E: AnyElement> {
     harness: &'h H,
     buffer: H::Buffer<E>,
     range: Range<usize>,
@@ -117,7 +117,7 @@ struct Elements<'h, H: Harness, E: Stored> {
 
 type AnyLoaded<'h, H> = Box<dyn Loaded<<H as Harness>::Backend> + 'h>;
 
-impl<'h, H: Harness, E: Stored> Elements<'h, H, E> {
+impl<'h, H: Harness, E: AnyElement> Elements<'h, H, E> {
     fn load(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, TransferError> {
         let elements: Vec<E> = tensor.before.iter().map(|&bits| E::from_bits(bits)).collect();
         let buffer = match tensor.parts().as_slice() {
@@ -132,7 +132,7 @@ impl<'h, H: Harness, E: Stored> Elements<'h, H, E> {
     }
 }
 
-impl<H: Harness, E: Stored> Loaded<H::Backend> for Elements<'_, H, E> {
+impl<H: Harness, E: AnyElement> Loaded<H::Backend> for Elements<'_, H, E> {
     fn view(&self) -> AnyIn<'_, H::Backend> {
         E::any_in(self.harness.view(&self.buffer, self.range.clone()))
     }
@@ -151,7 +151,7 @@ impl<H: Harness, E: Stored> Loaded<H::Backend> for Elements<'_, H, E> {
                 parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
             }
         };
-        tensor.after = elements.map_err(TransferError::Download)?.into_iter().map(Stored::bits).collect();
+        tensor.after = elements.map_err(TransferError::Download)?.into_iter().map(AnyElement::bits).collect();
         Ok(())
     }
 }
@@ -318,7 +318,9 @@ impl Call {
         let overwrites_residual = if is_after { self.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
         let mut args = match y {
             Some(y) => AnyForward::<H::Backend>::new(required(Tensor::X, slots.rows(Tensor::X))?, y),
-            None if is_after => AnyForward::<H::Backend>::onto_residual(required(Tensor::X, slots.rows(Tensor::X))?),
+            None if is_after => {
+                AnyForward::<H::Backend>::added_to_residual(required(Tensor::X, slots.rows(Tensor::X))?)
+            }
             None => AnyForward::<H::Backend>::in_place(required(Tensor::X, slots.rows_mut(Tensor::X))?),
         };
         args.dtypes = dtypes;

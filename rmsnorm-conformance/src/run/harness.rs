@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{DType, Error, NormBackend, Problem, Stored};
+use rmsnorm_spec::{AnyElement, DType, Error, NormBackend, Problem};
 
 use crate::Arithmetic;
 
@@ -13,7 +13,7 @@ pub trait Harness: Sync {
     /// The backend.
     type Backend: NormBackend;
     /// A tensor that the harness owns: `Vec<T>`, `CudaSlice<T>`, a `wgpu::Buffer`.
-    type Buffer<T: Stored>;
+    type Buffer<T: AnyElement>;
 
     /// The backend under test.
     fn backend(&self) -> &Self::Backend;
@@ -59,13 +59,13 @@ pub trait Harness: Sync {
     ///
     /// # Errors
     /// If the device has too little memory or fails.
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error>;
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<Self::Buffer<T>, Error>;
 
     /// Copies a buffer to the host, after all enqueued work is done.
     ///
     /// # Errors
     /// If the device fails.
-    fn download<T: Stored>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
+    fn download<T: AnyElement>(&self, buffer: &Self::Buffer<T>) -> Result<Vec<T>, Error>;
 
     /// A buffer of `len` elements in which only `parts` are set; the rest may hold anything. A part
     /// is the index of its first element, and its elements. Parts are in ascending order and at
@@ -74,7 +74,7 @@ pub trait Harness: Sync {
     ///
     /// # Errors
     /// If the host or the device has too little memory.
-    fn upload_parts<T: Stored>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
+    fn upload_parts<T: AnyElement>(&self, len: usize, parts: &[(usize, &[T])]) -> Result<Self::Buffer<T>, Error> {
         let mut all: Vec<T> = bytemuck::allocation::try_zeroed_vec(len).map_err(|()| no_room::<T>(len))?;
         for (first, part) in parts {
             all[*first..first + part.len()].copy_from_slice(part);
@@ -86,19 +86,19 @@ pub trait Harness: Sync {
     ///
     /// # Errors
     /// If the device fails.
-    fn download_part<T: Stored>(&self, buffer: &Self::Buffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+    fn download_part<T: AnyElement>(&self, buffer: &Self::Buffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         Ok(self.download(buffer)?[range].to_vec())
     }
 
     /// A read-only view of a range of elements.
-    fn view<'a, T: Stored>(
+    fn view<'a, T: AnyElement>(
         &self,
         buffer: &'a Self::Buffer<T>,
         range: Range<usize>,
     ) -> <Self::Backend as NormBackend>::In<'a, T>;
 
     /// A writable view of a range of elements.
-    fn view_mut<'a, T: Stored>(
+    fn view_mut<'a, T: AnyElement>(
         &self,
         buffer: &'a mut Self::Buffer<T>,
         range: Range<usize>,

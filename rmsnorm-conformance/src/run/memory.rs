@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use rmsnorm_spec::quant::{QuantSpec, e8m0_value};
-use rmsnorm_spec::{DType, Element, RowGroups, RowLayout, Rows, Storage, Stored, Tensor, bf16, f16};
+use rmsnorm_spec::{AnyElement, DType, Element, RowGroups, RowLayout, Rows, Storage, Tensor, bf16, f16};
 use sha2::{Digest, Sha256};
 
 use crate::case::Kind;
@@ -32,7 +32,7 @@ pub struct Bits {
 
 impl Bits {
     /// The bits of `elements`.
-    pub fn of<E: Stored>(elements: &[E]) -> Self {
+    pub fn of<E: AnyElement>(elements: &[E]) -> Self {
         Bits { storage: E::STORAGE, bits: elements.iter().map(|element| element.bits()).collect() }
     }
 
@@ -61,8 +61,8 @@ pub(crate) fn decode(bits: u32, storage: impl Into<Storage>) -> f64 {
 pub(crate) fn decode_f32(bits: u32, storage: impl Into<Storage>) -> f32 {
     match storage.into() {
         Storage::Float(DType::F32) => f32::from_bits(bits),
-        Storage::Float(DType::F16) => <f16 as Stored>::from_bits(bits).to_f32(),
-        Storage::Float(DType::Bf16) => <bf16 as Stored>::from_bits(bits).to_f32(),
+        Storage::Float(DType::F16) => <f16 as AnyElement>::from_bits(bits).to_f32(),
+        Storage::Float(DType::Bf16) => <bf16 as AnyElement>::from_bits(bits).to_f32(),
         Storage::Code(codes) => codes.decode(bits as u8),
         Storage::E8m0 => e8m0_value(bits as u8),
     }

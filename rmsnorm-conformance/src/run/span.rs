@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use rmsnorm_spec::{F8E4M3, F8E5M2, NormBackend, Span, Stored, bf16, f16};
+use rmsnorm_spec::{AnyElement, F8E4M3, F8E5M2, NormBackend, Span, bf16, f16};
 
 use crate::Harness;
 use crate::run::device::TransferError;
@@ -24,7 +24,7 @@ pub(crate) fn check<H: Harness>(harness: &H) -> Result<Result<(), String>, Trans
 
 /// Parts must be uploaded to their place; otherwise calls with distant rows would be compared with
 /// other data.
-fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<(), String>, TransferError> {
+fn check_parts<H: Harness, E: AnyElement + PartialEq>(harness: &H) -> Result<Result<(), String>, TransferError> {
     let values: Vec<E> = (0..LEN as u32).map(E::from_bits).collect();
     let parts = [(1, &values[..4]), (9, &values[9..20]), (LEN - 3, &values[..3])];
     let buffer = harness.upload_parts(LEN, &parts).map_err(TransferError::Upload)?;
@@ -42,7 +42,7 @@ fn check_parts<H: Harness, E: Stored + PartialEq>(harness: &H) -> Result<Result<
 /// Length of a buffer in elements.
 const LEN: usize = 64;
 
-fn check_type<H: Harness, E: Stored>(harness: &H) -> Result<Result<(), String>, TransferError> {
+fn check_type<H: Harness, E: AnyElement>(harness: &H) -> Result<Result<(), String>, TransferError> {
     let upload = || harness.upload(&[E::from_bits(0); LEN]).map_err(TransferError::Upload);
     let (mut buffer, other) = (upload()?, upload()?);
     let whole = read_span(harness, &buffer, 0..LEN);
@@ -61,7 +61,7 @@ fn check_type<H: Harness, E: Stored>(harness: &H) -> Result<Result<(), String>, 
     Ok(Ok(()))
 }
 
-fn read_span<H: Harness, E: Stored>(harness: &H, buffer: &H::Buffer<E>, range: Range<usize>) -> Span {
+fn read_span<H: Harness, E: AnyElement>(harness: &H, buffer: &H::Buffer<E>, range: Range<usize>) -> Span {
     H::Backend::in_span::<E>(&harness.view(buffer, range))
 }
 
@@ -86,16 +86,16 @@ mod tests {
     }
 
     impl NormBackend for Skewed {
-        type In<'a, E: Stored> = View;
-        type Out<'a, E: Stored> = View;
+        type In<'a, E: AnyElement> = View;
+        type Out<'a, E: AnyElement> = View;
 
         fn name(&self) -> &'static str {
             "skewed"
         }
-        fn in_span<E: Stored>(view: &View) -> Span {
+        fn in_span<E: AnyElement>(view: &View) -> Span {
             view.span
         }
-        fn out_span<E: Stored>(view: &View) -> Span {
+        fn out_span<E: AnyElement>(view: &View) -> Span {
             view.span
         }
         fn workspace_len(&self, _: &Problem) -> usize {
@@ -106,14 +106,14 @@ mod tests {
         }
     }
 
-    fn span<E: Stored>(buffer: &[E], range: &Range<usize>) -> Span {
+    fn span<E: AnyElement>(buffer: &[E], range: &Range<usize>) -> Span {
         let start = buffer.as_ptr().addr() as u64 + (range.start * size_of::<E>()) as u64;
         Span { allocation: 0, start, len: range.len() }
     }
 
     impl Harness for Skewed {
         type Backend = Skewed;
-        type Buffer<E: Stored> = Vec<E>;
+        type Buffer<E: AnyElement> = Vec<E>;
 
         fn backend(&self) -> &Skewed {
             self
@@ -130,20 +130,20 @@ mod tests {
         fn rows_breakpoints(&self) -> Vec<usize> {
             Vec::new()
         }
-        fn upload<E: Stored>(&self, data: &[E]) -> Result<Vec<E>, Error> {
+        fn upload<E: AnyElement>(&self, data: &[E]) -> Result<Vec<E>, Error> {
             Ok(data.to_vec())
         }
-        fn download<E: Stored>(&self, buffer: &Vec<E>) -> Result<Vec<E>, Error> {
+        fn download<E: AnyElement>(&self, buffer: &Vec<E>) -> Result<Vec<E>, Error> {
             Ok(buffer.clone())
         }
-        fn download_part<E: Stored>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
+        fn download_part<E: AnyElement>(&self, buffer: &Vec<E>, range: Range<usize>) -> Result<Vec<E>, Error> {
             Ok(buffer[range.start - self.part..range.end - self.part].to_vec())
         }
-        fn view<E: Stored>(&self, buffer: &Vec<E>, range: Range<usize>) -> View {
+        fn view<E: AnyElement>(&self, buffer: &Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.read, ..span } }
         }
-        fn view_mut<E: Stored>(&self, buffer: &mut Vec<E>, range: Range<usize>) -> View {
+        fn view_mut<E: AnyElement>(&self, buffer: &mut Vec<E>, range: Range<usize>) -> View {
             let span = span(buffer, &range);
             View { span: Span { start: span.start + self.written, ..span } }
         }

@@ -24,7 +24,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{AnyCall, Direction, Error, NormBackend, Problem, ResidualPlacement, Span, Stored};
+use rmsnorm_spec::{AnyCall, AnyElement, Direction, Error, NormBackend, Problem, ResidualPlacement, Span};
 
 use self::call::Call;
 use self::gradients::{rows_per_block, workspace_len};
@@ -66,18 +66,18 @@ impl Default for SimulatedBackend {
 }
 
 impl NormBackend for SimulatedBackend {
-    type In<'a, T: Stored> = &'a [T];
-    type Out<'a, T: Stored> = &'a mut [T];
+    type In<'a, T: AnyElement> = &'a [T];
+    type Out<'a, T: AnyElement> = &'a mut [T];
 
     fn name(&self) -> &'static str {
         "simulated"
     }
 
-    fn in_span<T: Stored>(view: &&[T]) -> Span {
+    fn in_span<T: AnyElement>(view: &&[T]) -> Span {
         Span::of(view)
     }
 
-    fn out_span<T: Stored>(view: &&mut [T]) -> Span {
+    fn out_span<T: AnyElement>(view: &&mut [T]) -> Span {
         Span::of(view)
     }
 
@@ -92,10 +92,10 @@ impl NormBackend for SimulatedBackend {
     fn launch(&self, checked: AnyCall<'_, '_, Self>) -> Result<(), Error> {
         match &checked {
             AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
-            AnyCall::ColumnStatistics(_)
-            | AnyCall::ForwardGiven(_)
-            | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => return Err(checked.unsupported(self.name())),
+            AnyCall::PartialStatistics(_)
+            | AnyCall::ForwardWithStatistics(_)
+            | AnyCall::PartialBackwardStatistics(_)
+            | AnyCall::BackwardWithStatistics(_) => return Err(checked.unsupported(self.name())),
         }
         let call = Call::new(self, checked.spec(), checked.problem(), self.calls.fetch_add(1, Ordering::Relaxed));
         let part_stride = checked.part_stride();
@@ -114,7 +114,7 @@ impl NormBackend for SimulatedBackend {
 
 impl Harness for SimulatedBackend {
     type Backend = Self;
-    type Buffer<T: Stored> = Vec<T>;
+    type Buffer<T: AnyElement> = Vec<T>;
 
     fn backend(&self) -> &Self {
         self
@@ -137,19 +137,19 @@ impl Harness for SimulatedBackend {
         vec![self.block_rows]
     }
 
-    fn upload<T: Stored>(&self, data: &[T]) -> Result<Vec<T>, Error> {
+    fn upload<T: AnyElement>(&self, data: &[T]) -> Result<Vec<T>, Error> {
         Ok(data.to_vec())
     }
 
-    fn download<T: Stored>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
+    fn download<T: AnyElement>(&self, buffer: &Vec<T>) -> Result<Vec<T>, Error> {
         Ok(buffer.clone())
     }
 
-    fn view<'a, T: Stored>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
+    fn view<'a, T: AnyElement>(&self, buffer: &'a Vec<T>, range: Range<usize>) -> &'a [T] {
         &buffer[range]
     }
 
-    fn view_mut<'a, T: Stored>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
+    fn view_mut<'a, T: AnyElement>(&self, buffer: &'a mut Vec<T>, range: Range<usize>) -> &'a mut [T] {
         &mut buffer[range]
     }
 }

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::{ptr, slice};
 
-use rmsnorm_spec::{DType, Element, Stored, bf16, f16};
+use rmsnorm_spec::{AnyElement, DType, Element, bf16, f16};
 
 use super::{ALIGNMENT, LANES, Piece, Simd, Stores};
 
@@ -19,7 +19,7 @@ pub(crate) trait Elements: Copy {
     fn size(tag: Self::Tag) -> usize;
 }
 
-impl<E: Stored> Elements for E {
+impl<E: AnyElement> Elements for E {
     type Tag = ();
 
     #[inline(always)]
@@ -129,7 +129,7 @@ unsafe impl<T: Elements> Send for In<'_, T> {}
 // - threads: as above.
 unsafe impl<T: Elements> Sync for In<'_, T> {}
 
-impl<'a, E: Stored> From<&'a [E]> for In<'a, E> {
+impl<'a, E: AnyElement> From<&'a [E]> for In<'a, E> {
     #[inline(always)]
     fn from(values: &'a [E]) -> Self {
         In { first: values.as_ptr().cast(), len: values.len(), tag: (), borrowed: PhantomData }
@@ -181,7 +181,7 @@ impl<'a, T: Numbers> In<'a, T> {
     }
 }
 
-impl<'a, E: Stored> In<'a, E> {
+impl<'a, E: AnyElement> In<'a, E> {
     #[inline(always)]
     pub(crate) fn elements(self) -> &'a [E] {
         // SAFETY:
@@ -222,14 +222,14 @@ pub(crate) struct Out<'a, T: Elements> {
 // - threads: it is a slice of numbers that is borrowed mutably, which any one thread may write.
 unsafe impl<T: Elements> Send for Out<'_, T> {}
 
-impl<'a, E: Stored> From<&'a mut [MaybeUninit<E>]> for Out<'a, E> {
+impl<'a, E: AnyElement> From<&'a mut [MaybeUninit<E>]> for Out<'a, E> {
     #[inline(always)]
     fn from(elements: &'a mut [MaybeUninit<E>]) -> Self {
         Out { first: elements.as_mut_ptr().cast(), len: elements.len(), tag: (), borrowed: PhantomData }
     }
 }
 
-impl<'a, E: Stored> From<&'a mut [E]> for Out<'a, E> {
+impl<'a, E: AnyElement> From<&'a mut [E]> for Out<'a, E> {
     #[inline(always)]
     fn from(values: &'a mut [E]) -> Self {
         Out { first: values.as_mut_ptr().cast(), len: values.len(), tag: (), borrowed: PhantomData }
@@ -290,9 +290,9 @@ impl<T: Numbers> Out<'_, T> {
     }
 }
 
-impl<'a, E: Stored> Out<'a, E> {
+impl<'a, E: AnyElement> Out<'a, E> {
     /// The same elements as another type with the same layout.
-    pub(crate) fn cast<F: Stored>(self) -> Out<'a, F> {
+    pub(crate) fn cast<F: AnyElement>(self) -> Out<'a, F> {
         assert_eq!((size_of::<E>(), align_of::<E>()), (size_of::<F>(), align_of::<F>()), "one dtype has one layout");
         Out { first: self.first, len: self.len, tag: (), borrowed: PhantomData }
     }
@@ -379,7 +379,7 @@ impl<E> Clone for Written<'_, E> {
 
 impl<E> Copy for Written<'_, E> {}
 
-impl<'a, E: Stored> Written<'a, E> {
+impl<'a, E: AnyElement> Written<'a, E> {
     /// Wraps elements, of which only the written ones are read.
     ///
     /// # Safety

@@ -1,7 +1,8 @@
 //! The two phases of a call with columns divided among ranks.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, Checked, Error, Given, Untyped,
+    AnyBackward, AnyForward, AnyPartialBackwardStatistics, AnyPartialStatistics, Checked, Error, Untyped,
+    WithStatistics,
 };
 
 use super::{SliceBackend, forward_rows, input, matrix, numbers, out, plan_here, run_backward, spec_of, spread};
@@ -13,9 +14,9 @@ use crate::stages::columns::{ColumnsRows, Found, Half, SumsBlocks};
 use crate::stages::forward::{ForwardRows, Residual};
 use crate::stages::{MatrixMut, RowStarts};
 
-pub(super) fn column_statistics<B: SliceBackend>(
+pub(super) fn partial_statistics<B: SliceBackend>(
     backend: &CpuBackend,
-    call: Checked<AnyColumnStatistics<'_, B>>,
+    call: Checked<AnyPartialStatistics<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let args = call.into_args();
@@ -41,9 +42,9 @@ pub(super) fn column_statistics<B: SliceBackend>(
     Ok(())
 }
 
-pub(super) fn forward_given<B: SliceBackend>(
+pub(super) fn forward_with_statistics<B: SliceBackend>(
     backend: &CpuBackend,
-    call: Checked<Given<'_, Untyped<B>, AnyForward<'_, B>>>,
+    call: Checked<WithStatistics<'_, Untyped<B>, AnyForward<'_, B>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let (args, found) = given(call)?;
@@ -54,9 +55,9 @@ pub(super) fn forward_given<B: SliceBackend>(
     Ok(())
 }
 
-pub(super) fn backward_statistics<B: SliceBackend>(
+pub(super) fn partial_backward_statistics<B: SliceBackend>(
     backend: &CpuBackend,
-    call: Checked<AnyBackwardStatistics<'_, B>>,
+    call: Checked<AnyPartialBackwardStatistics<'_, B>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let args = call.into_args();
@@ -84,9 +85,9 @@ pub(super) fn backward_statistics<B: SliceBackend>(
     Ok(())
 }
 
-pub(super) fn backward_given<B: SliceBackend>(
+pub(super) fn backward_with_statistics<B: SliceBackend>(
     backend: &CpuBackend,
-    call: Checked<Given<'_, Untyped<B>, AnyBackward<'_, B>>>,
+    call: Checked<WithStatistics<'_, Untyped<B>, AnyBackward<'_, B>>>,
 ) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     let (args, found) = given(call)?;
@@ -94,8 +95,8 @@ pub(super) fn backward_given<B: SliceBackend>(
 }
 
 /// The tensors of a second phase, and the numbers of all ranks.
-fn given<'g, B: SliceBackend, A>(call: Checked<Given<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
+fn given<'g, B: SliceBackend, A>(call: Checked<WithStatistics<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
     let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
-    let Given { args, statistics, columns, .. } = call.into_args();
+    let WithStatistics { args, statistics, columns, .. } = call.into_args();
     Ok((args, Found { numbers: input::<B, f32>(statistics)?, columns, cols, rows, first: 0 }))
 }

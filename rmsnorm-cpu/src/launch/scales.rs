@@ -4,7 +4,7 @@
 
 use rmsnorm_spec::Scales;
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout, ScaleType};
-use rmsnorm_spec::{AnyOut, Error, Rows, Stored};
+use rmsnorm_spec::{AnyElement, AnyOut, Error, Rows};
 
 use super::{SliceBackend, no_room, out};
 use crate::lanes::Out;
@@ -73,14 +73,14 @@ impl Compact {
     }
 }
 
-fn room<E: Stored>(len: usize) -> Result<Vec<E>, Error> {
+fn room<E: AnyElement>(len: usize) -> Result<Vec<E>, Error> {
     let mut room = Vec::new();
     room.try_reserve_exact(len).map_err(|error| no_room::<E>("scales", len, &error))?;
     room.resize(len, E::from_bits(0));
     Ok(room)
 }
 
-fn matrix<E: Stored>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {
+fn matrix<E: AnyElement>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {
     // Only the starts of rows are used.
     MatrixMut { data, rows: RowStarts::of(Rows::dense(()).layout(0, groups)) }
 }

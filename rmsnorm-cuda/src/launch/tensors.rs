@@ -1,7 +1,7 @@
 //! Converts views to addresses, and keeps cudarc's guards of the views.
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut, DeviceSlice, SyncOnDrop, sys};
-use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Stored, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Tensor, TensorShape, Visitor};
 
 use crate::backend::{CudaBackend, place};
 use crate::params::{Matrix, Params};
@@ -82,13 +82,13 @@ impl<'a> Tensors<'a> {
 }
 
 impl<'a, 'v: 'a> Visitor<'v, CudaBackend> for Tensors<'a> {
-    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<CudaView<'v, E>>) -> Result<(), Error> {
         self.check_context(self.problem.arg(tensor), rows.view.stream())?;
         self.hold(tensor, &self.layout(tensor, &rows), rows.view.view_ptr(self.stream));
         Ok(())
     }
 
-    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<CudaViewMut<'v, E>>) -> Result<(), Error> {
         self.check_context(self.problem.arg(tensor), rows.view.stream())?;
         if tensor == Tensor::Workspace {
             self.workspace_len = Some(rows.view.len());

@@ -1,8 +1,8 @@
 //! [`Collective`] with NCCL: sends and receives of bytes.
 
 use cudarc::driver::{CudaView, CudaViewMut, result};
-use rmsnorm_dist::{Collective, Shares, check_len};
-use rmsnorm_spec::{Element, Error, Stored};
+use rmsnorm_dist::{Collective, RowShares, check_len};
+use rmsnorm_spec::{AnyElement, Element, Error};
 
 use super::comm::NcclComm;
 use super::exchange;
@@ -20,9 +20,9 @@ impl Collective<CudaBackend> for NcclComm {
         self.ranks
     }
 
-    fn all_to_all<T: Stored>(
+    fn all_to_all<T: AnyElement>(
         &self,
-        shares: &Shares,
+        shares: &RowShares,
         from: CudaView<'_, T>,
         to: CudaViewMut<'_, T>,
     ) -> Result<(), Error> {
@@ -41,9 +41,9 @@ impl Collective<CudaBackend> for NcclComm {
         self.exchange(shares, exchange::all_to_all(shares, self.rank, size), &from, &to)
     }
 
-    fn all_gather<T: Stored>(
+    fn all_gather<T: AnyElement>(
         &self,
-        shares: &Shares,
+        shares: &RowShares,
         from: CudaView<'_, T>,
         to: CudaViewMut<'_, T>,
     ) -> Result<(), Error> {
@@ -61,7 +61,7 @@ impl Collective<CudaBackend> for NcclComm {
         self.gather(shares, size_of::<T>(), &to)
     }
 
-    fn all_gather_in_place<T: Stored>(&self, shares: &Shares, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
+    fn all_gather_in_place<T: AnyElement>(&self, shares: &RowShares, tensor: CudaViewMut<'_, T>) -> Result<(), Error> {
         self.check_shares(shares)?;
         check_len("tensor", shares.len(), tensor.len())?;
         let tensor = self.write("tensor", tensor)?;
@@ -82,7 +82,7 @@ impl NcclComm {
     /// The bytes of every rank, by rank. Waits for all ranks.
     #[cfg(feature = "peers")]
     pub(crate) fn gather_bytes<const N: usize>(&self, own: &[u8; N]) -> Result<Vec<[u8; N]>, Error> {
-        let shares = Shares { units: self.ranks, unit: N, ranks: self.ranks };
+        let shares = RowShares { units: self.ranks, unit: N, ranks: self.ranks };
         let upload = || {
             let mut all = self.stream.alloc_zeros::<i8>(shares.len())?;
             let mut place = all.slice_mut(shares.elements(self.rank));
@@ -102,7 +102,7 @@ impl NcclComm {
     }
 
     /// Sends this rank's share, and receives the other shares, at their places in the tensor.
-    fn gather(&self, shares: &Shares, size: usize, tensor: &Tensor<'_>) -> Result<(), Error> {
+    fn gather(&self, shares: &RowShares, size: usize, tensor: &Tensor<'_>) -> Result<(), Error> {
         match exchange::equal(shares, size) {
             Some(len) if self.has_work(shares) => {
                 // SAFETY:
@@ -148,7 +148,7 @@ impl NcclComm {
     /// require.
     fn exchange(
         &self,
-        shares: &Shares,
+        shares: &RowShares,
         exchanges: impl Iterator<Item = exchange::Exchange>,
         from: &Tensor<'_>,
         to: &Tensor<'_>,
@@ -167,7 +167,7 @@ impl NcclComm {
 
     /// Whether there are elements to send and other ranks. If so, every rank sends or receives
     /// something.
-    fn has_work(&self, shares: &Shares) -> bool {
+    fn has_work(&self, shares: &RowShares) -> bool {
         self.ranks > 1 && !shares.is_empty()
     }
 
@@ -179,11 +179,12 @@ impl NcclComm {
         Ok(self.handle.check()?)
     }
 
-    fn check_shares(&self, shares: &Shares) -> Result<(), Error> {
+    fn check_shares(&self, shares: &RowShares) -> Result<(), Error> {
         if shares.ranks == self.ranks {
             return Ok(());
         }
-        let rule = format!("Shares::ranks must be {}, the ranks of the communicator, got {}", self.ranks, shares.ranks);
+        let rule =
+            format!("RowShares::ranks must be {}, the ranks of the communicator, got {}", self.ranks, shares.ranks);
         Err(Error::InvalidArgument { arg: "shares", rule })
     }
 }

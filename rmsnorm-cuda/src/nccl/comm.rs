@@ -53,7 +53,7 @@ use crate::library::nccl::nccl;
 ///
 /// # Example
 /// ```no_run
-/// use rmsnorm_cuda::dist::{Collective, Shares};
+/// use rmsnorm_cuda::dist::{Collective, RowShares};
 /// use rmsnorm_cuda::spec::bf16;
 /// use rmsnorm_cuda::{CudaBackend, NcclComm, NcclId};
 ///

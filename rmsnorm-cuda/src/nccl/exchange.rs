@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 
-use rmsnorm_dist::Shares;
+use rmsnorm_dist::RowShares;
 
 /// The bytes that a rank sends to and receives from `peer`; either range may be empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,19 +15,19 @@ pub(super) struct Exchange {
 
 /// Share `r` goes to rank `r`. Part `r`, as long as this rank's share, comes from rank `r`. The
 /// rank itself is included.
-pub(super) fn all_to_all(shares: &Shares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
+pub(super) fn all_to_all(shares: &RowShares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
     let own = bytes(shares.elements(rank), size).len();
     each(*shares, move |shares, peer| (bytes(shares.elements(peer), size), peer * own..(peer + 1) * own))
 }
 
 /// This rank's share goes to every rank, and every share goes to its place in the tensor.
-pub(super) fn all_gather(shares: &Shares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
+pub(super) fn all_gather(shares: &RowShares, rank: usize, size: usize) -> impl Iterator<Item = Exchange> {
     let own = bytes(shares.elements(rank), size);
     each(*shares, move |shares, peer| (own.clone(), bytes(shares.elements(peer), size)))
 }
 
 /// The size of a share in bytes, if all shares have the same size.
-pub(super) fn equal(shares: &Shares, size: usize) -> Option<usize> {
+pub(super) fn equal(shares: &RowShares, size: usize) -> Option<usize> {
     let first = bytes(shares.elements(0), size).len();
     shares.units.is_multiple_of(shares.ranks).then_some(first)
 }
@@ -39,8 +39,8 @@ pub(super) fn bytes(elements: Range<usize>, size: usize) -> Range<usize> {
 
 /// An exchange with every rank, in rank order.
 fn each(
-    shares: Shares,
-    ranges: impl Fn(&Shares, usize) -> (Range<usize>, Range<usize>),
+    shares: RowShares,
+    ranges: impl Fn(&RowShares, usize) -> (Range<usize>, Range<usize>),
 ) -> impl Iterator<Item = Exchange> {
     (0..shares.ranks).zip(0..).map(move |(index, peer)| {
         let (send, receive) = ranges(&shares, index);
@@ -57,11 +57,11 @@ mod tests {
 
     /// Numbers of units: none, few, many, and near the number of ranks. Units are empty, or have
     /// one or three elements.
-    fn all() -> impl Iterator<Item = Shares> {
+    fn all() -> impl Iterator<Item = RowShares> {
         let units = |ranks: usize| [0, 1, ranks - 1, ranks, ranks + 1, 2 * ranks, 3 * ranks + 1, 17];
         let shares =
             move |ranks| units(ranks).into_iter().flat_map(move |units| [0, 1, 3].map(|unit| (units, unit, ranks)));
-        [1, 2, 3, 4, 8].into_iter().flat_map(shares).map(|(units, unit, ranks)| Shares { units, unit, ranks })
+        [1, 2, 3, 4, 8].into_iter().flat_map(shares).map(|(units, unit, ranks)| RowShares { units, unit, ranks })
     }
 
     /// Every byte of every rank's tensor is different.

@@ -3,7 +3,7 @@
 //! with longer rows may choose the other way.
 
 use cudarc::driver::{CudaViewMut, DevicePtrMut};
-use rmsnorm_dist::{DividedColumns, Shares};
+use rmsnorm_dist::{DividedColumns, RowShares};
 use rmsnorm_spec::{AnyBackward, AnyForward, Checked, Direction, Error, NormSpec, Problem};
 
 use super::group::PeerGroup;
@@ -112,7 +112,7 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
 }
 
 /// Sends this rank's share to all ranks; all shares have the same length.
-fn gather(group: &PeerGroup, rows: usize, shares: &Shares, mut all: CudaViewMut<'_, f32>) -> Result<(), Error> {
+fn gather(group: &PeerGroup, rows: usize, shares: &RowShares, mut all: CudaViewMut<'_, f32>) -> Result<(), Error> {
     if rows == 0 {
         return Ok(());
     }

@@ -1,8 +1,8 @@
 //! Launches of `reduce_forward_rows`: sums over ranks with row owners.
 
 use cudarc::driver::sys;
-use rmsnorm_dist::{Shares, check_reduced_rows};
-use rmsnorm_spec::{AnyForward, Error, NormSpec, Problem, Tensor, YRows};
+use rmsnorm_dist::{RowShares, check_reduced_rows};
+use rmsnorm_spec::{AnyForward, Error, NormSpec, OutputRows, Problem, Tensor};
 
 use super::group::PeerGroup;
 use super::launch::{check, load};
@@ -36,13 +36,13 @@ impl Owned {
 
 /// The rows of the first rank, and the most of any rank: the kernel finds owners with it.
 fn rows_per_rank(problem: &Problem, ranks: usize) -> usize {
-    Shares { units: problem.rows, unit: problem.cols, ranks }.units(0).len()
+    RowShares { units: problem.rows, unit: problem.cols, ranks }.units(0).len()
 }
 
 pub(super) fn forward(
     group: &PeerGroup,
     spec: &NormSpec,
-    y_rows: YRows,
+    y_rows: OutputRows,
     args: AnyForward<'_, CudaBackend>,
 ) -> Result<(), Error> {
     let (rank, ranks) = group.place();
@@ -55,12 +55,12 @@ pub(super) fn forward(
         return Ok(());
     }
     // In place, y has all rows, because x has.
-    let has_own_y = y_rows == YRows::Own && problem.has(Tensor::X);
+    let has_own_y = y_rows == OutputRows::Own && problem.has(Tensor::X);
     let owned = Owned {
         rows_per_rank: rows_per_rank(&problem, ranks),
         first_own: own.start,
         first_of_y: if has_own_y { own.start } else { 0 },
-        sends: if y_rows == YRows::All && ranks > 1 { Sends::Y } else { Sends::Nothing },
+        sends: if y_rows == OutputRows::All && ranks > 1 { Sends::Y } else { Sends::Nothing },
     };
     let mut params = tensors.params();
     // Reports an earlier error that cudarc could not return, for example in its waits for events.

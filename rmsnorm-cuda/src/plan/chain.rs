@@ -42,15 +42,15 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
         Program::Backward | Program::BackwardSplit => serial(packs) + serial(pack),
         Program::ForwardStreaming | Program::QuantizedForwardStreaming => in_blocks(turns) + deviations,
         // Without the deviations: math.md, 5.5, counts three such sums for layer norm.
-        Program::ColumnStatistics | Program::BackwardStatistics => serial(turns) + tree(pack),
+        Program::PartialStatistics | Program::PartialBackwardStatistics => serial(turns) + tree(pack),
         Program::BackwardRowSums => in_blocks(turns) + serial(pack),
         Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes
         | Program::Columnwise
         | Program::Clear
-        | Program::ForwardGiven
-        | Program::BackwardGiven => {
+        | Program::ForwardWithStatistics
+        | Program::BackwardWithStatistics => {
             return None;
         }
         #[cfg(feature = "peers")]

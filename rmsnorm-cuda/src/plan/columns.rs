@@ -54,8 +54,8 @@ pub(crate) fn first_half(problem: &Problem) -> Problem {
 /// The plan of a first phase, forward or backward as the problem's direction says.
 pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let program = match problem.direction {
-        Direction::Forward | Direction::QuantizedForward => Program::ColumnStatistics,
-        Direction::Backward => Program::BackwardStatistics,
+        Direction::Forward | Direction::QuantizedForward => Program::PartialStatistics,
+        Direction::Backward => Program::PartialBackwardStatistics,
     };
     by_rows(problem, program, access_bytes, caps)
 }
@@ -64,8 +64,10 @@ pub(crate) fn statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> P
 /// same size.
 pub(crate) fn given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match problem.direction {
-        Direction::Forward | Direction::QuantizedForward => by_rows(problem, Program::ForwardGiven, access_bytes, caps),
-        Direction::Backward => backward_given(problem, access_bytes, caps),
+        Direction::Forward | Direction::QuantizedForward => {
+            by_rows(problem, Program::ForwardWithStatistics, access_bytes, caps)
+        }
+        Direction::Backward => backward_with_statistics(problem, access_bytes, caps),
     }
 }
 
@@ -90,11 +92,12 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     let cluster = if packs > MOST_PACKS * MOST_THREADS { caps.max_cluster } else { 1 };
     let groups = (BLOCK_THREADS / threads as u32).max(1);
     // The first phase of layer norm visits a row twice; a short row stays in registers.
-    let is_held = program == Program::ColumnStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
+    let is_held = program == Program::PartialStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
     // Packs that are assembled from 2-byte accesses take registers, and so do wide parameters.
     let is_by_halves = access_bytes < 4;
     let threads_per_sm = if is_by_halves { THREADS_PER_SM / 2 } else { THREADS_PER_SM };
-    let has_wide_parameters = program == Program::ForwardGiven && pack as usize * problem.dtypes.weight.size() > 16;
+    let has_wide_parameters =
+        program == Program::ForwardWithStatistics && pack as usize * problem.dtypes.weight.size() > 16;
     let reads_few = (is_by_halves || has_wide_parameters) && !is_held;
     let batch = match problem.direction {
         Direction::Backward => 1,
@@ -116,7 +119,7 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
 
 /// Plans a kernel that gives each thread columns of a chunk of rows; then the reduction of partial
 /// sums.
-fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+fn backward_with_statistics(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let pack = pack(problem);
     let packs = problem.cols.div_ceil(pack as usize);
     let threads = packs.next_power_of_two().clamp(LEAST_THREADS, COLUMNS_THREADS) as u32;
@@ -138,6 +141,6 @@ fn backward_given(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     let chunks = reduction::chunks(rows, blocks.div_ceil(tiles).min(rows), most_rows(rows, 1));
     // A grid has at most 2^31 - 1 blocks, which loop over further tiles of chunks.
     let grid = tiles.saturating_mul(chunks).min(i32::MAX as u64) as u32;
-    let columns = Step::launch(key(problem, Program::BackwardGiven, tile), grid, 0);
+    let columns = Step::launch(key(problem, Program::BackwardWithStatistics, tile), grid, 0);
     finish(problem, chunks, tiles, [(problem.rows > 0).then_some(columns), None], caps)
 }

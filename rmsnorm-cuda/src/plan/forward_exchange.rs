@@ -56,7 +56,7 @@ pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::depth::policy_depth_cols;
+    use rmsnorm_spec::depth::sum_depth;
     use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
     use super::*;
@@ -110,7 +110,7 @@ mod tests {
             for dtypes in [BF16, F32] {
                 let Some(plan) = planned(cols, dtypes, &GROUP) else { continue };
                 let chain = chain::of_row(Program::ForwardExchange, &plan.key.tile, cols).expect("a sum");
-                assert!(chain <= policy_depth_cols(cols) as u64, "{cols}: {chain}");
+                assert!(chain <= sum_depth(cols) as u64, "{cols}: {chain}");
             }
         }
     }

@@ -107,7 +107,7 @@ fn warps(threads: usize) -> u32 {
 mod tests {
     use std::collections::HashSet;
 
-    use rmsnorm_spec::depth::policy_depth_cols;
+    use rmsnorm_spec::depth::sum_depth;
     use rmsnorm_spec::{DTypes, Norm, Tensor};
 
     use super::*;
@@ -242,7 +242,7 @@ mod tests {
                 assert!(plan.threads() * tile.blocks_per_sm <= caps.threads_per_sm, "{what}");
                 assert!(plan.shared_bytes as usize + RESERVED_BYTES <= caps.shared_per_block_optin as usize, "{what}");
                 let chain = chain::of_row(Program::ReduceForward, &tile, cols).expect("a sum");
-                assert!(chain <= policy_depth_cols(cols) as u64, "{what}: {chain}");
+                assert!(chain <= sum_depth(cols) as u64, "{what}: {chain}");
             }
         }
     }

@@ -72,7 +72,7 @@ impl Tuning {
     /// These tables, with the programs of large calls for every size: in forward no rows held for
     /// small calls, in backward always partial sums.
     #[cfg(feature = "conformance")]
-    pub(crate) fn as_if_large(&self) -> &'static Tuning {
+    pub(crate) fn with_large_plans(&self) -> &'static Tuning {
         KEPT.keep(Tuning { split_bytes: 0, holds_small: false, ..self.clone() })
     }
 

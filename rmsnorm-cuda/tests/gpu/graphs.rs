@@ -10,7 +10,7 @@ use rmsnorm_cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DriverError
 use rmsnorm_cuda::{
     Backward, CudaBackend, Forward, QuantizedForward,
     spec::quant::{CodeType, QuantSpec, ScaleKind},
-    spec::{DType, Error, F8E4M3, Norm, NormSpec, Problem, Rows, Stored, Tensor, bf16},
+    spec::{AnyElement, DType, Error, F8E4M3, Norm, NormSpec, Problem, Rows, Tensor, bf16},
 };
 
 use crate::support::{Gpu, bytes, upload};

@@ -103,7 +103,7 @@ fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, misaligned", norm.name());
     }
     // The programs of many rows: rows read twice, and partial sums of dweight.
-    let large = Call { gpu: &gpu.as_if_large(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
+    let large = Call { gpu: &gpu.with_large_plans(), norm: spec(ROWS), layout: DENSE }.run(&x, &dy);
     for (name, (got, expected)) in NAMES.into_iter().zip(large.iter().zip(&batch)) {
         assert!(got == expected, "{name} of {} of {ROWS}x{cols}, as if large", norm.name());
     }

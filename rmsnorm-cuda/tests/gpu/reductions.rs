@@ -76,7 +76,7 @@ fn every_way_of_summing_is_within_bounds() {
             assert_eq!(case.wrong(&gpu, reduction).unwrap(), 0, "{reduction:?}, {rows}x{cols}");
             // Small calls have no partial sums unless forced.
             assert_eq!(
-                case.wrong(&gpu.as_if_large(), reduction).unwrap(),
+                case.wrong(&gpu.with_large_plans(), reduction).unwrap(),
                 0,
                 "{reduction:?}, {rows}x{cols}, as if large"
             );
@@ -90,7 +90,7 @@ fn every_way_of_summing_is_within_bounds() {
 fn groups_without_end_are_right_or_out_of_memory() {
     let Some(gpu) = Gpu::open() else { return };
     let case = Case::new(300, 1024, &gpu);
-    let large = gpu.as_if_large();
+    let large = gpu.with_large_plans();
     match case.wrong(&large, GradReduction::Locks { groups: u32::MAX }) {
         Ok(wrong) => assert_eq!(wrong, 0),
         Err(Error::Device { source, .. }) => {

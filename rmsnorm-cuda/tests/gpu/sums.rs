@@ -106,7 +106,7 @@ fn added(held: &[f32], sums: &[f32]) -> Vec<f32> {
 
 /// The backend, and the same backend with partial sums in small calls too.
 fn backends(gpu: &Gpu) -> [CudaBackend; 2] {
-    [(**gpu).clone(), gpu.as_if_large()]
+    [(**gpu).clone(), gpu.with_large_plans()]
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn every_way_of_summing_adds_once() {
 fn a_graph_adds_whenever_it_is_replayed() {
     let Some(gpu) = Gpu::open() else { return };
     let backend = gpu.on(stream_without_events(&gpu)).unwrap();
-    for backend in [backend.clone(), backend.as_if_large()] {
+    for backend in [backend.clone(), backend.with_large_plans()] {
         for shape in SHAPES.into_iter().filter(|(rows, _)| *rows > 0) {
             let mut data = Data::new(&backend, shape);
             let (sums, held) = (data.sums(&backend), data.held());

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use rmsnorm_cuda::NcclComm;
 use rmsnorm_cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use rmsnorm_cuda::cudarc::nccl::sys::ncclComm_t;
-use rmsnorm_cuda::dist::{Collective, Shares};
+use rmsnorm_cuda::dist::{Collective, RowShares};
 use rmsnorm_cuda::spec::{bf16, f16};
 
 use crate::{transcript, whole};
 
 /// Five units of two on three ranks: shares of 4, 4 and 2.
-const UNEVEN: Shares = Shares { units: 5, unit: 2, ranks: 3 };
-const EVEN: Shares = Shares { units: 3, unit: 2, ranks: 3 };
+const UNEVEN: RowShares = RowShares { units: 5, unit: 2, ranks: 3 };
+const EVEN: RowShares = RowShares { units: 3, unit: 2, ranks: 3 };
 /// The last two ranks have no units.
-const ONE: Shares = Shares { units: 1, unit: 2, ranks: 3 };
-const NONE: Shares = Shares { units: 0, unit: 2, ranks: 3 };
+const ONE: RowShares = RowShares { units: 1, unit: 2, ranks: 3 };
+const NONE: RowShares = RowShares { units: 0, unit: 2, ranks: 3 };
 
 pub fn stream(device: usize) -> Arc<CudaStream> {
     CudaContext::new(device).unwrap().default_stream()
@@ -35,7 +35,7 @@ fn show(comm: &NcclComm, tensor: &CudaSlice<u8>) {
     println!("answer: {:?}", comm.stream().clone_dtoh(tensor).unwrap());
 }
 
-fn all_to_all(rank: usize, shares: Shares) {
+fn all_to_all(rank: usize, shares: RowShares) {
     let comm = comm(rank, shares.ranks);
     let from = counting(comm.stream(), shares.len().max(1));
     let len = shares.elements(rank).len() * shares.ranks;
@@ -44,7 +44,7 @@ fn all_to_all(rank: usize, shares: Shares) {
     show(&comm, &to);
 }
 
-fn all_gather(rank: usize, shares: Shares) {
+fn all_gather(rank: usize, shares: RowShares) {
     let comm = comm(rank, shares.ranks);
     let mut tensor = counting(comm.stream(), shares.len().max(1));
     comm.all_gather_in_place(&shares, tensor.slice_mut(..shares.len())).unwrap();
@@ -58,12 +58,12 @@ pub fn answer(what: &str) -> Option<()> {
         "all_to_all, last rank" => all_to_all(2, UNEVEN),
         "all_to_all, no share" => all_to_all(2, ONE),
         "all_to_all, nothing" => all_to_all(1, NONE),
-        "all_to_all, alone" => all_to_all(0, Shares { ranks: 1, ..EVEN }),
+        "all_to_all, alone" => all_to_all(0, RowShares { ranks: 1, ..EVEN }),
         "all_gather" => all_gather(1, UNEVEN),
         "all_gather, no share" => all_gather(1, ONE),
         "all_gather, equal" => all_gather(1, EVEN),
         "all_gather, nothing" => all_gather(1, NONE),
-        "all_gather, alone" => all_gather(0, Shares { ranks: 1, ..EVEN }),
+        "all_gather, alone" => all_gather(0, RowShares { ranks: 1, ..EVEN }),
         "wider elements" => wider_elements(),
         "all_reduce" => all_reduce(),
         "other stream" => other_stream(),
@@ -147,7 +147,7 @@ fn equal_shares_are_gathered_in_one_call() {
 
 fn wider_elements() {
     let comm = comm(0, 2);
-    let shares = Shares { units: 3, unit: 1, ranks: 2 };
+    let shares = RowShares { units: 3, unit: 1, ranks: 2 };
     let from = comm.stream().clone_htod(&[1, 2, 3].map(bf16::from_bits)).unwrap();
     let mut to = comm.stream().alloc_zeros::<bf16>(4).unwrap();
     comm.all_to_all(&shares, from.as_view(), to.as_view_mut()).unwrap();
@@ -195,7 +195,7 @@ fn other_stream() {
     let other = comm.stream().context().new_stream().unwrap();
     println!("answer: written");
     let mut tensor = counting(&other, UNEVEN.len());
-    comm.all_gather_in_place(&Shares { ranks: 2, ..UNEVEN }, tensor.as_view_mut()).unwrap();
+    comm.all_gather_in_place(&RowShares { ranks: 2, ..UNEVEN }, tensor.as_view_mut()).unwrap();
     println!("answer: read");
     other.clone_dtoh(&tensor).unwrap();
     println!("answer: dropped");

@@ -1,14 +1,14 @@
 //! Calls that are refused before anything is sent, and calls after a failure of NCCL.
 
 use rmsnorm_cuda::cudarc::driver::CudaContext;
-use rmsnorm_cuda::dist::{Collective, Shares};
+use rmsnorm_cuda::dist::{Collective, RowShares};
 use rmsnorm_cuda::spec::Error;
 use rmsnorm_cuda::{NcclComm, NcclFailure};
 
 use crate::calls::{comm, counting, stream};
 use crate::{transcript, whole};
 
-const SHARES: Shares = Shares { units: 5, unit: 2, ranks: 3 };
+const SHARES: RowShares = RowShares { units: 5, unit: 2, ranks: 3 };
 
 /// Runs in the child process.
 pub fn answer(what: &str) -> Option<()> {
@@ -27,22 +27,22 @@ fn misuse() {
     let comm = comm(1, 3);
     let from = counting(comm.stream(), 40);
     let mut to = counting(comm.stream(), 40);
-    let mut all_to_all = |shares: &Shares, from_len: usize, to_len: usize| {
+    let mut all_to_all = |shares: &RowShares, from_len: usize, to_len: usize| {
         comm.all_to_all(shares, from.slice(..from_len), to.slice_mut(..to_len)).unwrap_err().to_string()
     };
     println!("answer: {}", all_to_all(&SHARES, 9, 12));
     println!("answer: {}", all_to_all(&SHARES, 11, 12));
     println!("answer: {}", all_to_all(&SHARES, 10, 11));
     println!("answer: {}", all_to_all(&SHARES, 10, 13));
-    println!("answer: {}", all_to_all(&Shares { ranks: 2, ..SHARES }, 10, 12));
-    println!("answer: {}", all_to_all(&Shares { units: usize::MAX, ..SHARES }, 10, 12));
+    println!("answer: {}", all_to_all(&RowShares { ranks: 2, ..SHARES }, 10, 12));
+    println!("answer: {}", all_to_all(&RowShares { units: usize::MAX, ..SHARES }, 10, 12));
     let mut all_gather =
-        |shares: &Shares, len: usize| comm.all_gather_in_place(shares, to.slice_mut(..len)).unwrap_err().to_string();
+        |shares: &RowShares, len: usize| comm.all_gather_in_place(shares, to.slice_mut(..len)).unwrap_err().to_string();
     println!("answer: {}", all_gather(&SHARES, 9));
-    println!("answer: {}", all_gather(&Shares { ranks: 0, ..SHARES }, 10));
-    println!("answer: {}", all_gather(&Shares { units: 0, ..SHARES }, 1));
+    println!("answer: {}", all_gather(&RowShares { ranks: 0, ..SHARES }, 10));
+    println!("answer: {}", all_gather(&RowShares { units: 0, ..SHARES }, 1));
     // The refused calls have changed nothing.
-    println!("answer: {:?}", comm.all_gather_in_place(&Shares { units: 3, ..SHARES }, to.slice_mut(..6)));
+    println!("answer: {:?}", comm.all_gather_in_place(&RowShares { units: 3, ..SHARES }, to.slice_mut(..6)));
 }
 
 #[test]
@@ -54,10 +54,10 @@ fn nothing_is_sent_of_a_call_that_does_not_fit() {
         "answer: from: expected 10 elements, got 11",
         "answer: to: expected 12 elements, got 11",
         "answer: to: expected 12 elements, got 13",
-        "answer: shares: Shares::ranks must be 3, the ranks of the communicator, got 2",
+        "answer: shares: RowShares::ranks must be 3, the ranks of the communicator, got 2",
         "answer: from: expected 18446744073709551615 elements, got 10",
         "answer: tensor: expected 10 elements, got 9",
-        "answer: shares: Shares::ranks must be 3, the ranks of the communicator, got 0",
+        "answer: shares: RowShares::ranks must be 3, the ranks of the communicator, got 0",
         "answer: tensor: expected 0 elements, got 1",
         "all_gather 2 type 1 from 2",
         "answer: Ok(())",
@@ -106,7 +106,7 @@ fn failing() {
         let gathered = comm.all_gather_in_place(&SHARES, tensor.as_view_mut());
         println!("answer: {}", gathered.map_or_else(|error| short(&error), |()| "gathered".into()));
     }
-    let equal = comm.all_gather_in_place(&Shares { units: 3, ..SHARES }, tensor.slice_mut(..6));
+    let equal = comm.all_gather_in_place(&RowShares { units: 3, ..SHARES }, tensor.slice_mut(..6));
     println!("answer: {}", equal.map_or_else(|error| short(&error), |()| "gathered".into()));
     let summed = comm.all_reduce_sum_in_place(sums.as_view_mut());
     println!("answer: {}", summed.map_or_else(|error| short(&error), |()| "summed".into()));

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 
 use rmsnorm_cuda::PeerGroup;
 use rmsnorm_cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use rmsnorm_cuda::spec::{NormSpec, YRows, bf16};
+use rmsnorm_cuda::spec::{NormSpec, OutputRows, bf16};
 use rmsnorm_dist::ShardedNorm;
 
 use crate::case::{Case, Data};
@@ -16,7 +16,7 @@ const REPLAYS: u64 = 6;
 
 /// Puts `calls` calls into one graph, so that replays start at either parity of the epoch. A small
 /// `bytes` splits a call. With `y_rows`, the residual is divided by rows.
-fn check_replays(machine: &Machine, case: &Case, calls: usize, y_rows: Option<YRows>) {
+fn check_replays(machine: &Machine, case: &Case, calls: usize, y_rows: Option<OutputRows>) {
     let make = |tensors: &mut Tensors<bf16, bf16, bf16>, group: &PeerGroup| match y_rows {
         Some(y_rows) => tensors.call_on_rows(group, y_rows),
         None => tensors.call(group),
@@ -89,9 +89,12 @@ fn calls_in_pieces_are_captured_and_replayed() {
 #[test]
 fn calls_on_rows_are_captured_and_replayed() {
     let Some(machine) = Machine::open() else { return };
-    for (ranks, rows, calls, y_rows) in
-        [(2, 1, 1, YRows::Own), (2, 65, 3, YRows::All), (3, 2, 1, YRows::All), (4, 9, 2, YRows::Own)]
-    {
+    for (ranks, rows, calls, y_rows) in [
+        (2, 1, 1, OutputRows::Own),
+        (2, 65, 3, OutputRows::All),
+        (3, 2, 1, OutputRows::All),
+        (4, 9, 2, OutputRows::Own),
+    ] {
         let case = Case::new(ranks, NormSpec::rms(rows, 4096, 1e-6));
         check_replays(&machine, &case, calls, Some(y_rows));
     }

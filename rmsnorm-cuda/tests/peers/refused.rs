@@ -39,7 +39,7 @@ fn calls_that_have_no_form_are_refused_before_anything_is_sent() {
         let args = Forward::new(x.as_view(), y.as_view_mut()).parts(2, 3 * 1024);
         let parts = group.forward_reduced(&case.spec, args);
         assert!(matches!(parts, Err(Error::Unsupported { .. })), "{parts:?}");
-        let args = Forward::onto_residual(x.slice(0..3 * 1024)).residual_in_place(y.as_view_mut());
+        let args = Forward::added_to_residual(x.slice(0..3 * 1024)).residual_in_place(y.as_view_mut());
         let after = group.forward_reduced(&case.spec.residual_after(), args);
         assert!(matches!(after, Err(Error::Unsupported { .. })), "{after:?}");
         let short = group.forward_reduced(&case.spec, Forward::new(x.slice(0..1024), y.as_view_mut()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rmsnorm_conformance::testing::{Bits, bits};
 use rmsnorm_cuda::cudarc::driver::DeviceRepr;
-use rmsnorm_cuda::spec::{Element, Error, Norm, YRows, bf16, f16};
+use rmsnorm_cuda::spec::{Element, Error, Norm, OutputRows, bf16, f16};
 use rmsnorm_cuda::{CudaBackend, MissingRank, PeerGroup};
 use rmsnorm_dist::ShardedNorm;
 
@@ -16,7 +16,7 @@ use crate::sums::spec;
 use crate::tensors::{Output, POISON, Tensors};
 
 /// Combines the rows of all ranks; `outputs` are matrices with room for all rows.
-pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Output], x: &[Vec<T>]) -> Output {
+pub fn whole<T: Element, R: Element>(case: &Case, y_rows: OutputRows, outputs: &[Output], x: &[Vec<T>]) -> Output {
     let (rows, cols) = (case.spec.rows, case.spec.cols);
     let owner = |row: usize| row / rows.div_ceil(case.ranks).max(1);
     let collect = |of: fn(&Output) -> Option<&Bits>, width: usize| {
@@ -40,8 +40,8 @@ pub fn whole<T: Element, R: Element>(case: &Case, y_rows: YRows, outputs: &[Outp
             assert_eq!(stray, None, "{case:?}: rank {rank} has written the sum of another's row");
         }
         match y_rows {
-            YRows::All => assert!(output.y.bits == outputs[0].y.bits, "{case:?}: y of rank {rank} differs"),
-            YRows::Own => {
+            OutputRows::All => assert!(output.y.bits == outputs[0].y.bits, "{case:?}: y of rank {rank} differs"),
+            OutputRows::Own => {
                 let before = |i: usize| if case.is_in_place { x[rank][i].bits() } else { T::from_bits(POISON).bits() };
                 let stray = stray(&output.y, cols, &before);
                 assert_eq!(stray, None, "{case:?}: rank {rank} has written y of another's row");
@@ -69,9 +69,9 @@ fn check<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr>(machine: 
             of_whole.prepare(&group).unwrap();
             all.prepare_rows(&group).unwrap();
             all_there.wait();
-            own.call_on_rows(&group, YRows::Own).unwrap();
+            own.call_on_rows(&group, OutputRows::Own).unwrap();
             of_whole.call(&group).unwrap();
-            all.call_on_rows(&group, YRows::All).unwrap();
+            all.call_on_rows(&group, OutputRows::All).unwrap();
             backend.stream().synchronize().unwrap();
             group.check().unwrap();
             [of_whole.output(backend), all.output(backend), own.output(backend)]
@@ -79,8 +79,14 @@ fn check<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr>(machine: 
         let [of_whole, all, own] =
             [0, 1, 2].map(|call| outputs.iter().map(|calls| calls[call].clone()).collect::<Vec<_>>());
         data.judge(&backends[0], &case, &of_whole);
-        assert!(whole::<T, R>(&case, YRows::All, &all, &data.x) == of_whole[0], "{case:?}: other bits with all of y");
-        assert!(whole::<T, R>(&case, YRows::Own, &own, &data.x) == of_whole[0], "{case:?}: other bits with the own y");
+        assert!(
+            whole::<T, R>(&case, OutputRows::All, &all, &data.x) == of_whole[0],
+            "{case:?}: other bits with all of y"
+        );
+        assert!(
+            whole::<T, R>(&case, OutputRows::Own, &own, &data.x) == of_whole[0],
+            "{case:?}: other bits with the own y"
+        );
     }
 }
 
@@ -174,12 +180,12 @@ fn values_that_are_no_numbers_come_through() {
                 let mut tensors = Tensors::new(backend, &case, &data, group.rank());
                 tensors.prepare_rows(&group).unwrap();
                 all_there.wait();
-                tensors.call_on_rows(&group, YRows::All).unwrap();
+                tensors.call_on_rows(&group, OutputRows::All).unwrap();
                 backend.stream().synchronize().unwrap();
                 group.check().unwrap();
                 tensors.output(backend)
             });
-            data.judge(&backends[0], &case, &[whole::<T, R>(&case, YRows::All, &outputs, &data.x)]);
+            data.judge(&backends[0], &case, &[whole::<T, R>(&case, OutputRows::All, &outputs, &data.x)]);
         }
     }
     let Some(machine) = Machine::open() else { return };
@@ -217,8 +223,8 @@ fn calls_follow_each_other_however_ranks_are_apart() {
                         }
                         // Each of three sets of data in each of three kinds.
                         match number / 3 % 3 {
-                            0 => call.call_on_rows(&group, YRows::Own).unwrap(),
-                            1 => call.call_on_rows(&group, YRows::All).unwrap(),
+                            0 => call.call_on_rows(&group, OutputRows::Own).unwrap(),
+                            1 => call.call_on_rows(&group, OutputRows::All).unwrap(),
                             _ => call.call(&group).unwrap(),
                         }
                     }
@@ -241,9 +247,13 @@ fn calls_follow_each_other_however_ranks_are_apart() {
 fn others_end_where_a_rank_does_not_come() {
     const DEADLINE: Duration = Duration::from_millis(200);
     let Some(machine) = Machine::open() else { return };
-    for (rows, y_rows, missing) in
-        [(9, YRows::All, 1), (9, YRows::Own, 2), (1, YRows::All, 0), (1, YRows::All, 2), (400, YRows::All, 1)]
-    {
+    for (rows, y_rows, missing) in [
+        (9, OutputRows::All, 1),
+        (9, OutputRows::Own, 2),
+        (1, OutputRows::All, 0),
+        (1, OutputRows::All, 2),
+        (400, OutputRows::All, 1),
+    ] {
         let case = Case::new(3, spec(Norm::Rms, rows, 4096));
         let data = Data::<bf16, bf16, bf16>::new(&case);
         for backends in machine.places(3) {
@@ -287,11 +297,11 @@ fn what_has_no_form_is_refused_before_anything_is_sent() {
     let data = Data::<bf16, bf16, bf16>::new(&case);
     let small = PeerGroup::in_process(&backends, 1024).unwrap();
     let mut tensors = Tensors::new(&backends[0], &case, &data, 0);
-    let refused = tensors.call_on_rows(&small[0], YRows::All);
+    let refused = tensors.call_on_rows(&small[0], OutputRows::All);
     assert!(matches!(refused, Err(Error::Unsupported { rule }) if rule.contains("room for two rows")));
     let groups = PeerGroup::in_process(&backends, case.bytes).unwrap();
     let grouped = Case { rows_per_group: Some(2), ..case };
     let mut tensors = Tensors::new(&backends[0], &grouped, &data, 0);
-    let refused = tensors.call_on_rows(&groups[0], YRows::Own);
+    let refused = tensors.call_on_rows(&groups[0], OutputRows::Own);
     assert!(matches!(refused, Err(Error::Unsupported { rule }) if rule.contains("in no groups")));
 }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::Bits;
 use rmsnorm_cuda::cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr};
-use rmsnorm_cuda::spec::{Checked, Element, Error, Forward, Problem, Rows, YRows};
+use rmsnorm_cuda::spec::{Checked, Element, Error, Forward, OutputRows, Problem, Rows};
 use rmsnorm_cuda::{CudaBackend, PeerGroup};
-use rmsnorm_dist::{ShardedNorm, Shares};
+use rmsnorm_dist::{RowShares, ShardedNorm};
 
 use crate::case::{Case, Data};
 
@@ -213,16 +213,16 @@ impl<T: Element + DeviceRepr, W: Element, R: Element + DeviceRepr> Tensors<T, W,
     }
 
     /// A call whose residual is divided by rows; this rank passes its own rows.
-    pub fn call_on_rows(&mut self, group: &PeerGroup, y_rows: YRows) -> Result<(), Error> {
+    pub fn call_on_rows(&mut self, group: &PeerGroup, y_rows: OutputRows) -> Result<(), Error> {
         let spec = self.case.spec;
         let own = self.own_rows(group);
-        let of_y = if y_rows == YRows::Own { own.clone() } else { 0..spec.rows };
+        let of_y = if y_rows == OutputRows::Own { own.clone() } else { 0..spec.rows };
         group.forward_reduced_rows(&spec, y_rows, self.args_of(&own, &of_y))
     }
 
     /// The rows that this rank owns.
     pub fn own_rows(&self, group: &PeerGroup) -> Range<usize> {
-        Shares { units: self.case.spec.rows, unit: 1, ranks: group.ranks() }.units(self.rank)
+        RowShares { units: self.case.spec.rows, unit: 1, ranks: group.ranks() }.units(self.rank)
     }
 
     /// The bytes of y and the sum, for a fast comparison.

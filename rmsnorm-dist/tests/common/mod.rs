@@ -9,7 +9,7 @@ pub type Rank = Sharded<CpuBackend, ThreadGroup>;
 
 /// The answer of each rank, run on a thread each.
 pub fn on_ranks<A: Send>(ranks: usize, rank: impl Fn(&Rank) -> A + Sync) -> Vec<A> {
-    let backend = CpuBackend::with(Isa::detect(), 1).unwrap();
+    let backend = CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap();
     thread::scope(|scope| {
         let threads: Vec<_> = ThreadGroup::new(ranks)
             .into_iter()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::ops::Range;
 
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 use rmsnorm_spec::{Direction, Problem, Tensor};
 
 use super::{Call, in_place};
@@ -220,7 +220,7 @@ pub fn sums_over_a_row_keep_to_the_policy<P: Planner>() {
     for caps in P::devices_by_exchange() {
         for (call, cols) in P::calls().into_iter().flat_map(|call| P::cols().into_iter().map(move |cols| (call, cols)))
         {
-            let allowed = policy_depth_cols(cols) as u64;
+            let allowed = sum_depth(cols) as u64;
             for &access in P::ACCESSES {
                 let planned = P::plan(&call.problem(1, cols), access, &caps);
                 assert!(planned.is_some(), "no plan for 1x{cols} {call:?} on {caps:?}");

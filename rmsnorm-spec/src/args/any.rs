@@ -7,9 +7,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{
-    Backward, BackwardStatistics, ColumnStatistics, Forward, Given, QuantizedForward, Rows, Scales, Source, Visitor,
+    Backward, Forward, PartialBackwardStatistics, PartialStatistics, QuantizedForward, Rows, Scales, Source, Visitor,
+    WithStatistics,
 };
-use crate::{AnyCall, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Stored, Tensor, bf16, f16};
+use crate::{
+    AnyCall, AnyElement, Error, F8E4M3, F8E5M2, Memory, NormBackend, Problem, Span, Storage, Tensor, bf16, f16,
+};
 
 /// Runs `body` with the view and its element type.
 macro_rules! each {
@@ -61,7 +64,7 @@ macro_rules! any {
             ///
             /// # Errors
             /// `InvalidArgument` if its elements have another type.
-            pub fn typed<T: Stored>(self) -> Result<B::$view<'a, T>, Error> {
+            pub fn typed<T: AnyElement>(self) -> Result<B::$view<'a, T>, Error> {
                 let storage = self.storage();
                 T::$of(self).ok_or_else(|| other_type::<T>(storage))
             }
@@ -113,26 +116,26 @@ impl<B: Memory + ?Sized> AnyOut<'_, B> {
 pub struct Untyped<B: ?Sized>(Infallible, PhantomData<fn(&B)>);
 
 impl<B: NormBackend + ?Sized> NormBackend for Untyped<B> {
-    type In<'a, T: Stored> = AnyIn<'a, B>;
-    type Out<'a, T: Stored> = AnyOut<'a, B>;
+    type In<'a, T: AnyElement> = AnyIn<'a, B>;
+    type Out<'a, T: AnyElement> = AnyOut<'a, B>;
 
     fn name(&self) -> &'static str {
         match self.0 {}
     }
 
-    fn in_span<T: Stored>(view: &AnyIn<'_, B>) -> Span {
+    fn in_span<T: AnyElement>(view: &AnyIn<'_, B>) -> Span {
         each!(view, AnyIn, view: E => B::in_span::<E>(view))
     }
 
-    fn out_span<T: Stored>(view: &AnyOut<'_, B>) -> Span {
+    fn out_span<T: AnyElement>(view: &AnyOut<'_, B>) -> Span {
         each!(view, AnyOut, view: E => B::out_span::<E>(view))
     }
 
-    fn in_storage<T: Stored>(view: &AnyIn<'_, B>) -> Storage {
+    fn in_storage<T: AnyElement>(view: &AnyIn<'_, B>) -> Storage {
         view.storage()
     }
 
-    fn out_storage<T: Stored>(view: &AnyOut<'_, B>) -> Storage {
+    fn out_storage<T: AnyElement>(view: &AnyOut<'_, B>) -> Storage {
         view.storage()
     }
 
@@ -156,20 +159,20 @@ pub type AnyBackward<'a, B> = Backward<'a, Untyped<B>, f32>;
 /// [`AnyForward`].
 pub type AnyQuantizedForward<'a, B> = QuantizedForward<'a, Untyped<B>, f32, i8>;
 
-/// A [`ColumnStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
-pub type AnyColumnStatistics<'a, B> = ColumnStatistics<'a, Untyped<B>, f32>;
+/// A [`PartialStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
+pub type AnyPartialStatistics<'a, B> = PartialStatistics<'a, Untyped<B>, f32>;
 
-/// A [`BackwardStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
-pub type AnyBackwardStatistics<'a, B> = BackwardStatistics<'a, Untyped<B>, f32>;
+/// A [`PartialBackwardStatistics`] call whose dtypes are run-time values: see [`AnyForward`].
+pub type AnyPartialBackwardStatistics<'a, B> = PartialBackwardStatistics<'a, Untyped<B>, f32>;
 
 /// A visitor of typed views also visits views of any type.
 impl<'a, B: NormBackend + ?Sized, V: Visitor<'a, B>> Visitor<'a, Untyped<B>> for V {
-    fn read<T: Stored>(&mut self, tensor: Tensor, rows: Rows<AnyIn<'a, B>>) -> Result<(), Error> {
+    fn read<T: AnyElement>(&mut self, tensor: Tensor, rows: Rows<AnyIn<'a, B>>) -> Result<(), Error> {
         let Rows { view, row_stride, groups } = rows;
         each!(view, AnyIn, view: E => Visitor::<'a, B>::read::<E>(self, tensor, Rows { view, row_stride, groups }))
     }
 
-    fn write<T: Stored>(&mut self, tensor: Tensor, rows: Rows<AnyOut<'a, B>>) -> Result<(), Error> {
+    fn write<T: AnyElement>(&mut self, tensor: Tensor, rows: Rows<AnyOut<'a, B>>) -> Result<(), Error> {
         let Rows { view, row_stride, groups } = rows;
         each!(view, AnyOut, view: E => Visitor::<'a, B>::write::<E>(self, tensor, Rows { view, row_stride, groups }))
     }
@@ -184,11 +187,11 @@ pub(super) trait Change<'a> {
     /// The reason why a view cannot be converted.
     type Error;
 
-    fn of_read<F: Stored, T: Stored>(
+    fn of_read<F: AnyElement, T: AnyElement>(
         view: <Self::From as NormBackend>::In<'a, F>,
     ) -> Result<<Self::To as NormBackend>::In<'a, T>, Self::Error>;
 
-    fn of_written<F: Stored, T: Stored>(
+    fn of_written<F: AnyElement, T: AnyElement>(
         view: <Self::From as NormBackend>::Out<'a, F>,
     ) -> Result<<Self::To as NormBackend>::Out<'a, T>, Self::Error>;
 }
@@ -204,11 +207,11 @@ impl<'a, B: NormBackend + ?Sized> Change<'a> for Erase<B> {
     type To = Untyped<B>;
     type Error = Infallible;
 
-    fn of_read<F: Stored, T: Stored>(view: B::In<'a, F>) -> Result<AnyIn<'a, B>, Infallible> {
+    fn of_read<F: AnyElement, T: AnyElement>(view: B::In<'a, F>) -> Result<AnyIn<'a, B>, Infallible> {
         Ok(F::any_in(view))
     }
 
-    fn of_written<F: Stored, T: Stored>(view: B::Out<'a, F>) -> Result<AnyOut<'a, B>, Infallible> {
+    fn of_written<F: AnyElement, T: AnyElement>(view: B::Out<'a, F>) -> Result<AnyOut<'a, B>, Infallible> {
         Ok(F::any_out(view))
     }
 }
@@ -218,30 +221,30 @@ impl<'a, B: NormBackend + ?Sized> Change<'a> for Restore<B> {
     type To = B;
     type Error = Error;
 
-    fn of_read<F: Stored, T: Stored>(view: AnyIn<'a, B>) -> Result<B::In<'a, T>, Error> {
+    fn of_read<F: AnyElement, T: AnyElement>(view: AnyIn<'a, B>) -> Result<B::In<'a, T>, Error> {
         view.typed()
     }
 
-    fn of_written<F: Stored, T: Stored>(view: AnyOut<'a, B>) -> Result<B::Out<'a, T>, Error> {
+    fn of_written<F: AnyElement, T: AnyElement>(view: AnyOut<'a, B>) -> Result<B::Out<'a, T>, Error> {
         view.typed()
     }
 }
 
-fn other_type<T: Stored>(got: Storage) -> Error {
+fn other_type<T: AnyElement>(got: Storage) -> Error {
     Error::InvalidArgument { arg: "dtypes", rule: format!("expected a view of {} elements, got {got}", T::STORAGE) }
 }
 
 type In<'a, B, T> = <B as NormBackend>::In<'a, T>;
 type Out<'a, B, T> = <B as NormBackend>::Out<'a, T>;
 
-pub(super) fn rows_in<'a, C: Change<'a>, F: Stored, T: Stored>(
+pub(super) fn rows_in<'a, C: Change<'a>, F: AnyElement, T: AnyElement>(
     rows: Rows<In<'a, C::From, F>>,
 ) -> Result<Rows<In<'a, C::To, T>>, C::Error> {
     let Rows { view, row_stride, groups } = rows;
     Ok(Rows { view: C::of_read::<F, T>(view)?, row_stride, groups })
 }
 
-pub(super) fn rows_out<'a, C: Change<'a>, F: Stored, T: Stored>(
+pub(super) fn rows_out<'a, C: Change<'a>, F: AnyElement, T: AnyElement>(
     rows: Rows<Out<'a, C::From, F>>,
 ) -> Result<Rows<Out<'a, C::To, T>>, C::Error> {
     let Rows { view, row_stride, groups } = rows;
@@ -250,7 +253,7 @@ pub(super) fn rows_out<'a, C: Change<'a>, F: Stored, T: Stored>(
 
 type SourceOf<'a, B, T> = Source<In<'a, B, T>, Out<'a, B, T>>;
 
-pub(super) fn source<'a, C: Change<'a>, F: Stored, T: Stored>(
+pub(super) fn source<'a, C: Change<'a>, F: AnyElement, T: AnyElement>(
     source: SourceOf<'a, C::From, F>,
 ) -> Result<SourceOf<'a, C::To, T>, C::Error> {
     Ok(match source {
@@ -268,10 +271,10 @@ pub(super) fn scales<'a, C: Change<'a>>(scales: ScalesOf<'a, C::From>) -> Result
     })
 }
 
-impl<'g, B: NormBackend + ?Sized, A> Given<'g, B, A> {
+impl<'g, B: NormBackend + ?Sized, A> WithStatistics<'g, B, A> {
     /// The same call with its tensors converted by `change`, and statistics of any type.
-    pub fn erase<E>(self, change: impl FnOnce(A) -> E) -> Given<'g, Untyped<B>, E> {
-        let Given { args, statistics, columns } = self;
-        Given { args: change(args), statistics: f32::any_in(statistics), columns }
+    pub fn erase<E>(self, change: impl FnOnce(A) -> E) -> WithStatistics<'g, Untyped<B>, E> {
+        let WithStatistics { args, statistics, columns } = self;
+        WithStatistics { args: change(args), statistics: f32::any_in(statistics), columns }
     }
 }

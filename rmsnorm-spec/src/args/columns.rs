@@ -1,9 +1,9 @@
-//! [`ColumnStatistics`], [`BackwardStatistics`] and [`Given`]: the two halves of a call whose
+//! [`PartialStatistics`], [`PartialBackwardStatistics`] and [`WithStatistics`]: the two halves of a call whose
 //! columns are divided among ranks.
 
 use std::fmt;
 
-use super::any::{self, AnyBackwardStatistics, AnyColumnStatistics, Change, Erase};
+use super::any::{self, AnyPartialBackwardStatistics, AnyPartialStatistics, Change, Erase};
 use super::{Rows, SpanVisitor, Visitor, visit};
 use crate::{DTypes, Element, Error, NormBackend, Tensor};
 
@@ -16,7 +16,7 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// # Example
 /// One row, divided between two ranks:
 /// ```
-/// # use rmsnorm_spec::{ColumnStatistics, Error, Forward, Given, NormBackend, NormSpec};
+/// # use rmsnorm_spec::{PartialStatistics, Error, Forward, WithStatistics, NormBackend, NormSpec};
 /// fn normalize_halves<B>(backend: &B, [low, high]: [&[f32]; 2], [y_low, y_high]: [&mut [f32]; 2]) -> Result<(), Error>
 /// where
 ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
@@ -25,15 +25,15 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 ///     let spec = |rank: usize| NormSpec::rms(1, columns[rank], 1e-6);
 ///     let mut found = [0.0; 2];
 ///     let (of_low, of_high) = found.split_at_mut(1);
-///     backend.column_statistics(&spec(0), ColumnStatistics::<_, f32>::new(low, of_low))?;
-///     backend.column_statistics(&spec(1), ColumnStatistics::<_, f32>::new(high, of_high))?;
+///     backend.partial_statistics(&spec(0), PartialStatistics::<_, f32>::new(low, of_low))?;
+///     backend.partial_statistics(&spec(1), PartialStatistics::<_, f32>::new(high, of_high))?;
 ///     // On two devices, an all-gather of the statistics belongs here.
-///     backend.forward_given(&spec(0), Given::new(Forward::<_, f32>::new(low, y_low), &found[..], &columns))?;
-///     backend.forward_given(&spec(1), Given::new(Forward::<_, f32>::new(high, y_high), &found[..], &columns))
+///     backend.forward_with_statistics(&spec(0), WithStatistics::new(Forward::<_, f32>::new(low, y_low), &found[..], &columns))?;
+///     backend.forward_with_statistics(&spec(1), WithStatistics::new(Forward::<_, f32>::new(high, y_high), &found[..], &columns))
 /// }
 /// ```
 #[non_exhaustive]
-pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element = T> {
+pub struct PartialStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element = T> {
     /// The input.
     pub x: Rows<B::In<'a, T>>,
     /// Added to `x`; the sum is rounded to `R`.
@@ -45,34 +45,34 @@ pub struct ColumnStatistics<'a, B: NormBackend + ?Sized, T: Element, R: Element 
     pub dtypes: DTypes,
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element> ColumnStatistics<'a, B, T> {
+impl<'a, B: NormBackend + ?Sized, T: Element> PartialStatistics<'a, B, T> {
     /// Statistics of `x` without a residual: a view of dense rows, [`Rows::strided`] or
     /// [`Rows::grouped`].
     pub fn new(x: impl Into<Rows<B::In<'a, T>>>, statistics: B::Out<'a, f32>) -> Self {
-        ColumnStatistics::mixed(x, None, statistics)
+        PartialStatistics::mixed(x, None, statistics)
     }
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B, T, R> {
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> PartialStatistics<'a, B, T, R> {
     /// Statistics of `x + residual`, or of `x`. The residual is in the activations' dtype or f32.
     pub fn mixed(
         x: impl Into<Rows<B::In<'a, T>>>,
         residual: Option<Rows<B::In<'a, R>>>,
         statistics: B::Out<'a, f32>,
     ) -> Self {
-        ColumnStatistics { x: x.into(), residual, statistics, dtypes: DTypes::of::<T, T, R>() }
+        PartialStatistics { x: x.into(), residual, statistics, dtypes: DTypes::of::<T, T, R>() }
     }
 
     /// The same call with dtypes that are values. Backends launch this form.
-    pub fn erase(self) -> AnyColumnStatistics<'a, B> {
+    pub fn erase(self) -> AnyPartialStatistics<'a, B> {
         let Ok(args) = self.change::<Erase<B>, f32, f32>();
         args
     }
 
     pub(super) fn change<C: Change<'a, From = B>, U: Element, S: Element>(
         self,
-    ) -> Result<ColumnStatistics<'a, C::To, U, S>, C::Error> {
-        Ok(ColumnStatistics {
+    ) -> Result<PartialStatistics<'a, C::To, U, S>, C::Error> {
+        Ok(PartialStatistics {
             x: any::rows_in::<C, T, U>(self.x)?,
             residual: self.residual.map(any::rows_in::<C, R, S>).transpose()?,
             statistics: C::of_written::<f32, f32>(self.statistics)?,
@@ -101,7 +101,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> ColumnStatistics<'a, B
 /// `dy`, `x`: (rows, cols), where `cols` counts the columns of this rank. `weight`: (cols). `mean`,
 /// `rstd`: (rows). `statistics`: (rows, [`Norm::statistics_len`](crate::Norm::statistics_len)).
 #[non_exhaustive]
-pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
+pub struct PartialBackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
     /// The gradient of `y`.
     pub dy: Rows<B::In<'a, T>>,
     /// The tensor that forward normalized.
@@ -119,7 +119,7 @@ pub struct BackwardStatistics<'a, B: NormBackend + ?Sized, T: Element, W: Elemen
     pub dtypes: DTypes,
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardStatistics<'a, B, T, W, R> {
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> PartialBackwardStatistics<'a, B, T, W, R> {
     /// The tensors of [`Backward::mixed`](crate::Backward::mixed). Matrices are views of dense
     /// rows, [`Rows::strided`] or [`Rows::grouped`]. Layer norm needs [`mean`](Self::mean), too.
     pub fn new(
@@ -129,29 +129,29 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
         statistics: B::Out<'a, f32>,
     ) -> Self {
         let (dy, x, dtypes) = (dy.into(), x.into(), DTypes::of::<T, W, R>());
-        BackwardStatistics { dy, x, weight: None, mean: None, rstd, statistics, dtypes }
+        PartialBackwardStatistics { dy, x, weight: None, mean: None, rstd, statistics, dtypes }
     }
 
     /// With this weight.
     pub fn weight(self, weight: B::In<'a, W>) -> Self {
-        BackwardStatistics { weight: Some(weight), ..self }
+        PartialBackwardStatistics { weight: Some(weight), ..self }
     }
 
     /// With this mean.
     pub fn mean(self, mean: B::In<'a, f32>) -> Self {
-        BackwardStatistics { mean: Some(mean), ..self }
+        PartialBackwardStatistics { mean: Some(mean), ..self }
     }
 
     /// The same call with dtypes that are values. Backends launch this form.
-    pub fn erase(self) -> AnyBackwardStatistics<'a, B> {
+    pub fn erase(self) -> AnyPartialBackwardStatistics<'a, B> {
         let Ok(args) = self.change::<Erase<B>, f32, f32, f32>();
         args
     }
 
     pub(super) fn change<C: Change<'a, From = B>, U: Element, X: Element, S: Element>(
         self,
-    ) -> Result<BackwardStatistics<'a, C::To, U, X, S>, C::Error> {
-        Ok(BackwardStatistics {
+    ) -> Result<PartialBackwardStatistics<'a, C::To, U, X, S>, C::Error> {
+        Ok(PartialBackwardStatistics {
             dy: any::rows_in::<C, T, U>(self.dy)?,
             x: any::rows_in::<C, R, S>(self.x)?,
             weight: self.weight.map(C::of_read::<W, X>).transpose()?,
@@ -188,7 +188,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> BackwardSt
 /// The second half of a call on a rank's columns: its tensors, [`Forward`](crate::Forward) or
 /// [`Backward`](crate::Backward), and the statistics of all ranks from the first half.
 #[non_exhaustive]
-pub struct Given<'a, B: NormBackend + ?Sized, A> {
+pub struct WithStatistics<'a, B: NormBackend + ?Sized, A> {
     /// The tensors of this rank's columns. `mean` and `rstd` are of whole rows.
     pub args: A,
     /// (ranks, rows, [`Norm::statistics_len`](crate::Norm::statistics_len)): the `statistics` of
@@ -198,33 +198,35 @@ pub struct Given<'a, B: NormBackend + ?Sized, A> {
     pub columns: &'a [usize],
 }
 
-impl<'a, B: NormBackend + ?Sized, A> Given<'a, B, A> {
+impl<'a, B: NormBackend + ?Sized, A> WithStatistics<'a, B, A> {
     /// The call `args` with the statistics of all ranks.
     pub fn new(args: A, statistics: B::In<'a, f32>, columns: &'a [usize]) -> Self {
-        Given { args, statistics, columns }
+        WithStatistics { args, statistics, columns }
     }
 }
 
 /// Prints the tensors as [`Forward`](crate::Forward) does.
-impl<B: NormBackend + ?Sized, T: Element, R: Element> fmt::Debug for ColumnStatistics<'_, B, T, R> {
+impl<B: NormBackend + ?Sized, T: Element, R: Element> fmt::Debug for PartialStatistics<'_, B, T, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
-        visit::describe(f.debug_struct("ColumnStatistics"), spans)
+        visit::describe(f.debug_struct("PartialStatistics"), spans)
     }
 }
 
 /// Prints the tensors as [`Forward`](crate::Forward) does.
-impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug for BackwardStatistics<'_, B, T, W, R> {
+impl<B: NormBackend + ?Sized, T: Element, W: Element, R: Element> fmt::Debug
+    for PartialBackwardStatistics<'_, B, T, W, R>
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spans = |visitor: &mut visit::Fields<'_, '_, '_>| self.spans(visitor);
-        visit::describe(f.debug_struct("BackwardStatistics"), spans)
+        visit::describe(f.debug_struct("PartialBackwardStatistics"), spans)
     }
 }
 
 /// Prints the tensors of the call, and the number of columns of each rank.
-impl<B: NormBackend + ?Sized, A: fmt::Debug> fmt::Debug for Given<'_, B, A> {
+impl<B: NormBackend + ?Sized, A: fmt::Debug> fmt::Debug for WithStatistics<'_, B, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Given { args, statistics, columns } = self;
+        let WithStatistics { args, statistics, columns } = self;
         let statistics = B::in_span(statistics).len;
         let given = format_args!("f32[{statistics}]");
         f.debug_struct("Given").field("args", args).field("statistics", &given).field("columns", columns).finish()

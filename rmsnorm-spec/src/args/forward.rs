@@ -12,7 +12,7 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 ///
 /// With [`NormSpec::residual_after`](crate::NormSpec::residual_after) the norm is added to the
 /// residual. With `y`, a next norm of the sum is computed too;
-/// [`onto_residual`](Self::onto_residual) makes the call without `y`:
+/// [`added_to_residual`](Self::added_to_residual) makes the call without `y`:
 ///
 /// ```text
 /// residual_out = residual + norm(x) * (weight + weight_offset) + bias
@@ -30,8 +30,8 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// | [`new`](Self::new), [`parts`](Self::parts) | `h = x[0] + x[1] + .. (+ residual)`, `y = norm(h)` | `x`, `y` | `residual`, and with it `residual_out` |
 /// | [`in_place`](Self::in_place) | `x = norm(x)` | `x` | |
 /// | [`in_place`](Self::in_place), [`residual_in_place`](Self::residual_in_place) | `residual = x + residual`, `x = norm(residual)` | `x`, `residual` | |
-/// | [`onto_residual`](Self::onto_residual), [`residual`](Self::residual) | `h = residual + norm(x)` | `x`, `residual`, `residual_out` (receives `h`) | |
-/// | [`onto_residual`](Self::onto_residual), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)` | `x`, `residual` | |
+/// | [`added_to_residual`](Self::added_to_residual), [`residual`](Self::residual) | `h = residual + norm(x)` | `x`, `residual`, `residual_out` (receives `h`) | |
+/// | [`added_to_residual`](Self::added_to_residual), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)` | `x`, `residual` | |
 /// | [`new`](Self::new), [`residual`](Self::residual) | `h = residual + norm(x)`, `y = next_norm(h)` | `x`, `y`, `residual`, `residual_out` | the `next_*` tensors |
 /// | [`new`](Self::new), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)`, `y = next_norm(residual)` | `x`, `y`, `residual` | the `next_*` tensors |
 ///
@@ -140,10 +140,10 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
     ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
     /// {
     ///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6).residual_after();
-    ///     backend.forward(&spec, Forward::<_, f32>::onto_residual(x).residual_in_place(residual).weight(weight))
+    ///     backend.forward(&spec, Forward::<_, f32>::added_to_residual(x).residual_in_place(residual).weight(weight))
     /// }
     /// ```
-    pub fn onto_residual(x: impl Into<Rows<B::In<'a, T>>>) -> Self {
+    pub fn added_to_residual(x: impl Into<Rows<B::In<'a, T>>>) -> Self {
         Forward::of(Source::Read(x.into()))
     }
 

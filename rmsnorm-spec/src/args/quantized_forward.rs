@@ -26,7 +26,7 @@ use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 /// # Which tensors go with which scales
 /// | [`ScaleKind`](crate::quant::ScaleKind) | `scale` | `scales` | `amax` | `codes_t` | `codes_columnwise`, `scales_columnwise` |
 /// |---|---|---|---|---|---|
-/// | `Given` | read | - | optional | optional | - |
+/// | `WithStatistics` | read | - | optional | optional | - |
 /// | `Current` | - | 1 | - | optional | - |
 /// | `Row` | - | one a row | - | - | - |
 /// | `Block`, `Mx` | - | one a block | - | - | optional |
@@ -37,7 +37,7 @@ use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 ///
 /// # Example
 /// ```
-/// # use rmsnorm_spec::{Error, F8E4M3, NormBackend, NormSpec, QuantizedForward, Stored};
+/// # use rmsnorm_spec::{Error, F8E4M3, NormBackend, NormSpec, QuantizedForward, AnyElement};
 /// use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 /// fn tokens<B>(backend: &B, x: &[f32], weight: &[f32], codes: &mut [F8E4M3], scales: &mut [f32]) -> Result<(), Error>
 /// where

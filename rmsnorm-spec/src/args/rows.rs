@@ -1,7 +1,7 @@
 //! [`Rows`]: a view and the strides of its rows.
 
 use super::{RowGroups, RowLayout};
-use crate::Stored;
+use crate::AnyElement;
 
 /// A matrix: a view of its elements and the strides of its rows.
 ///
@@ -82,25 +82,25 @@ impl<V> From<V> for Rows<V> {
     }
 }
 
-impl<'a, E: Stored> From<&'a Vec<E>> for Rows<&'a [E]> {
+impl<'a, E: AnyElement> From<&'a Vec<E>> for Rows<&'a [E]> {
     fn from(view: &'a Vec<E>) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Stored> From<&'a mut Vec<E>> for Rows<&'a mut [E]> {
+impl<'a, E: AnyElement> From<&'a mut Vec<E>> for Rows<&'a mut [E]> {
     fn from(view: &'a mut Vec<E>) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Stored, const N: usize> From<&'a [E; N]> for Rows<&'a [E]> {
+impl<'a, E: AnyElement, const N: usize> From<&'a [E; N]> for Rows<&'a [E]> {
     fn from(view: &'a [E; N]) -> Self {
         Rows::dense(view)
     }
 }
 
-impl<'a, E: Stored, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
+impl<'a, E: AnyElement, const N: usize> From<&'a mut [E; N]> for Rows<&'a mut [E]> {
     fn from(view: &'a mut [E; N]) -> Self {
         Rows::dense(view)
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// The rows of `y` that a rank receives in a [`ShardedRows`] call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum YRows {
+pub enum OutputRows {
     /// All rows, with equal bits on every rank.
     #[default]
     All,
@@ -26,12 +26,12 @@ pub struct ShardedRows<A> {
     /// The rows that this rank owns.
     pub own: Range<usize>,
     /// The rows of `y`.
-    pub y_rows: YRows,
+    pub y_rows: OutputRows,
 }
 
 impl<A> ShardedRows<A> {
     /// These tensors, on the rank that owns the rows `own`.
-    pub const fn new(args: A, own: Range<usize>, y_rows: YRows) -> Self {
+    pub const fn new(args: A, own: Range<usize>, y_rows: OutputRows) -> Self {
         ShardedRows { args, own, y_rows }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Backward, Forward, QuantizedForward, RowGroups, RowLayout, Rows, Scales, Source};
-use crate::{Code, Element, Error, NormBackend, Span, Storage, Stored, Tensor};
+use crate::{AnyElement, Code, Element, Error, NormBackend, Span, Storage, Tensor};
 
 /// A backend's handling of each tensor of a call, for every element type.
 pub trait Visitor<'a, B: NormBackend + ?Sized> {
@@ -11,13 +11,13 @@ pub trait Visitor<'a, B: NormBackend + ?Sized> {
     ///
     /// # Errors
     /// Ends the visit.
-    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<B::In<'a, E>>) -> Result<(), Error>;
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<B::In<'a, E>>) -> Result<(), Error>;
 
     /// A tensor that the call writes. A vector is one row.
     ///
     /// # Errors
     /// Ends the visit.
-    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<B::Out<'a, E>>) -> Result<(), Error>;
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<B::Out<'a, E>>) -> Result<(), Error>;
 }
 
 /// A tensor's view without its type.
@@ -122,7 +122,7 @@ type ScalesOf<'a, B> = Scales<<B as NormBackend>::Out<'a, f32>, <B as NormBacken
 /// The visitor's result.
 type Shown = Result<(), Error>;
 
-pub(super) fn source<B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn source<B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl SpanVisitor,
     [read, overwritten]: [Tensor; 2],
     source: Option<&SourceOf<'_, B, E>>,
@@ -137,7 +137,7 @@ pub(super) fn source<B: NormBackend + ?Sized, E: Stored>(
     visitor.visit(tensor, View { arg: read.name(), storage, rows })
 }
 
-pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn matrix_in<B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::In<'_, E>>>,
@@ -145,7 +145,7 @@ pub(super) fn matrix_in<B: NormBackend + ?Sized, E: Stored>(
     show(visitor, tensor, rows.map(|rows| (B::in_storage::<E>(&rows.view), rows.with(B::in_span::<E>(&rows.view)))))
 }
 
-pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn matrix_out<B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     rows: Option<&Rows<B::Out<'_, E>>>,
@@ -153,7 +153,7 @@ pub(super) fn matrix_out<B: NormBackend + ?Sized, E: Stored>(
     show(visitor, tensor, rows.map(|rows| (B::out_storage::<E>(&rows.view), rows.with(B::out_span::<E>(&rows.view)))))
 }
 
-pub(super) fn vector_in<B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn vector_in<B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::In<'_, E>>,
@@ -161,7 +161,7 @@ pub(super) fn vector_in<B: NormBackend + ?Sized, E: Stored>(
     show(visitor, tensor, view.map(|view| (B::in_storage::<E>(view), Rows::dense(B::in_span::<E>(view)))))
 }
 
-pub(super) fn vector_out<B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn vector_out<B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl SpanVisitor,
     tensor: Tensor,
     view: Option<&B::Out<'_, E>>,
@@ -209,7 +209,7 @@ pub(super) fn hand_scales<'a, B: NormBackend + ?Sized>(
     }
 }
 
-pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: Stored>(
+pub(super) fn hand_source<'a, B: NormBackend + ?Sized, E: AnyElement>(
     visitor: &mut impl Visitor<'a, B>,
     [read, overwritten]: [Tensor; 2],
     source: Option<SourceOf<'a, B, E>>,

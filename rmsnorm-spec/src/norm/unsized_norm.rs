@@ -1,4 +1,4 @@
-//! [`UnsizedNorm`]: a norm of tensors whose shapes are not known yet.
+//! [`NormParams`]: a norm of tensors whose shapes are not known yet.
 
 use super::{Norm, NormSpec, ResidualPlacement};
 use crate::RowLayout;
@@ -9,9 +9,9 @@ use crate::RowLayout;
 ///
 /// # Example
 /// ```
-/// # use rmsnorm_spec::{NormSpec, RowLayout, UnsizedNorm};
+/// # use rmsnorm_spec::{NormSpec, RowLayout, NormParams};
 /// # fn main() -> Option<()> {
-/// let gemma = UnsizedNorm::gemma(1e-6);
+/// let gemma = NormParams::gemma(1e-6);
 /// assert!(gemma.has_valid_eps());
 /// assert_eq!(gemma.sized(&RowLayout::dense(&[2, 3, 64])?), NormSpec::rms(6, 64, 1e-6).weight_offset(1.0));
 /// # Some(())
@@ -19,7 +19,7 @@ use crate::RowLayout;
 /// # main().unwrap();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UnsizedNorm {
+pub struct NormParams {
     /// The kind of norm.
     pub norm: Norm,
     /// As [`NormSpec::eps`].
@@ -30,20 +30,20 @@ pub struct UnsizedNorm {
     pub residual_placement: ResidualPlacement,
 }
 
-impl UnsizedNorm {
+impl NormParams {
     /// A norm of that kind, with no weight offset, and residuals added before the norm.
     pub const fn new(norm: Norm, eps: f64) -> Self {
-        UnsizedNorm { norm, eps, weight_offset: 0.0, residual_placement: ResidualPlacement::Before }
+        NormParams { norm, eps, weight_offset: 0.0, residual_placement: ResidualPlacement::Before }
     }
 
     /// RMS norm with `1 + weight`.
     pub const fn gemma(eps: f64) -> Self {
-        UnsizedNorm { weight_offset: 1.0, ..UnsizedNorm::new(Norm::Rms, eps) }
+        NormParams { weight_offset: 1.0, ..NormParams::new(Norm::Rms, eps) }
     }
 
     /// With the residual added after the norm.
     pub const fn residual_after(self) -> Self {
-        UnsizedNorm { residual_placement: ResidualPlacement::After, ..self }
+        NormParams { residual_placement: ResidualPlacement::After, ..self }
     }
 
     /// Whether a call accepts `eps`: not negative, and finite as an f32.

@@ -2,12 +2,12 @@
 
 use super::Checked;
 use crate::{
-    AnyBackward, AnyBackwardStatistics, AnyColumnStatistics, AnyForward, AnyQuantizedForward, Error, Given,
-    NormBackend, NormSpec, Problem, Untyped, Visitor,
+    AnyBackward, AnyForward, AnyPartialBackwardStatistics, AnyPartialStatistics, AnyQuantizedForward, Error,
+    NormBackend, NormSpec, Problem, Untyped, Visitor, WithStatistics,
 };
 
 /// A validated call, the argument of a backend's [`launch`](NormBackend::launch). A second half
-/// (`..Given`) borrows the statistics of all ranks for `'g`, its tensors for `'a`.
+/// (`..WithStatistics`) borrows the statistics of all ranks for `'g`, its tensors for `'a`.
 pub enum AnyCall<'a, 'g, B: NormBackend + ?Sized> {
     /// [`NormBackend::forward`].
     Forward(Checked<AnyForward<'a, B>>),
@@ -15,14 +15,14 @@ pub enum AnyCall<'a, 'g, B: NormBackend + ?Sized> {
     Backward(Checked<AnyBackward<'a, B>>),
     /// [`NormBackend::quantized_forward`].
     QuantizedForward(Checked<AnyQuantizedForward<'a, B>>),
-    /// [`NormBackend::column_statistics`].
-    ColumnStatistics(Checked<AnyColumnStatistics<'a, B>>),
-    /// [`NormBackend::forward_given`].
-    ForwardGiven(Checked<Given<'g, Untyped<B>, AnyForward<'a, B>>>),
-    /// [`NormBackend::backward_statistics`].
-    BackwardStatistics(Checked<AnyBackwardStatistics<'a, B>>),
-    /// [`NormBackend::backward_given`].
-    BackwardGiven(Checked<Given<'g, Untyped<B>, AnyBackward<'a, B>>>),
+    /// [`NormBackend::partial_statistics`].
+    PartialStatistics(Checked<AnyPartialStatistics<'a, B>>),
+    /// [`NormBackend::forward_with_statistics`].
+    ForwardWithStatistics(Checked<WithStatistics<'g, Untyped<B>, AnyForward<'a, B>>>),
+    /// [`NormBackend::partial_backward_statistics`].
+    PartialBackwardStatistics(Checked<AnyPartialBackwardStatistics<'a, B>>),
+    /// [`NormBackend::backward_with_statistics`].
+    BackwardWithStatistics(Checked<WithStatistics<'g, Untyped<B>, AnyBackward<'a, B>>>),
 }
 
 /// The statistics of a call whose columns are divided among ranks: an output of its first half, an
@@ -46,10 +46,10 @@ macro_rules! each {
             AnyCall::Forward($checked) => $body,
             AnyCall::Backward($checked) => $body,
             AnyCall::QuantizedForward($checked) => $body,
-            AnyCall::ColumnStatistics($checked) => $body,
-            AnyCall::ForwardGiven($checked) => $body,
-            AnyCall::BackwardStatistics($checked) => $body,
-            AnyCall::BackwardGiven($checked) => $body,
+            AnyCall::PartialStatistics($checked) => $body,
+            AnyCall::ForwardWithStatistics($checked) => $body,
+            AnyCall::PartialBackwardStatistics($checked) => $body,
+            AnyCall::BackwardWithStatistics($checked) => $body,
         }
     };
 }
@@ -80,13 +80,13 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
             AnyCall::Forward(call) => call.visit(visitor).map(|()| None),
             AnyCall::Backward(call) => call.visit(visitor).map(|()| None),
             AnyCall::QuantizedForward(call) => call.visit(visitor).map(|()| None),
-            AnyCall::ColumnStatistics(call) => call.visit(visitor).map(|found| Some(Statistics::Found(found))),
-            AnyCall::BackwardStatistics(call) => call.visit(visitor).map(|found| Some(Statistics::Found(found))),
-            AnyCall::ForwardGiven(call) => {
+            AnyCall::PartialStatistics(call) => call.visit(visitor).map(|found| Some(Statistics::Found(found))),
+            AnyCall::PartialBackwardStatistics(call) => call.visit(visitor).map(|found| Some(Statistics::Found(found))),
+            AnyCall::ForwardWithStatistics(call) => {
                 let (call, numbers, columns) = call.into_parts()?;
                 call.visit(visitor).map(|()| Some(Statistics::Given { numbers, columns }))
             }
-            AnyCall::BackwardGiven(call) => {
+            AnyCall::BackwardWithStatistics(call) => {
                 let (call, numbers, columns) = call.into_parts()?;
                 call.visit(visitor).map(|()| Some(Statistics::Given { numbers, columns }))
             }
@@ -99,10 +99,10 @@ impl<'a, 'g, B: NormBackend + ?Sized> AnyCall<'a, 'g, B> {
             AnyCall::Forward(_) => "does not normalize",
             AnyCall::Backward(_) => "computes no gradients",
             AnyCall::QuantizedForward(_) => "has no quantized results",
-            AnyCall::ColumnStatistics(_)
-            | AnyCall::ForwardGiven(_)
-            | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => "has no calls on columns that are divided among ranks",
+            AnyCall::PartialStatistics(_)
+            | AnyCall::ForwardWithStatistics(_)
+            | AnyCall::PartialBackwardStatistics(_)
+            | AnyCall::BackwardWithStatistics(_) => "has no calls on columns that are divided among ranks",
         };
         Error::Unsupported { rule: format!("the {backend} backend {what}") }
     }

@@ -4,17 +4,17 @@ use super::layout::{Layout, Placed};
 use super::{Checked, check_spec, forbid_mean_for_rms, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Access, AnyBackwardStatistics, AnyColumnStatistics, Backward, BackwardStatistics, ColumnStatistics, Direction,
-    Element, Error, Forward, Given, Norm, NormBackend, NormSpec, Parts, ResidualPlacement, Rows, Span, Storage, Stored,
-    Tensor, Untyped, Visitor,
+    Access, AnyElement, AnyPartialBackwardStatistics, AnyPartialStatistics, Backward, Direction, Element, Error,
+    Forward, Norm, NormBackend, NormSpec, PartialBackwardStatistics, PartialStatistics, Parts, ResidualPlacement, Rows,
+    Span, Storage, Tensor, Untyped, Visitor, WithStatistics,
 };
 
-impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatistics<'a, B, T, R>> {
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<PartialStatistics<'a, B, T, R>> {
     /// Validates the first half of a forward call.
     ///
     /// # Errors
     /// The first rule that fails, as the variant of [`Error`] that names the argument.
-    pub fn column_statistics(spec: NormSpec, args: ColumnStatistics<'a, B, T, R>) -> Result<Self, Error> {
+    pub fn partial_statistics(spec: NormSpec, args: PartialStatistics<'a, B, T, R>) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
         args.dtypes.check()?;
@@ -31,12 +31,17 @@ impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Checked<ColumnStatisti
     }
 }
 
-impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<BackwardStatistics<'a, B, T, W, R>> {
+impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
+    Checked<PartialBackwardStatistics<'a, B, T, W, R>>
+{
     /// Validates the first half of a backward call.
     ///
     /// # Errors
-    /// As [`Checked::column_statistics`].
-    pub fn backward_statistics(spec: NormSpec, args: BackwardStatistics<'a, B, T, W, R>) -> Result<Self, Error> {
+    /// As [`Checked::partial_statistics`].
+    pub fn partial_backward_statistics(
+        spec: NormSpec,
+        args: PartialBackwardStatistics<'a, B, T, W, R>,
+    ) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
         args.dtypes.check()?;
@@ -58,30 +63,33 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
 }
 
 impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
-    Checked<Given<'g, B, Forward<'a, B, T, W, R>>>
+    Checked<WithStatistics<'g, B, Forward<'a, B, T, W, R>>>
 {
     /// Validates the second half of a forward call.
     ///
     /// # Errors
-    /// As [`Checked::column_statistics`].
-    pub fn forward_given(spec: NormSpec, given: Given<'g, B, Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
+    /// As [`Checked::partial_statistics`].
+    pub fn forward_with_statistics(
+        spec: NormSpec,
+        given: WithStatistics<'g, B, Forward<'a, B, T, W, R>>,
+    ) -> Result<Self, Error> {
         check_columns_form(&spec, given.args.parts)?;
         check_given(given, Direction::Forward, |args| Checked::forward(spec, args))
     }
 }
 
 impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
-    Checked<Given<'g, B, Backward<'a, B, T, W, R>>>
+    Checked<WithStatistics<'g, B, Backward<'a, B, T, W, R>>>
 {
     /// Validates the second half of a backward call. The backend determines the length of the
     /// workspace.
     ///
     /// # Errors
-    /// As [`Checked::column_statistics`].
-    pub fn backward_given(
+    /// As [`Checked::partial_statistics`].
+    pub fn backward_with_statistics(
         backend: &(impl NormBackend + ?Sized),
         spec: NormSpec,
-        given: Given<'g, B, Backward<'a, B, T, W, R>>,
+        given: WithStatistics<'g, B, Backward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
         check_columns_form(&spec, None)?;
         check_given(given, Direction::Backward, |args| Checked::backward(backend, spec, args))
@@ -90,20 +98,20 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
 
 /// Validates a second half: its tensors with `check`, then the statistics and columns.
 fn check_given<'a, 'g, B: NormBackend + ?Sized, A: Views<'a, B>>(
-    given: Given<'g, B, A>,
+    given: WithStatistics<'g, B, A>,
     direction: Direction,
     check: impl FnOnce(A) -> Result<Checked<A>, Error>,
-) -> Result<Checked<Given<'g, B, A>>, Error> {
-    let Given { args, statistics, columns } = given;
+) -> Result<Checked<WithStatistics<'g, B, A>>, Error> {
+    let WithStatistics { args, statistics, columns } = given;
     let Checked { spec, args, problem } = check(args)?;
     check_columns(columns, spec.cols)?;
     let shape = [columns.len(), spec.rows, spec.norm.statistics_len(direction)];
     let found = self::statistics(B::in_span::<f32>(&statistics), B::in_storage::<f32>(&statistics), &shape)?;
     args.spans(&mut Beside { statistics: found, direction: Some(direction) })?;
-    Ok(Checked { spec, args: Given { args, statistics, columns }, problem })
+    Ok(Checked { spec, args: WithStatistics { args, statistics, columns }, problem })
 }
 
-impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
+impl<'a, B: NormBackend + ?Sized> Checked<AnyPartialStatistics<'a, B>> {
     /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
@@ -113,7 +121,7 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyColumnStatistics<'a, B>> {
     }
 }
 
-impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
+impl<'a, B: NormBackend + ?Sized> Checked<AnyPartialBackwardStatistics<'a, B>> {
     /// Passes every tensor to the visitor, and returns the view of the statistics.
     ///
     /// # Errors
@@ -126,19 +134,19 @@ impl<'a, B: NormBackend + ?Sized> Checked<AnyBackwardStatistics<'a, B>> {
 /// A call, the statistics of all ranks, and the number of columns of each.
 type CallParts<'g, B, A> = (Checked<A>, <B as NormBackend>::In<'g, f32>, &'g [usize]);
 
-impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, Untyped<B>, A>> {
+impl<'g, B: NormBackend + ?Sized, A> Checked<WithStatistics<'g, Untyped<B>, A>> {
     /// The call on this rank's columns, the statistics of all ranks, and the number of columns of
     /// each.
     ///
     /// # Errors
     /// `InvalidArgument` if the statistics are not f32.
     pub fn into_parts(self) -> Result<CallParts<'g, B, A>, Error> {
-        let Checked { spec, args: Given { args, statistics, columns }, problem } = self;
+        let Checked { spec, args: WithStatistics { args, statistics, columns }, problem } = self;
         Ok((Checked { spec, args, problem }, statistics.typed()?, columns))
     }
 }
 
-impl<'g, B: NormBackend + ?Sized, A> Checked<Given<'g, B, A>> {
+impl<'g, B: NormBackend + ?Sized, A> Checked<WithStatistics<'g, B, A>> {
     /// The number of columns of all ranks together.
     pub fn whole_cols(&self) -> usize {
         self.args.columns.iter().sum()

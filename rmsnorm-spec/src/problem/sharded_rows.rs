@@ -5,12 +5,12 @@ use super::layout::Layout;
 use super::{Checked, check_forward, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
-    Direction, Element, Error, Forward, NormBackend, NormSpec, ShardedRows, Tensor, TensorSet, Visitor, YRows,
+    Direction, Element, Error, Forward, NormBackend, NormSpec, OutputRows, ShardedRows, Tensor, TensorSet, Visitor,
 };
 
 impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<ShardedRows<Forward<'a, B, T, W, R>>> {
     /// Validates one rank's call. Its [`problem`](Self::problem) has all rows; `residual`,
-    /// `residual_out`, `mean`, `rstd`, and `y` with [`YRows::Own`], have only the rank's own rows.
+    /// `residual_out`, `mean`, `rstd`, and `y` with [`OutputRows::Own`], have only the rank's own rows.
     ///
     /// # Errors
     /// The first rule that fails, as the variant of [`Error`] that names the argument.
@@ -25,7 +25,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
             return Err(Error::InvalidArgument { arg: "own", rule });
         }
         // A `y` that overwrites x has all rows.
-        let has_own_y = *y_rows == YRows::Own && args.y.is_some();
+        let has_own_y = *y_rows == OutputRows::Own && args.y.is_some();
         let of_own = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
         let of_own = (of_own.set(Tensor::Y, has_own_y), own.len());
         let found =
@@ -36,7 +36,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     }
 
     /// The rows that this rank owns, and the rows of `y` that it receives.
-    pub fn own_rows(&self) -> (std::ops::Range<usize>, YRows) {
+    pub fn own_rows(&self) -> (std::ops::Range<usize>, OutputRows) {
         (self.args.own.clone(), self.args.y_rows)
     }
 

@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use super::*;
 use crate::quant::{CodeType, ScaleRounding};
 use crate::{
-    Access, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, Stored, TensorShape, bf16, f16,
+    Access, AnyElement, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, TensorShape, bf16, f16,
 };
 
 /// A backend whose views are numbers, with or without f32 gradient sums.
@@ -40,16 +40,16 @@ struct View<E> {
 }
 
 impl<const SUMS: bool> NormBackend for Numbers<SUMS> {
-    type In<'a, E: Stored> = View<E>;
-    type Out<'a, E: Stored> = View<E>;
+    type In<'a, E: AnyElement> = View<E>;
+    type Out<'a, E: AnyElement> = View<E>;
 
     fn name(&self) -> &'static str {
         "numbers"
     }
-    fn in_span<E: Stored>(view: &View<E>) -> Span {
+    fn in_span<E: AnyElement>(view: &View<E>) -> Span {
         view.span
     }
-    fn out_span<E: Stored>(view: &View<E>) -> Span {
+    fn out_span<E: AnyElement>(view: &View<E>) -> Span {
         view.span
     }
     fn workspace_len(&self, problem: &Problem) -> usize {
@@ -62,10 +62,10 @@ impl<const SUMS: bool> NormBackend for Numbers<SUMS> {
         match call {
             AnyCall::Forward(_) | AnyCall::Backward(_) => Ok(()),
             AnyCall::QuantizedForward(_)
-            | AnyCall::ColumnStatistics(_)
-            | AnyCall::ForwardGiven(_)
-            | AnyCall::BackwardStatistics(_)
-            | AnyCall::BackwardGiven(_) => Err(call.unsupported(self.name())),
+            | AnyCall::PartialStatistics(_)
+            | AnyCall::ForwardWithStatistics(_)
+            | AnyCall::PartialBackwardStatistics(_)
+            | AnyCall::BackwardWithStatistics(_) => Err(call.unsupported(self.name())),
         }
     }
 }
@@ -455,7 +455,7 @@ impl Visited {
 }
 
 impl Visitor<'_, Numbers> for Visited {
-    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
         self.note(
             tensor,
             Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
@@ -465,7 +465,7 @@ impl Visitor<'_, Numbers> for Visited {
         Ok(())
     }
 
-    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<View<E>>) -> Result<(), Error> {
         self.note(
             tensor,
             Place { span: rows.view.span, row_stride: rows.row_stride, groups: rows.groups },
@@ -892,13 +892,13 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     let before = NormSpec::rms(ROWS, COLS, 1e-5);
     let check = |spec: NormSpec, args: Args<'_>| Checked::forward(spec, args).map(|checked| *checked.problem());
     let good = |args| check(before.residual_after(), args).expect("a good call");
-    let (alone, paired) = (|| Args::onto_residual(view(1)), || Args::new(view(1), view(2)));
+    let (alone, paired) = (|| Args::added_to_residual(view(1)), || Args::new(view(1), view(2)));
 
     let problem = good(alone().residual(view(3)).residual_out(view(4)));
     assert_eq!(problem.residual_placement, ResidualPlacement::After);
     assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]));
     assert_eq!(problem.arg(Tensor::ResidualOut), "residual_out");
-    assert!(matches!(problem.without_residual_after("numbers"), Err(Error::Unsupported { .. })));
+    assert!(matches!(problem.require_residual_before("numbers"), Err(Error::Unsupported { .. })));
     let problem = good(alone().residual_in_place(view(3)));
     assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::ResidualOut]));
     assert_eq!((problem.arg(Tensor::X), problem.arg(Tensor::ResidualOut)), ("x", "residual"));
@@ -906,7 +906,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     let tensors = [Tensor::X, Tensor::Y, Tensor::ResidualOut, Tensor::NextWeight, Tensor::NextRstd];
     assert_eq!(problem.tensors, TensorSet::of(&tensors));
     let problem = check(before, paired()).expect("a good call");
-    assert!(problem.without_residual_after("numbers").is_ok());
+    assert!(problem.require_residual_before("numbers").is_ok());
 
     let refused = |spec, args| match check(spec, args) {
         Err(Error::Unexpected { arg, .. } | Error::Missing { arg, .. }) => arg,

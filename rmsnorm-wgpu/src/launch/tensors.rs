@@ -2,7 +2,7 @@
 //! than wgpu's.
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{Error, Problem, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor};
 use wgpu::{Buffer, BufferUsages};
 
 use crate::backend::WgpuBackend;
@@ -64,7 +64,7 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
-    pub(super) fn of_copy<T: Stored>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
+    pub(super) fn of_copy<T: AnyElement>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
         tensors.add(Tensor::X, from, (Shape::Elements, 0), false)?;
         tensors.add(Tensor::Y, to, (Shape::Elements, 0), true)?;
@@ -166,7 +166,7 @@ impl<'a> Tensors<'a> {
         self.views.iter().flatten()
     }
 
-    fn add<T: Stored>(
+    fn add<T: AnyElement>(
         &mut self,
         tensor: Tensor,
         slice: WgpuSlice<'a, T>,
@@ -196,12 +196,12 @@ impl<'a> Tensors<'a> {
 }
 
 impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
-    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
         let shape = self.shape(tensor, &rows);
         self.add(tensor, rows.view, shape, false)
     }
 
-    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
         let shape = self.shape(tensor, &rows);
         self.add(tensor, rows.view, shape, true)
     }

@@ -10,8 +10,8 @@ use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::tuning::Division;
 use super::{
-    Access, Dispatch, Flavour, Layout, Plan, Program, Step, Tile, Unfit, Workspace, flavour, gradients, is_split, key,
-    pairs, ranges, threads_without_idle,
+    Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_split, key,
+    pairs, ranges, reduction, threads_without_idle,
 };
 use crate::caps::{Caps, F16};
 
@@ -22,9 +22,9 @@ const WORKGROUP: u32 = 128;
 const THREAD_BYTES: u32 = 32;
 
 /// The plan of a backward call.
-pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     if let GradReduction::Locks { groups } = problem.grad_reduction {
-        return Err(Unfit::Locks { groups });
+        return Err(PlanError::Locks { groups });
     }
     let form = Form::of(problem, layout.access, caps);
     let most = ranges::most_rows(problem, layout, form.rows_per_workgroup(), caps)?;
@@ -115,12 +115,12 @@ impl Form {
             // Not measured with wgpu; copied from rmsnorm-cuda.
             None => {
                 let threads_per_row = caps.threads_with(512, THREAD_BYTES);
-                Tile::new(threads_per_row, 1, 1, flavour(threads_per_row, 1, caps))
+                Tile::new(threads_per_row, 1, 1, reduction(threads_per_row, 1, caps))
             }
         };
         // Not measured with wgpu; copied from rmsnorm-cuda.
         let threads_per_row = caps.threads_with(256, THREAD_BYTES);
-        let columns = Tile::new(threads_per_row, 1, 1, Flavour::Workgroup);
+        let columns = Tile::new(threads_per_row, 1, 1, Reduction::Workgroup);
         let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
         // Several per resident workgroup, to balance the load.
         let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
@@ -142,11 +142,11 @@ fn ranges_and_partials(
     form: &Form,
     most: u64,
     caps: &Caps,
-) -> Result<(Vec<Range<u64>>, Partials), Unfit> {
+) -> Result<(Vec<Range<u64>>, Partials), PlanError> {
     let split = |most| -> Vec<_> { ranges::even(problem.rows as u64, most).collect() };
     let ranges = split(most);
     let planned = Partials::of(problem, form, &ranges, caps);
-    let Err(unfit @ Unfit::Partials { .. }) = planned else { return Ok((ranges, planned?)) };
+    let Err(unfit @ PlanError::Partials { .. }) = planned else { return Ok((ranges, planned?)) };
     // As in a sum of sums, the square root of the rows in a chunk is about the best length.
     let mut shorter = most.min(problem.rows as u64) / 2;
     while shorter > 0 {
@@ -173,7 +173,7 @@ struct Partials {
 impl Partials {
     /// Uses as many chunks as possible, and gives partial rows to as many ranges as possible.
     /// Further ranges add to the partial rows of the first ones.
-    fn of(problem: &Problem, form: &Form, ranges: &[Range<u64>], caps: &Caps) -> Result<Self, Unfit> {
+    fn of(problem: &Problem, form: &Form, ranges: &[Range<u64>], caps: &Caps) -> Result<Self, PlanError> {
         let (rows, count) = (problem.rows as u64, ranges.len() as u64);
         let wanted = form.chunks.min(caps.most_groups() / form.tiles).max(form.chunks.min(1));
         if gradients(problem) == 0 {
@@ -199,7 +199,7 @@ impl Partials {
             }
             fewest = fewest.min(additions);
             if chunks <= 1 {
-                return Err(Unfit::Partials { rows, additions: fewest, most });
+                return Err(PlanError::Partials { rows, additions: fewest, most });
             }
             chunks /= 2;
         }
@@ -233,7 +233,7 @@ fn row_sums_of(rows: u64) -> u64 {
 }
 
 /// Elements for the row sums of one range in any layout; 0 if no layout has row sums.
-fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
+fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
     // If any layout has row sums, unaligned ones do.
     let Some(tile) = Form::of(problem, Access::Parts, caps).sums else { return Ok(0) };
     let most = ranges::most_rows(problem, &Layout::dense(problem), tile.groups, caps)?;
@@ -241,18 +241,18 @@ fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
 }
 
 /// Partial rows (of all gradients) that fit a binding together with the row sums.
-fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, Unfit> {
+fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
     let bytes = gradients(problem) * reduction::row_stride(problem.cols) * 4;
     let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * row_sums_len(problem, caps)?);
     if bytes > most {
-        return Err(Unfit::Workspace { bytes, most });
+        return Err(PlanError::Workspace { bytes, most });
     }
     Ok(most.checked_div(bytes).unwrap_or(0))
 }
 
 /// The second phase adds the partial rows.
-fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
-    let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Flavour::Workgroup);
+fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
+    let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Reduction::Workgroup);
     let blocks = reduction::blocks(problem.cols, problem.tensors.sums_over_rows());
     Step::dispatch(key(problem, Program::ReducePartials, tile, layout), 0..0, blocks, caps)
 }
@@ -289,7 +289,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let groups = (caps.threads_with(threads.max(WORKGROUP), THREAD_BYTES) / threads_per_row).max(1);
     let packs = u32::try_from(pairs.div_ceil(threads_per_row as usize)).ok()?;
-    let flavour = flavour(threads_per_row, groups, caps);
+    let reduction = reduction(threads_per_row, groups, caps);
     // A second row hides the latency of the first, if there are registers for it. us with and
     // without. One sum, three packs: 1536 columns 205 and 211, 12288 columns 212 and 240. One sum,
     // four packs: 4096 columns 219 and 202. Two sums, two packs on the most threads: 8192 columns
@@ -299,7 +299,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
         (true, 2) => threads_per_row == 512,
         _ => false,
     };
-    let tile = Tile::new(threads_per_row, groups, packs, flavour);
+    let tile = Tile::new(threads_per_row, groups, packs, reduction);
     // 512 threads have 128 registers each, as many as four packs need.
     let most_packs = if threads_per_row <= 128 && !is_wide { 5 } else { 4 };
     let held =
@@ -319,7 +319,7 @@ fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let packs = pairs(problem.cols).div_ceil(THREADS as usize);
     let fits = gradients(problem) < 2 && !is_split(problem) && packs <= 4;
     (fits && caps.threads_with(THREADS, THREAD_BYTES) == THREADS)
-        .then(|| Tile { reads_again: true, ..Tile::new(THREADS, 1, packs as u32, flavour(THREADS, 1, caps)) })
+        .then(|| Tile { reads_again: true, ..Tile::new(THREADS, 1, packs as u32, reduction(THREADS, 1, caps)) })
 }
 
 /// The call whose measurements apply: f16 takes no extra registers if the device converts it.

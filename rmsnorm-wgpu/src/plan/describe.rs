@@ -4,7 +4,7 @@ use std::fmt;
 
 use rmsnorm_gpu::describe::{launch, second_stage, steps};
 
-use super::{Access, Dispatch, Flavour, KernelKey, PAIR, Plan, Program, Step};
+use super::{Access, Dispatch, KernelKey, PAIR, Plan, Program, Reduction, Step};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -29,9 +29,9 @@ fn dispatched(dispatch: &Dispatch) -> String {
         Access::Words => Some("access=words".into()),
         Access::Parts => Some("access=parts".into()),
     };
-    let subgroups = match tile.flavour {
-        Flavour::Workgroup => None,
-        Flavour::Subgroup(lanes) => Some(format!("subgroups={lanes}")),
+    let subgroups = match tile.reduction {
+        Reduction::Workgroup => None,
+        Reduction::Subgroup(lanes) => Some(format!("subgroups={lanes}")),
     };
     let visits = if tile.reads_again { Some("again".into()) } else { key.visits_once.then(|| "once".into()) };
     let words = [access, subgroups, visits, (*chunks > 0).then(|| format!("chunks={chunks}"))];

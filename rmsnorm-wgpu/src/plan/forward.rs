@@ -4,8 +4,8 @@ use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, KernelKey, Layout, MOST_PACKS, Plan, Program, Step, Tile, Unfit, flavour, is_split, key, pairs, ranges,
-    threads_without_idle,
+    Access, KernelKey, Layout, MOST_PACKS, Plan, PlanError, Program, Step, Tile, is_split, key, pairs, ranges,
+    reduction, threads_without_idle,
 };
 use crate::caps::Caps;
 
@@ -16,7 +16,7 @@ const THREAD_BYTES: u32 = 16;
 const STREAMING_PACKS: u32 = 4;
 
 /// The plan of a forward call.
-pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     let (program, tile) = match tile(problem, caps) {
         Some(tile) if tile.packs <= layout.access.most_packs() => (Program::Forward, tile),
         Some(tile) => (Program::ForwardStreaming, Tile { packs: 1, ..tile }),
@@ -27,7 +27,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 }
 
 /// A kernel on all rows.
-pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     let groups = key.tile.groups;
     let most = ranges::most_rows(problem, layout, groups, caps)?;
     let ranges = ranges::even(problem.rows as u64, most);
@@ -63,8 +63,8 @@ pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let groups = (caps.threads_with(side_by_side, THREAD_BYTES) / threads_per_row).max(1);
     // 32 registers hold a row.
     let most_packs = if is_wide { 4 } else { MOST_PACKS };
-    let flavour = flavour(threads_per_row, groups, caps);
-    (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, flavour))
+    let reduction = reduction(threads_per_row, groups, caps);
+    (packs <= most_packs).then_some(Tile::new(threads_per_row, groups, packs, reduction))
 }
 
 /// `threads`, or half of them with up to seven packs each if otherwise an eighth or more would be
@@ -91,5 +91,5 @@ pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> 
     let threads = if problem.norm == Norm::Rms && pairs(problem.cols) > 8192 { 1024 } else { 512 };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
-    Tile::new(threads_per_row, 1, packs, flavour(threads_per_row, 1, caps))
+    Tile::new(threads_per_row, 1, packs, reduction(threads_per_row, 1, caps))
 }

@@ -5,8 +5,8 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRoun
 use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
 
 use super::{
-    ALONG, Access, Flavour, INPUTS, KernelKey, Layout, PAIR, Plan, Program, Step, Tile, Unfit, flavour, forward,
-    is_split, key, pairs, ranges,
+    ALONG, Access, INPUTS, KernelKey, Layout, PAIR, Plan, PlanError, Program, Reduction, Step, Tile, forward, is_split,
+    key, pairs, ranges, reduction,
 };
 use crate::caps::Caps;
 
@@ -26,7 +26,7 @@ const THREAD_BYTES: u32 = 20;
 const SCALES_OF_WORD: u32 = 4;
 
 /// The plan of a quantized forward call.
-pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, Unfit> {
+pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     let Some(quant) = problem.quant else { return Ok(Plan::default()) };
     let mut steps = Vec::new();
     match quant.scale {
@@ -72,7 +72,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
 pub(crate) const FOUND_FROM: TensorSet = INPUTS.with(Tensor::Scales);
 
 /// The kernel of the rows, on all rows.
-fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     let (program, tile) = match tile(problem, caps) {
         Some(tile) if tile.packs <= layout.access.most_packs() => (Program::QuantizedForward, tile),
         Some(tile) => (Program::QuantizedForwardStreaming, Tile { packs: 1, ..tile }),
@@ -94,7 +94,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     // Short rows share a workgroup, because a multiprocessor can hold only a few workgroups.
     let groups = if threads <= 64 { caps.threads_with(128, THREAD_BYTES) / threads } else { tile.groups }.max(1);
     let packs = pairs(problem.cols).div_ceil(threads as usize) as u32;
-    Some(Tile::new(threads, groups, packs, flavour(threads, groups, caps)))
+    Some(Tile::new(threads, groups, packs, reduction(threads, groups, caps)))
 }
 
 /// Lanes whose columns share a scale; `None` if scales are not for adjacent columns.
@@ -110,7 +110,7 @@ pub(crate) const fn lanes_of_set(scale: ScaleKind, is_split: bool) -> Option<u32
 
 /// Whether shuffles combine the scales of a word.
 pub(crate) fn gathers_scales(quant: &QuantSpec, tile: &Tile, is_split: bool) -> bool {
-    let (Some(lanes), Flavour::Subgroup(most)) = (lanes_of_set(quant.scale, is_split), tile.flavour) else {
+    let (Some(lanes), Reduction::Subgroup(most)) = (lanes_of_set(quant.scale, is_split), tile.reduction) else {
         return false;
     };
     let of_word = SCALES_OF_WORD * lanes;
@@ -118,31 +118,31 @@ pub(crate) fn gathers_scales(quant: &QuantSpec, tile: &Tile, is_split: bool) -> 
 }
 
 /// Zeroes a tensor of `bytes` bytes.
-fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
+fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
     let scale = match elements {
         ScaleType::F32 => ScaleKind::Row,
         ScaleType::E8m0 => ScaleKind::Mx { rounding: ScaleRounding::Up },
     };
     let problem = Problem::quantized_forward(Norm::Rms, 0, 1, DType::F32, QuantSpec::new(CodeType::E4m3, scale), &[]);
     let problem = Problem { tensors: TensorSet::of(&[tensor]), ..problem };
-    let tile = Tile::new(caps.threads(256), 1, 1, Flavour::Workgroup);
+    let tile = Tile::new(caps.threads(256), 1, 1, Reduction::Workgroup);
     let access = if elements == ScaleType::E8m0 { layout.scales_access } else { Access::Words };
     let key = key(&problem, Program::Clear, tile, &Layout { access, is_aliased: false, ..*layout });
     Step::by_rows(key, 0..bytes, (4 * u64::from(tile.threads()), 1), caps)
 }
 
 /// A kernel of one workgroup, independent of rows.
-fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Result<Step, Unfit> {
-    let tile = Tile::new(caps.threads(32), 1, 1, Flavour::Workgroup);
+fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
+    let tile = Tile::new(caps.threads(32), 1, 1, Reduction::Workgroup);
     let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout });
     Step::dispatch(key, 0..1, 1, caps)
 }
 
 /// The kernel that transposes codes, on rows that fit a binding.
-fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     let bare = bare(problem, &[Tensor::Codes, Tensor::CodesT], quant);
-    let tile = Tile::new(caps.threads(256), 1, 1, Flavour::Workgroup);
+    let tile = Tile::new(caps.threads(256), 1, 1, Reduction::Workgroup);
     let key = key(&bare, Program::TransposeCodes, tile, &Layout { access: layout.transpose_access, ..*layout });
     let across = (problem.cols as u64).div_ceil(SIDE);
     let by_grid = (caps.most_groups() / across).max(1) * SIDE;
@@ -154,11 +154,11 @@ fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step
 }
 
 /// The kernel of the columnwise copy of x, on blocks of rows that fit a binding.
-fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Unfit> {
+fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     let tensors = problem.tensors.intersection(ALONG_FROM);
     let copied = Problem { tensors, quant: Some(*along), ..*problem };
     let threads = caps.threads(256);
-    let tile = Tile::new(THREADS_ACROSS, threads / THREADS_ACROSS, 1, Flavour::Workgroup);
+    let tile = Tile::new(THREADS_ACROSS, threads / THREADS_ACROSS, 1, Reduction::Workgroup);
     let key = key(&copied, Program::Columnwise, tile, layout);
     let (height, across) = (COLUMNWISE_TILE.0, (problem.cols as u64).div_ceil(COLUMNWISE_TILE.1));
     let by_grid = (caps.most_groups() / across).max(1).saturating_mul(height);
@@ -167,7 +167,7 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     let block = along.scale.set_cols(problem.rows).map_or(height, |rows| rows as u64);
     let unit = if most >= height { height } else { block };
     if most < unit.min(problem.rows as u64) {
-        return Err(Unfit::Columnwise { rows: block, most });
+        return Err(PlanError::Columnwise { rows: block, most });
     }
     let ranges = ranges::split(problem.rows as u64, (most / unit).max(1) * unit);
     ranges.map(|rows| Step::by_rows(key, rows, (height, across), caps)).collect()
@@ -183,7 +183,7 @@ fn clear_gaps(
     quant: &QuantSpec,
     (rows, cols): (usize, usize),
     (layout, caps): (&Layout, &Caps),
-) -> Result<Option<Step>, Unfit> {
+) -> Result<Option<Step>, PlanError> {
     let scales = |quant: &QuantSpec| quant.scales_len(rows, cols).unwrap_or(0);
     if scales(quant) <= scales(&quant.layout(ScaleLayout::RowMajor)) {
         return Ok(None);

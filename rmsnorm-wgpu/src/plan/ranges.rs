@@ -5,7 +5,7 @@ use std::ops::Range;
 use rmsnorm_spec::quant::ScaleLayout;
 use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
 
-use super::{Access, Unfit, is_split, stream};
+use super::{Access, PlanError, is_split, stream};
 use crate::caps::Caps;
 
 /// Position of a tensor in its buffer, and its strides.
@@ -187,13 +187,13 @@ impl Access {
 /// largest grid.
 ///
 /// # Errors
-/// [`Unfit::Row`]
+/// [`PlanError::Row`]
 pub(super) fn most_rows(
     problem: &Problem,
     layout: &Layout,
     rows_per_workgroup: u32,
     caps: &Caps,
-) -> Result<u64, Unfit> {
+) -> Result<u64, PlanError> {
     let available = caps.available_bytes();
     // Parameters and their gradients are bound whole, and may be wider than the matrices.
     let vectors = problem.tensors.iter().filter(|tensor| tensor.shape() == TensorShape::Cols);
@@ -202,7 +202,7 @@ pub(super) fn most_rows(
     let widest = matrices.chain(vectors).max();
     let bytes = (problem.cols as u64).saturating_mul(widest.unwrap_or_default() as u64);
     if bytes > available {
-        return Err(Unfit::Row { bytes, most: available });
+        return Err(PlanError::Row { bytes, most: available });
     }
     // mean and rstd have one f32 per row.
     let by_statistics = available / 4;
@@ -237,11 +237,11 @@ pub(super) fn split(len: u64, size: u64) -> impl ExactSizeIterator<Item = Range<
 /// longer on an H200.
 ///
 /// # Errors
-/// [`Unfit::Grid`]
-pub(super) fn grid(groups: u64, caps: &Caps) -> Result<[u32; 2], Unfit> {
+/// [`PlanError::Grid`]
+pub(super) fn grid(groups: u64, caps: &Caps) -> Result<[u32; 2], PlanError> {
     let most = caps.most_groups();
     if groups > most {
-        return Err(Unfit::Grid { groups, most });
+        return Err(PlanError::Grid { groups, most });
     }
     // Both are at most 65535 now.
     let y = groups.div_ceil(u64::from(caps.groups_per_dimension.clamp(1, 65535))).max(1);

@@ -20,7 +20,7 @@ use rmsnorm_gpu::testing::{
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
 use super::{
-    Access, Dispatch, Flavour, KernelKey, Layout, PAIR, Placed, Plan, Program, Step, Tile, plan, workspace_len,
+    Access, Dispatch, KernelKey, Layout, PAIR, Placed, Plan, Program, Reduction, Step, Tile, plan, workspace_len,
 };
 use crate::caps::{Caps, F16};
 
@@ -87,7 +87,7 @@ impl Planner for Plans {
     type Caps = Caps;
     type Access = Access;
     type Plan = Plan;
-    type Mapping = (u32, u32, Flavour);
+    type Mapping = (u32, u32, Reduction);
 
     const ACCESSES: &'static [Access] = &ACCESSES;
     const ROWS: &'static [usize] = &ROWS;
@@ -151,7 +151,7 @@ impl Planner for Plans {
     }
 
     /// The same for both programs that a row may use.
-    fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
+    fn mapping(plan: &Plan) -> Vec<(u32, u32, Reduction)> {
         let row_programs = dispatches(plan).filter(|dispatch| match dispatch.key.program {
             Program::Forward
             | Program::ForwardStreaming
@@ -168,7 +168,7 @@ impl Planner for Plans {
             | Program::Copy => false,
         });
         let mut tiles: Vec<_> = row_programs
-            .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))
+            .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.reduction))
             .collect();
         tiles.dedup();
         assert!(tiles.len() <= 1, "{plan:?}");

@@ -4,7 +4,7 @@ use rmsnorm_spec::Error;
 
 /// A rule of the device or of WGSL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unfit {
+pub(crate) enum PlanError {
     /// Spin locks need forward progress of other threads.
     #[error(
         "the wgpu backend supports GradReduction::Partials and Atomics, got Locks {{ groups: {groups} }}: WGSL does not \
@@ -38,8 +38,8 @@ pub(crate) enum Unfit {
     Device { threads: u32, workgroup_bytes: u32 },
 }
 
-impl From<Unfit> for Error {
-    fn from(unfit: Unfit) -> Self {
+impl From<PlanError> for Error {
+    fn from(unfit: PlanError) -> Self {
         Error::Unsupported { rule: unfit.to_string() }
     }
 }

@@ -147,7 +147,7 @@ fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
     use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
     let always = match key.program.info().direction {
         Direction::Forward => {
-            TensorSet::NONE.set(X, !key.call.tensors.is_in_place()).set(Y, key.call.form != Form::Sum)
+            TensorSet::NONE.set(X, !key.call.tensors.is_in_place()).set(Y, key.call.form != Form::AddsToResidual)
         }
         Direction::QuantizedForward if key.program == Program::Columnwise => {
             TensorSet::of(&[X, Rstd]).set(Mean, is_layer(key))

@@ -15,7 +15,7 @@ use super::{
     is_split, magnitudes, segment, set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
-use crate::plan::{Access, Flavour, KernelKey, MOST_PACKS, PAIR};
+use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR, Reduction};
 
 /// The first lines of a program.
 pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
@@ -131,9 +131,9 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     // Steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
-    let shuffle = match key.tile.flavour {
-        Flavour::Subgroup(_) => SHUFFLED,
-        Flavour::Workgroup => NOT_SHUFFLED,
+    let shuffle = match key.tile.reduction {
+        Reduction::Subgroup(_) => SHUFFLED,
+        Reduction::Workgroup => NOT_SHUFFLED,
     };
     [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
 }
@@ -237,9 +237,9 @@ fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2<u32>(); }
 /// The position of a thread, and its index in the workgroup. Only programs that use subgroups may
 /// name their built-ins.
 fn me(key: &KernelKey) -> &'static str {
-    match key.tile.flavour {
-        Flavour::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
-        Flavour::Subgroup(_) | Flavour::Workgroup => ME_IN_WORKGROUP,
+    match key.tile.reduction {
+        Reduction::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
+        Reduction::Subgroup(_) | Reduction::Workgroup => ME_IN_WORKGROUP,
     }
 }
 

@@ -19,7 +19,7 @@ use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::{Caps, F16};
 use crate::params::{Params, Place};
-use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, Unfit, gathers_scales, plan};
+use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, PlanError, Step, Tile, gathers_scales, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -50,7 +50,7 @@ fn planned() -> Vec<(Caps, KernelKey)> {
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
             let steps = match steps {
                 // A small device cannot bind a block of long rows.
-                Err(Unfit::Columnwise { .. }) => continue,
+                Err(PlanError::Columnwise { .. }) => continue,
                 steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
             };
             keys.extend(steps.into_iter().filter_map(|step| match step {
@@ -189,8 +189,8 @@ impl DrawKeys for Draw {
         if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
             let lanes = lanes_of_set(quant.scale, is_split(&key)).unwrap_or(1);
             if !key.tile.threads_per_row.is_multiple_of(lanes) {
-                let flavour = if key.tile.groups * lanes >= 64 { key.tile.flavour } else { Flavour::Workgroup };
-                key.tile = Tile::new(lanes, key.tile.groups, key.tile.packs, flavour);
+                let reduction = if key.tile.groups * lanes >= 64 { key.tile.reduction } else { Reduction::Workgroup };
+                key.tile = Tile::new(lanes, key.tile.groups, key.tile.packs, reduction);
             }
             key.gathers_scales = gathers_scales(&quant, &key.tile, is_split(&key)) && self.yes();
         }
@@ -260,20 +260,20 @@ impl DrawKeys for Draw {
 
     fn tile(&mut self, program: Program) -> Tile {
         if program == Program::Columnwise {
-            return Tile::new(8, self.of([8, 16, 32]), 1, Flavour::Workgroup);
+            return Tile::new(8, self.of([8, 16, 32]), 1, Reduction::Workgroup);
         }
         let threads_per_row: u32 = self.of([1, 2, 8, 16, 32, 64, 96, 160, 256, 448, 512]);
         let groups = if threads_per_row.is_power_of_two() { self.of([1, 2, 8]).min(1024 / threads_per_row) } else { 1 };
         let is_whole = program.is_on_chip() || program == Program::Copy;
         let lanes = self.of([8, 32, 64]);
         let is_full = (threads_per_row * groups).is_multiple_of(lanes);
-        let flavour =
-            if has_sums(program) && is_full && self.yes() { Flavour::Subgroup(lanes) } else { Flavour::Workgroup };
+        let reduction =
+            if has_sums(program) && is_full && self.yes() { Reduction::Subgroup(lanes) } else { Reduction::Workgroup };
         let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
         let packs = if is_whole || streams { self.of([1, 2, 3, 4, 5, 7, 8]) } else { 1 };
         let rows_at_once = if program == Program::Backward { self.of([1, 2]) } else { 1 };
         let reads_again = program == Program::Backward && self.yes();
-        Tile { rows_at_once, reads_again, ..Tile::new(threads_per_row, groups, packs, flavour) }
+        Tile { rows_at_once, reads_again, ..Tile::new(threads_per_row, groups, packs, reduction) }
     }
 }
 
@@ -281,8 +281,8 @@ impl DrawKeys for Draw {
 fn form_of(program: Program, tensors: TensorSet) -> Form {
     let has_next = tensors.has(Tensor::NextWeight);
     match (program, tensors.has(Tensor::X), tensors.has(Tensor::Y)) {
-        (Program::Forward | Program::ForwardStreaming, true, true) if has_next => Form::NormOfSum,
-        (Program::Forward | Program::ForwardStreaming, true, false) => Form::Sum,
+        (Program::Forward | Program::ForwardStreaming, true, true) if has_next => Form::AddsAndNorms,
+        (Program::Forward | Program::ForwardStreaming, true, false) => Form::AddsToResidual,
         _ => Form::Norm,
     }
 }
@@ -298,7 +298,7 @@ fn parsed_for(key: &KernelKey, f16: F16) -> (Module, ModuleInfo) {
     let module = wgsl::parse_str(&text).unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
     // Programs may need only capabilities that every device has.
     let has = |is_needed, capability| if is_needed { capability } else { Capabilities::empty() };
-    let capabilities = has(matches!(key.tile.flavour, Flavour::Subgroup(_)), Capabilities::SUBGROUP)
+    let capabilities = has(matches!(key.tile.reduction, Reduction::Subgroup(_)), Capabilities::SUBGROUP)
         | has(f16 != F16::Integers, Capabilities::SHADER_FLOAT16_IN_FLOAT32);
     let info = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = info.unwrap_or_else(|error| panic!("{key:?}\n{}", error.emit_to_string(&text)));
@@ -435,9 +435,9 @@ fn sums_over_a_row_are_made_as_planned() {
             members.iter().any(|member| member.binding == is_subgroup)
         });
         let threads = key.tile.threads_per_row;
-        let lanes = match key.tile.flavour {
-            Flavour::Subgroup(lanes) if has_sums(key.program) => Some(lanes),
-            Flavour::Subgroup(_) | Flavour::Workgroup => None,
+        let lanes = match key.tile.reduction {
+            Reduction::Subgroup(lanes) if has_sums(key.program) => Some(lanes),
+            Reduction::Subgroup(_) | Reduction::Workgroup => None,
         };
         assert_eq!(asks, lanes.is_some(), "{key:?}");
         assert_eq!(constant(module, "SEGMENT"), Some(Literal::U32(key.tile.segment().min(threads))), "{key:?}");
@@ -451,9 +451,9 @@ fn planned_programs_fit_their_devices() {
     for (caps, key) in planned() {
         assert!(workgroup_bytes(&key) <= caps.workgroup_bytes, "{key:?}, {caps:?}");
         assert!(key.tile.threads() <= caps.max_threads, "{key:?}, {caps:?}");
-        match key.tile.flavour {
-            Flavour::Workgroup => {}
-            Flavour::Subgroup(lanes) => assert_eq!((Some(lanes), key.tile.threads() % lanes), (caps.subgroup, 0)),
+        match key.tile.reduction {
+            Reduction::Workgroup => {}
+            Reduction::Subgroup(lanes) => assert_eq!((Some(lanes), key.tile.threads() % lanes), (caps.subgroup, 0)),
         }
     }
 }
@@ -492,7 +492,7 @@ fn the_sample_has_all_that_keys_hold() {
                 assert!(is_there, "{program:?} {access:?} {dtype}");
             }
         }
-        assert_eq!(these.iter().any(|key| matches!(key.tile.flavour, Flavour::Subgroup(_))), has_sums(program));
+        assert_eq!(these.iter().any(|key| matches!(key.tile.reduction, Reduction::Subgroup(_))), has_sums(program));
         // Each with and without, if calls of the program can choose.
         let both =
             |what: &dyn Fn(&KernelKey) -> bool| these.iter().any(|key| what(key)) && !these.iter().all(|key| what(key));
@@ -554,7 +554,7 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
         if matches!(program, Program::Forward | Program::ForwardStreaming) {
             // Two RMS norms around a residual, with the statistics for backward. Layer norms reach
             // the same number in inference only.
-            (key.call.norm, key.call.form) = (Norm::Rms, Form::NormOfSum);
+            (key.call.norm, key.call.form) = (Norm::Rms, Form::AddsAndNorms);
             let without = [Tensor::Bias, Tensor::Mean, Tensor::NextBias, Tensor::NextMean];
             key.call.tensors = program.info().optional.difference(TensorSet::of(&without));
             assert_eq!(bindings(&key).len(), 8, "{program:?}");

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use rmsnorm_conformance::Harness;
 use rmsnorm_conformance::testing::{available, values};
-use rmsnorm_wgpu::spec::{Element, NormSpec, Rows, Stored, bf16};
+use rmsnorm_wgpu::spec::{AnyElement, Element, NormSpec, Rows, bf16};
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice, wgpu};
 
 /// A backend on the first adapter, shared by all tests. `None`, with the reason on stdout, if there
@@ -115,7 +115,7 @@ impl<E: Element> Layer<E> {
 }
 
 /// The first elements of a buffer, which may have one more than was uploaded.
-pub fn view<E: Stored>(buffer: &TestBuffer<E>, len: usize) -> WgpuSlice<'_, E> {
+pub fn view<E: AnyElement>(buffer: &TestBuffer<E>, len: usize) -> WgpuSlice<'_, E> {
     WgpuSlice::new(buffer.buffer(), 0, len)
 }
 

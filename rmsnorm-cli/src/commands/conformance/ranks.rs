@@ -41,7 +41,7 @@ pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Fa
 
 /// Threads of this process, of which each makes its calls alone.
 fn threads(cpu: &CpuBackend, ranks: usize) -> Result<impl Group + use<>, Failure> {
-    let backend = CpuBackend::with(cpu.isa(), 1)?;
+    let backend = CpuBackend::with_isa_and_threads(cpu.isa(), 1)?;
     let rank = |group: ThreadGroup| (Sharded::new(backend.clone(), group), backend.clone());
     Ok(Ranks::new(ThreadGroup::new(ranks).into_iter().map(rank)))
 }

@@ -4,8 +4,8 @@
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
 use rmsnorm_core::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, F8E4M3, F8E5M2,
-    HarnessTask, Norm, NormBackend, Scales, Source, Storage, Stored, bf16, f16,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, F8E4M3,
+    F8E5M2, HarnessTask, Norm, NormBackend, Scales, Source, Storage, bf16, f16,
 };
 
 use super::quantize::Quantize;
@@ -50,13 +50,13 @@ trait Buffer<B: NormBackend> {
 type AnyBuffer<'h, H> = Box<dyn Buffer<<H as Harness>::Backend> + 'h>;
 
 /// A tensor of one type.
-struct Elements<'h, H: Harness, E: Stored> {
+struct Elements<'h, H: Harness, E: AnyElement> {
     harness: &'h H,
     buffer: H::Buffer<E>,
     len: usize,
 }
 
-impl<H: Harness, E: Stored> Buffer<H::Backend> for Elements<'_, H, E> {
+impl<H: Harness, E: AnyElement> Buffer<H::Backend> for Elements<'_, H, E> {
     fn view(&self) -> AnyIn<'_, H::Backend> {
         E::any_in(self.harness.view(&self.buffer, 0..self.len))
     }
@@ -276,12 +276,12 @@ impl<'h, H: Harness> On<'h, H> {
         }
     }
 
-    fn zeros_of<E: Stored>(&self, name: &str, len: usize) -> Result<AnyBuffer<'h, H>, Failure> {
+    fn zeros_of<E: AnyElement>(&self, name: &str, len: usize) -> Result<AnyBuffer<'h, H>, Failure> {
         self.store(name, &memory::filled(name, E::from_bits(0), len)?)
     }
 
     /// A copy on the device, which may be this machine.
-    fn store<E: Stored>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
+    fn store<E: AnyElement>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
         memory::require(name, size_of_val(elements))?;
         let buffer = self.harness.upload(elements)?;
         Ok(Box::new(Elements { harness: self.harness, buffer, len: elements.len() }))

@@ -1,7 +1,7 @@
 //! The tensors of a call in host memory, with elements of any type: read as f32, rounded once when
 //! written.
 
-use rmsnorm_spec::{DType, Error, RowLayout, Rows, Storage, Stored, Tensor, TensorShape, Visitor, f16};
+use rmsnorm_spec::{AnyElement, DType, Error, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor, f16};
 
 use super::SimulatedBackend;
 use super::call::Call;
@@ -17,7 +17,7 @@ trait Elements {
     fn set(&mut self, index: usize, bits: u32);
 }
 
-impl<E: Stored> Elements for &[E] {
+impl<E: AnyElement> Elements for &[E] {
     fn len(&self) -> usize {
         <[E]>::len(self)
     }
@@ -31,7 +31,7 @@ impl<E: Stored> Elements for &[E] {
     }
 }
 
-impl<E: Stored> Elements for &mut [E] {
+impl<E: AnyElement> Elements for &mut [E] {
     fn len(&self) -> usize {
         <[E]>::len(self)
     }
@@ -206,7 +206,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         }
     }
 
-    fn put<E: Stored>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
+    fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
         let call = self.call;
         let (rows, cols) = match tensor.shape() {
             TensorShape::Matrix => (call.spec.rows, call.spec.cols),
@@ -238,12 +238,12 @@ impl<'c, 'a> Tensors<'c, 'a> {
 }
 
 impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
-    fn read<E: Stored>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
         self.put::<E>(tensor, rows.with(Box::new(rows.view)));
         Ok(())
     }
 
-    fn write<E: Stored>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
         let distances = rows.with(());
         self.put::<E>(tensor, distances.with(Box::new(rows.view)));
         Ok(())

@@ -19,10 +19,10 @@ fn on<T>(bug: Option<Bug>, run: impl FnOnce(Context<'_>) -> T) -> T {
 }
 
 /// The bits of a call's outputs, or the finding if it changed other memory.
-type Stored = Result<Vec<(Tensor, Bits)>, Status>;
+type AnyElement = Result<Vec<(Tensor, Bits)>, Status>;
 
 /// Two calls with the same inputs on the same backend.
-fn two_calls(bug: Option<Bug>, scenario: &Scenario) -> [Stored; 2] {
+fn two_calls(bug: Option<Bug>, scenario: &Scenario) -> [AnyElement; 2] {
     on(bug, |context| {
         [Poison::Nan, Poison::Huge].map(|poison| scenario.run(context, poison).map(|outputs| outputs.tensors))
     })
@@ -36,7 +36,7 @@ fn a_bug_changes_a_result_exactly_where_it_applies() {
             let cases = cases(norm, kind).into_iter().take_while(|case| case.trial == Trial::Bounds);
             let scenarios: Vec<Scenario> = cases.map(|case| Scenario::new(&case)).collect();
             let right: Vec<_> = scenarios.iter().map(|scenario| two_calls(None, scenario)).collect();
-            assert!(right.iter().flatten().all(Stored::is_ok));
+            assert!(right.iter().flatten().all(AnyElement::is_ok));
             for &bug in Bug::ALL {
                 // A sum of one part is a call without parts. `Call::new` plants no other bug, and
                 // one scenario is enough to show that.

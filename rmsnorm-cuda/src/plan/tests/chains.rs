@@ -19,7 +19,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
     let additions = launches(plan).map(|Launch { key: KernelKey { program, tile, .. }, cluster, threads, .. }| {
         let groups = u64::from(tile.groups);
         match program {
-            Program::Backward | Program::BackwardColumns | Program::BackwardGiven => {
+            Program::Backward | Program::BackwardColumns | Program::BackwardWithStatistics => {
                 shared(rows.div_ceil(plan.chunks), groups)
             }
             // The groups of a warp, the warps, whose sums are divided among lanes, and these lanes.
@@ -44,9 +44,9 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::Columnwise
             | Program::Clear
             | Program::BackwardRowSums
-            | Program::ColumnStatistics
-            | Program::ForwardGiven
-            | Program::BackwardStatistics => 0,
+            | Program::PartialStatistics
+            | Program::ForwardWithStatistics
+            | Program::PartialBackwardStatistics => 0,
             #[cfg(feature = "peers")]
             Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
                 0

@@ -1,7 +1,7 @@
 //! Plans of the two phases of calls on column-divided rows.
 
 use rmsnorm_gpu::testing::{DWEIGHT_DBIAS, NONE};
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 
 use super::super::Reads;
 use super::super::columns::{given, statistics};
@@ -37,12 +37,12 @@ fn programs(plan: &Plan) -> Vec<Program> {
 fn each_half_is_one_program_and_gradients_have_a_second_stage() {
     of_calls(|problem, _, [first, second]| match problem.direction {
         Direction::Forward | Direction::QuantizedForward => {
-            assert_eq!(programs(&first), [Program::ColumnStatistics]);
-            assert_eq!(programs(&second), [Program::ForwardGiven]);
+            assert_eq!(programs(&first), [Program::PartialStatistics]);
+            assert_eq!(programs(&second), [Program::ForwardWithStatistics]);
         }
         Direction::Backward => {
-            assert_eq!(programs(&first), [Program::BackwardStatistics]);
-            let both = [Program::BackwardGiven, Program::ReducePartials];
+            assert_eq!(programs(&first), [Program::PartialBackwardStatistics]);
+            let both = [Program::BackwardWithStatistics, Program::ReducePartials];
             let stages = 1 + usize::from(problem.tensors.sums_over_rows() > 0);
             assert_eq!(programs(&second), both[..stages]);
         }
@@ -131,7 +131,7 @@ fn sums_of_a_rank_leave_room_for_those_over_ranks() {
         let tile = Tile { threads_per_row: threads, pack: key.tile.pack.min(cols as u32), ..key.tile };
         let chain = super::super::chain::of_row(key.program, &tile, cols).expect("a sum");
         let most = (cols.div_ceil(32) + 4).min(cols - 1) as u64;
-        assert!(chain <= most && chain <= policy_depth_cols(cols) as u64, "{cols} {key:?}: {chain}, {most} allowed");
+        assert!(chain <= most && chain <= sum_depth(cols) as u64, "{cols} {key:?}: {chain}, {most} allowed");
     });
 }
 

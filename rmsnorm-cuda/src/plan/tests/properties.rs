@@ -47,10 +47,10 @@ fn is_on_chip(program: Program) -> bool {
         | Program::TransposeCodes
         | Program::Columnwise
         | Program::Clear
-        | Program::ColumnStatistics
-        | Program::ForwardGiven
-        | Program::BackwardStatistics
-        | Program::BackwardGiven => false,
+        | Program::PartialStatistics
+        | Program::ForwardWithStatistics
+        | Program::PartialBackwardStatistics
+        | Program::BackwardWithStatistics => false,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
             false
@@ -75,9 +75,12 @@ fn static_bytes(key: &KernelKey) -> usize {
         Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
-        Program::ColumnStatistics | Program::BackwardStatistics if key.call.norm == Norm::Layer => 2,
-        Program::ColumnStatistics | Program::BackwardStatistics => 1,
-        Program::BackwardColumns | Program::Clear | Program::ForwardGiven | Program::BackwardGiven => 0,
+        Program::PartialStatistics | Program::PartialBackwardStatistics if key.call.norm == Norm::Layer => 2,
+        Program::PartialStatistics | Program::PartialBackwardStatistics => 1,
+        Program::BackwardColumns
+        | Program::Clear
+        | Program::ForwardWithStatistics
+        | Program::BackwardWithStatistics => 0,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => 1,
         #[cfg(feature = "peers")]
@@ -126,14 +129,15 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
                     &[Weight, Bias, Residual, NextWeight, NextBias]
                 }
-                Program::Backward | Program::BackwardSplit | Program::BackwardColumns | Program::BackwardGiven => {
-                    &[Weight, DresidualOut, Dweight, Dbias, Dresidual]
-                }
-                Program::BackwardRowSums | Program::BackwardStatistics => &[Weight],
-                Program::ColumnStatistics => &[Residual],
+                Program::Backward
+                | Program::BackwardSplit
+                | Program::BackwardColumns
+                | Program::BackwardWithStatistics => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
+                Program::BackwardRowSums | Program::PartialBackwardStatistics => &[Weight],
+                Program::PartialStatistics => &[Residual],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
-                Program::Columnwise | Program::ForwardGiven => &[Weight, Bias, Residual],
+                Program::Columnwise | Program::ForwardWithStatistics => &[Weight, Bias, Residual],
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => {
                     &[Weight, Bias, Residual]
@@ -215,10 +219,10 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear
-                | Program::ColumnStatistics
-                | Program::ForwardGiven
-                | Program::BackwardStatistics
-                | Program::BackwardGiven => none,
+                | Program::PartialStatistics
+                | Program::ForwardWithStatistics
+                | Program::PartialBackwardStatistics
+                | Program::BackwardWithStatistics => none,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
                 | Program::ReduceForwardRows
@@ -234,8 +238,8 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
                 Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
-                Program::ColumnStatistics | Program::ForwardGiven => None,
-                Program::BackwardStatistics | Program::BackwardGiven => None,
+                Program::PartialStatistics | Program::ForwardWithStatistics => None,
+                Program::PartialBackwardStatistics | Program::BackwardWithStatistics => None,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
                 | Program::ReduceForwardRows
@@ -311,10 +315,10 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear
-                | Program::ColumnStatistics
-                | Program::ForwardGiven
-                | Program::BackwardStatistics
-                | Program::BackwardGiven => 0,
+                | Program::PartialStatistics
+                | Program::ForwardWithStatistics
+                | Program::PartialBackwardStatistics
+                | Program::BackwardWithStatistics => 0,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
                 | Program::ReduceForwardRows

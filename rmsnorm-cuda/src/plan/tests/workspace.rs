@@ -17,12 +17,12 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
     // A lock for each block that shares a row of partial sums.
     let blocks = launches(plan).find_map(|Launch { key: KernelKey { program, tile, .. }, .. }| match program {
         Program::Backward => Some(tile.cluster as usize),
-        Program::BackwardColumns | Program::BackwardGiven => Some(cols.div_ceil(columns(&tile))),
+        Program::BackwardColumns | Program::BackwardWithStatistics => Some(cols.div_ceil(columns(&tile))),
         Program::BackwardSplit | Program::BackwardRowSums | Program::ReducePartials => None,
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
         Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
-        Program::ColumnStatistics | Program::ForwardGiven | Program::BackwardStatistics => None,
+        Program::PartialStatistics | Program::ForwardWithStatistics | Program::PartialBackwardStatistics => None,
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => None,
     });
@@ -115,6 +115,6 @@ fn the_bound_is_of_the_size_of_what_is_needed() {
 fn the_suite_is_told_where_partial_rows_begin() {
     let at = |dtype, caps: &Caps| super::super::unsplit_from(dtype, caps);
     assert_eq!([DType::Bf16, DType::F32].map(|dtype| at(dtype, &Caps::h200())), [Some((1025, 1021)); 2]);
-    let large = Caps { tuning: crate::plan::Tuning::H200.as_if_large(), ..Caps::h200() };
+    let large = Caps { tuning: crate::plan::Tuning::H200.with_large_plans(), ..Caps::h200() };
     assert_eq!(at(DType::Bf16, &large), Some((1, 1021)));
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use rmsnorm_gpu::chain::{serial, shared};
 use rmsnorm_gpu::tuning::{Rung, find, rises};
-use rmsnorm_spec::depth::{policy_depth_cols, policy_depth_rows};
+use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 
 use super::Tuning;
 use super::data::{Name, Place, Which};
@@ -190,7 +190,7 @@ fn check_length(name: Name, length: u32, tile: &Tile, built_in: &Tile) -> Result
     // The shortest row with this many packs.
     let cols = ((length - 1) * name.pack() + 1) as usize;
     let sized = Tile { pack: name.pack(), packs: packs(tile), ..*tile };
-    let (chain, most) = (chain::of_row(name.which.program(), &sized, cols), policy_depth_cols(cols) as u64);
+    let (chain, most) = (chain::of_row(name.which.program(), &sized, cols), sum_depth(cols) as u64);
     if chain.is_some_and(|chain| chain > most) {
         return Err(format!("{} serial additions are more than {most}", chain.unwrap_or_default()));
     }

@@ -118,9 +118,9 @@ fn types_come_back_only_as_they_were() {
 
 #[test]
 fn statistics_of_another_type_are_refused() {
-    let args = crate::ColumnStatistics::<Numbers, bf16>::new(view(1, ROWS * COLS), view(2, ROWS));
+    let args = crate::PartialStatistics::<Numbers, bf16>::new(view(1, ROWS * COLS), view(2, ROWS));
     let check =
-        |args| Checked::column_statistics(NormSpec::rms(ROWS, COLS, 1e-6), args).map(|checked| *checked.problem());
+        |args| Checked::partial_statistics(NormSpec::rms(ROWS, COLS, 1e-6), args).map(|checked| *checked.problem());
     let mut args = args.erase();
     args.statistics = AnyOut::Bf16(view(2, ROWS));
     assert_eq!(refused(check(args)), ("statistics", "its elements are f32, got bf16".into()));

@@ -1,7 +1,7 @@
 //! The two halves of a call whose columns are divided among ranks.
 
 use super::*;
-use crate::{BackwardStatistics, ColumnStatistics, Given};
+use crate::{PartialBackwardStatistics, PartialStatistics, WithStatistics};
 
 const COLUMNS: [usize; 3] = [12, COLS, 7];
 
@@ -30,12 +30,12 @@ fn spec(norm: Norm) -> NormSpec {
 /// The first half of a forward call, with its statistics at this place.
 fn first(spec: NormSpec, (start, len): (u64, usize)) -> Result<Problem, Error> {
     let residual = Some(Rows::dense(view(RESIDUAL, LEN)));
-    let args = ColumnStatistics::<Numbers, f16, f32>::mixed(view(X, LEN), residual, view(start, len));
-    Checked::column_statistics(spec, args).map(|checked| *checked.problem())
+    let args = PartialStatistics::<Numbers, f16, f32>::mixed(view(X, LEN), residual, view(start, len));
+    Checked::partial_statistics(spec, args).map(|checked| *checked.problem())
 }
 
 fn first_back(spec: NormSpec, (start, len): (u64, usize)) -> Result<Problem, Error> {
-    let args = BackwardStatistics::<Numbers, f16, f32, f16>::new(
+    let args = PartialBackwardStatistics::<Numbers, f16, f32, f16>::new(
         view(DY, LEN),
         view(X, LEN),
         view(RSTD, ROWS),
@@ -43,7 +43,7 @@ fn first_back(spec: NormSpec, (start, len): (u64, usize)) -> Result<Problem, Err
     );
     let args = args.weight(view(WEIGHT, COLS));
     let args = if spec.norm == Norm::Layer { args.mean(view(MEAN, ROWS)) } else { args };
-    Checked::backward_statistics(spec, args).map(|checked| *checked.problem())
+    Checked::partial_backward_statistics(spec, args).map(|checked| *checked.problem())
 }
 
 /// The number of columns of all ranks, and the problem of a second half.
@@ -53,7 +53,7 @@ fn second(spec: NormSpec, (start, len): (u64, usize), columns: &[usize]) -> Seco
     let args = Forward::<Numbers, f16>::new(view(X, LEN), view(Y, LEN)).weight(view(WEIGHT, COLS));
     let args = args.residual(view(RESIDUAL, LEN)).residual_out(view(SUM, LEN)).rstd(view(RSTD, ROWS));
     let args = if spec.norm == Norm::Layer { args.mean(view(MEAN, ROWS)) } else { args };
-    let checked = Checked::forward_given(spec, Given::new(args, view(start, len), columns))?;
+    let checked = Checked::forward_with_statistics(spec, WithStatistics::new(args, view(start, len), columns))?;
     Ok((checked.whole_cols(), *checked.problem()))
 }
 
@@ -61,7 +61,11 @@ fn second_back(spec: NormSpec, (start, len): (u64, usize), columns: &[usize]) ->
     let args = Backward::<Numbers, f16>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), view(Y, LEN));
     let args = args.weight(view(WEIGHT, COLS)).dweight(view(DWEIGHT, COLS));
     let args = if spec.norm == Norm::Layer { args.mean(view(MEAN, ROWS)) } else { args };
-    let checked = Checked::backward_given(&Numbers::<false>, spec, Given::new(args, view(start, len), columns))?;
+    let checked = Checked::backward_with_statistics(
+        &Numbers::<false>,
+        spec,
+        WithStatistics::new(args, view(start, len), columns),
+    )?;
     Ok((checked.whole_cols(), *checked.problem()))
 }
 
@@ -122,8 +126,8 @@ fn statistics_that_are_read_share_memory_with_no_output() {
         assert_eq!(refused(second_back(spec(Norm::Layer), (at, 6 * ROWS), &COLUMNS)), expected);
     }
     let args = Forward::<Numbers, f32>::in_place(view::<f32>(X, LEN));
-    let given = Given::new(args, view(X, 3 * ROWS), &COLUMNS);
-    assert_eq!(refused(Checked::forward_given(spec(Norm::Rms), given)), overlap("x", "statistics"));
+    let given = WithStatistics::new(args, view(X, 3 * ROWS), &COLUMNS);
+    assert_eq!(refused(Checked::forward_with_statistics(spec(Norm::Rms), given)), overlap("x", "statistics"));
 }
 
 #[test]
@@ -166,23 +170,26 @@ fn halves_are_held_to_the_rules_of_the_whole() {
         assert_eq!(refused(answer), refused::<()>(Err(Error::InvalidEps { got: -1.0 })));
     }
     let parts = Forward::<Numbers, f32>::new(view(X, 2 * LEN), view(Y, LEN)).parts(2, LEN);
-    let answer = Checked::forward_given(spec(Norm::Rms), Given::new(parts, view(STATISTICS, 3 * ROWS), &COLUMNS));
+    let answer = Checked::forward_with_statistics(
+        spec(Norm::Rms),
+        WithStatistics::new(parts, view(STATISTICS, 3 * ROWS), &COLUMNS),
+    );
     assert!(matches!(answer.map(|_| ()), Err(Error::Unsupported { .. })));
 
     let back = |spec, mean: Option<View<f32>>| {
-        let args = BackwardStatistics::<Numbers, f32>::new(
+        let args = PartialBackwardStatistics::<Numbers, f32>::new(
             view(DY, LEN),
             view(X, LEN),
             view(RSTD, ROWS),
             view(STATISTICS, 2 * ROWS),
         );
-        Checked::backward_statistics(spec, BackwardStatistics { mean, ..args }).map(|_| ())
+        Checked::partial_backward_statistics(spec, PartialBackwardStatistics { mean, ..args }).map(|_| ())
     };
     assert!(matches!(back(spec(Norm::Layer), None), Err(Error::Missing { arg: "mean", .. })));
     assert!(matches!(back(spec(Norm::Rms), Some(view(MEAN, ROWS))), Err(Error::Unexpected { arg: "mean", .. })));
-    let short = ColumnStatistics::<Numbers, f32>::new(view(X, LEN - 1), view(STATISTICS, ROWS));
+    let short = PartialStatistics::<Numbers, f32>::new(view(X, LEN - 1), view(STATISTICS, ROWS));
     assert!(matches!(
-        Checked::column_statistics(spec(Norm::Rms), short).map(|_| ()),
+        Checked::partial_statistics(spec(Norm::Rms), short).map(|_| ()),
         Err(Error::Length { arg: "x", .. })
     ));
 }
@@ -213,25 +220,27 @@ fn a_backend_without_halves_says_so() {
     let (spec, statistics) = (spec(Norm::Rms), || view(STATISTICS, ROWS));
     let found = || view(STATISTICS, 3 * ROWS);
     assert!(is_refused(
-        Numbers::<false>.column_statistics(&spec, ColumnStatistics::<_, f32>::new(view(X, LEN), statistics()))
+        Numbers::<false>.partial_statistics(&spec, PartialStatistics::<_, f32>::new(view(X, LEN), statistics()))
     ));
     let args = Forward::<Numbers, f32>::new(view(X, LEN), view(Y, LEN));
-    assert!(is_refused(Numbers::<false>.forward_given(&spec, Given::new(args, found(), &COLUMNS))));
-    let args = BackwardStatistics::<Numbers, f32>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), statistics());
-    assert!(is_refused(Numbers::<false>.backward_statistics(&spec, args)));
+    assert!(is_refused(Numbers::<false>.forward_with_statistics(&spec, WithStatistics::new(args, found(), &COLUMNS))));
+    let args =
+        PartialBackwardStatistics::<Numbers, f32>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), statistics());
+    assert!(is_refused(Numbers::<false>.partial_backward_statistics(&spec, args)));
     let args = Backward::<Numbers, f32>::new(view(DY, LEN), view(X, LEN), view(RSTD, ROWS), view(Y, LEN));
-    assert!(is_refused(Numbers::<false>.backward_given(&spec, Given::new(args, found(), &COLUMNS))));
+    assert!(is_refused(Numbers::<false>.backward_with_statistics(&spec, WithStatistics::new(args, found(), &COLUMNS))));
 }
 
 #[test]
 fn arguments_are_described_by_their_tensors() {
-    let args = ColumnStatistics::<Numbers, f16, f32>::mixed(
+    let args = PartialStatistics::<Numbers, f16, f32>::mixed(
         view(X, LEN),
         Some(Rows::strided(view(RESIDUAL, 4 * COLS), COLS + 2)),
         view(STATISTICS, ROWS),
     );
-    assert_eq!(format!("{args:?}"), "ColumnStatistics { x: f16[30], residual: f32[40] by 12 }");
+    assert_eq!(format!("{args:?}"), "PartialStatistics { x: f16[30], residual: f32[40] by 12 }");
     let args = Forward::<Numbers, f32>::new(view(X, LEN), view(Y, LEN));
-    let expected = "Given { args: Forward { x: f32[30], y: f32[30] }, statistics: f32[9], columns: [12, 10, 7] }";
-    assert_eq!(format!("{:?}", Given::<Numbers, _>::new(args, view(STATISTICS, 3 * ROWS), &COLUMNS)), expected);
+    let expected =
+        "WithStatistics { args: Forward { x: f32[30], y: f32[30] }, statistics: f32[9], columns: [12, 10, 7] }";
+    assert_eq!(format!("{:?}", WithStatistics::<Numbers, _>::new(args, view(STATISTICS, 3 * ROWS), &COLUMNS)), expected);
 }

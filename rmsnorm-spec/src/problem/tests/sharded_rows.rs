@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::{ShardedRows, YRows};
+use crate::{OutputRows, ShardedRows};
 
 /// Rows of the call; this rank owns the middle ones.
 const ALL: usize = 5;
@@ -26,7 +26,7 @@ const SUM: u64 = 0x70000;
 struct Sharded {
     spec: NormSpec,
     own: Range<usize>,
-    y_rows: YRows,
+    y_rows: OutputRows,
     in_place: bool,
     parts: Option<Parts>,
     tensors: Vec<(&'static str, Place)>,
@@ -36,8 +36,8 @@ type Args = Forward<'static, Numbers, f16, f16, f32>;
 
 impl Sharded {
     /// A layer norm with every tensor, each dense and at its address.
-    fn full(y_rows: YRows, in_place: bool) -> Self {
-        let y_len = if y_rows == YRows::Own { OWN_LEN } else { LEN };
+    fn full(y_rows: OutputRows, in_place: bool) -> Self {
+        let y_len = if y_rows == OutputRows::Own { OWN_LEN } else { LEN };
         let tensors = [
             ("x", X, LEN),
             ("residual", RESIDUAL, OWN_LEN),
@@ -57,7 +57,9 @@ impl Sharded {
 
     /// The four forms of y.
     fn all() -> impl Iterator<Item = Sharded> {
-        [YRows::All, YRows::Own].into_iter().flat_map(|y_rows| [false, true].map(|it| Sharded::full(y_rows, it)))
+        [OutputRows::All, OutputRows::Own]
+            .into_iter()
+            .flat_map(|y_rows| [false, true].map(|it| Sharded::full(y_rows, it)))
     }
 
     fn with(mut self, name: &str, change: impl FnOnce(&mut Place)) -> Self {
@@ -162,18 +164,19 @@ fn outputs_share_memory_with_no_row_of_x() {
     for row in 0..ALL {
         let at = X + (2 * row * COLS) as u64;
         let sum = |y_rows| Sharded::full(y_rows, false).with("residual_out", |place| place.span.start = at);
-        assert_eq!(sum(YRows::All).refused(), overlap("residual_out", "x"), "row {row}");
-        assert_eq!(sum(YRows::Own).refused(), overlap("residual_out", "x"), "row {row}");
-        let own_y = Sharded::full(YRows::Own, false).with("y", |place| place.span.start = at);
+        assert_eq!(sum(OutputRows::All).refused(), overlap("residual_out", "x"), "row {row}");
+        assert_eq!(sum(OutputRows::Own).refused(), overlap("residual_out", "x"), "row {row}");
+        let own_y = Sharded::full(OutputRows::Own, false).with("y", |place| place.span.start = at);
         assert_eq!(own_y.refused(), overlap("y", "x"), "row {row}");
         // Inside one row, also if y overwrites the own rows.
         for (in_place, expected) in [(false, overlap("rstd", "x")), (true, overlap("x", "rstd"))] {
-            let rstd = Sharded::full(YRows::Own, in_place).with("rstd", |place| place.span.start = at);
+            let rstd = Sharded::full(OutputRows::Own, in_place).with("rstd", |place| place.span.start = at);
             assert_eq!(rstd.refused(), expected, "row {row}");
         }
     }
     // The end of x overlaps nothing.
-    let behind = Sharded::full(YRows::Own, false).with("residual_out", |place| place.span.start = X + 2 * LEN as u64);
+    let behind =
+        Sharded::full(OutputRows::Own, false).with("residual_out", |place| place.span.start = X + 2 * LEN as u64);
     assert_eq!(behind.refused(), None);
 }
 
@@ -182,13 +185,16 @@ fn outputs_share_memory_with_no_row_of_x() {
 fn outputs_begin_where_the_own_rows_of_another_end() {
     let end = RESIDUAL + 4 * OWN_LEN as u64;
     for (start, expected) in [(end, None), (end - 4, overlap("y", "residual"))] {
-        for y_rows in [YRows::All, YRows::Own] {
+        for y_rows in [OutputRows::All, OutputRows::Own] {
             assert_eq!(Sharded::full(y_rows, false).with("y", |place| place.span.start = start).refused(), expected);
         }
     }
     let end = SUM + 4 * OWN_LEN as u64;
     for (start, expected) in [(end, None), (end - 4, overlap("residual_out", "mean"))] {
-        assert_eq!(Sharded::full(YRows::Own, false).with("mean", |place| place.span.start = start).refused(), expected);
+        assert_eq!(
+            Sharded::full(OutputRows::Own, false).with("mean", |place| place.span.start = start).refused(),
+            expected
+        );
     }
 }
 
@@ -199,7 +205,7 @@ fn a_rank_may_own_no_row_and_none_but_those_that_there_are() {
             let mut idle = call.clone();
             idle.own = own;
             for (name, place) in &mut idle.tensors {
-                let is_own = *name != "x" && *name != "weight" && (*name != "y" || idle.y_rows == YRows::Own);
+                let is_own = *name != "x" && *name != "weight" && (*name != "y" || idle.y_rows == OutputRows::Own);
                 place.span.len *= usize::from(!is_own);
             }
             assert_eq!(idle.refused(), None);

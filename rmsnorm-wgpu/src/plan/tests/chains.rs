@@ -15,12 +15,12 @@ use super::*;
 /// `sum_threads` of `reduce_workgroup.wgsl` and `reduce_subgroup.wgsl`.
 fn exchange(tile: &Tile) -> u64 {
     let threads = u64::from(tile.threads_per_row);
-    match tile.flavour {
-        Flavour::Workgroup => {
+    match tile.reduction {
+        Reduction::Workgroup => {
             let segment = u64::from(tile.segment()).min(threads);
             serial(segment) + serial(threads / segment)
         }
-        Flavour::Subgroup(lanes) => {
+        Reduction::Subgroup(lanes) => {
             let lanes = u64::from(lanes);
             let senders = threads.div_ceil(lanes);
             let over_senders = if tile.shuffles_twice(lanes as u32) { tree(senders) } else { serial(senders) };
@@ -93,7 +93,7 @@ fn the_plan_knows_the_policy() {
 
 #[test]
 fn chains_are_counted_as_the_programs_add() {
-    let tile = Tile::new(256, 1, 4, Flavour::Workgroup);
+    let tile = Tile::new(256, 1, 4, Reduction::Workgroup);
     let key = |program, tile| KernelKey {
         tile,
         program,
@@ -104,7 +104,7 @@ fn chains_are_counted_as_the_programs_add() {
     // 31 of a segment and 31 of segments.
     assert_eq!(of_row(&key(Program::Forward, Tile { threads_per_row: 1024, ..tile }), 32768), Some(68));
     // 5 over lanes, 3 over 4 subgroups.
-    let subgroups = Tile { threads_per_row: 128, flavour: Flavour::Subgroup(32), ..tile };
+    let subgroups = Tile { threads_per_row: 128, reduction: Reduction::Subgroup(32), ..tile };
     assert_eq!(of_row(&key(Program::Backward, subgroups), 4096), Some(14));
     // 2 iterations, which is one addition, 3 within a pair, and 30 as above.
     assert_eq!(of_row(&key(Program::ForwardStreaming, Tile { packs: 1, ..tile }), 2049), Some(34));

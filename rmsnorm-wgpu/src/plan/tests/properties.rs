@@ -4,7 +4,7 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::tuning::{rises, up_to};
 
 use super::super::ranges::grid;
-use super::super::{COLUMNWISE_TILE, SIDE, Tuning, Unfit, copy};
+use super::super::{COLUMNWISE_TILE, PlanError, SIDE, Tuning, copy};
 use super::*;
 use crate::source;
 
@@ -71,7 +71,7 @@ fn keys_have_the_tensors_of_the_call() {
             let is_whole = key.program.is_on_chip() && key.tile.columns() == cols;
             assert_eq!(key.is_whole, is_whole, "{cols} {key:?}");
             // A thread adds the sums of subgroups sequentially.
-            if let Flavour::Subgroup(lanes) = key.tile.flavour {
+            if let Reduction::Subgroup(lanes) = key.tile.reduction {
                 let sums = key.tile.threads_per_row.div_ceil(lanes);
                 assert!(sums <= lanes.max(128 / lanes), "{cols} {key:?}");
             }
@@ -90,13 +90,16 @@ fn workgroups_are_what_a_device_takes() {
                 assert!(threads.is_power_of_two() || threads.is_multiple_of(32), "{cols} {dispatch:?}");
                 // A subgroup has threads of one row, or all threads of several rows.
                 let is_whole = |lanes| threads.is_multiple_of(lanes) || lanes % threads == 0;
-                assert!(!matches!(tile.flavour, Flavour::Subgroup(lanes) if !is_whole(lanes)), "{cols} {dispatch:?}");
+                assert!(
+                    !matches!(tile.reduction, Reduction::Subgroup(lanes) if !is_whole(lanes)),
+                    "{cols} {dispatch:?}"
+                );
                 // With sums in workgroup memory, all segments are full.
                 assert!(threads.is_multiple_of(tile.segment().min(threads)), "{cols} {dispatch:?}");
                 // Sums over row groups and over partial rows are trees.
                 assert!(tile.groups.is_power_of_two(), "{cols} {dispatch:?}");
                 assert!(source::workgroup_bytes(&dispatch.key) <= caps.workgroup_bytes, "{cols} {dispatch:?}");
-                if let Flavour::Subgroup(lanes) = tile.flavour {
+                if let Reduction::Subgroup(lanes) = tile.reduction {
                     assert_eq!(Some(lanes), caps.subgroup);
                     assert!(tile.threads().is_multiple_of(lanes), "{cols} {dispatch:?}");
                 }
@@ -114,7 +117,7 @@ fn subgroups_are_full_whatever_their_size() {
                 for cols in Plans::cols() {
                     for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, &caps)) {
                         let is_full = key.tile.threads().is_multiple_of(lanes);
-                        assert!(is_full || key.tile.flavour == Flavour::Workgroup, "{cols} {key:?}");
+                        assert!(is_full || key.tile.reduction == Reduction::Workgroup, "{cols} {key:?}");
                     }
                 }
             }
@@ -150,7 +153,7 @@ fn a_grid_has_every_workgroup_in_two_dimensions() {
 fn a_grid_has_as_many_workgroups_as_two_dimensions_and_no_more() {
     let caps = Caps { groups_per_dimension: 4, ..Caps::laptop() };
     assert_eq!([1, 4, 5, 15, 16].map(|groups| grid(groups, &caps)), [[1, 1], [4, 1], [3, 2], [4, 4], [4, 4]].map(Ok));
-    assert_eq!(grid(17, &caps), Err(Unfit::Grid { groups: 17, most: 16 }));
+    assert_eq!(grid(17, &caps), Err(PlanError::Grid { groups: 17, most: 16 }));
 }
 
 /// Chunks have any number of rows, and so does a grid of sixteen workgroups.
@@ -286,7 +289,7 @@ fn spin_locks_are_refused_by_rule() {
     };
     let (problem, layout) = (call.problem(64, 64), call.layout(64, 64, Access::Aligned));
     let unfit = plan(&problem, &layout, &Caps::h200()).expect_err("no locks in WGSL");
-    assert_eq!(unfit, Unfit::Locks { groups: 4 });
+    assert_eq!(unfit, PlanError::Locks { groups: 4 });
     let text = unfit.to_string();
     assert!(
         text.contains("the wgpu backend supports GradReduction::Partials and Atomics, got Locks { groups: 4 }"),
@@ -300,7 +303,7 @@ fn a_device_with_too_little_is_refused_by_rule() {
     let caps = Caps { max_threads: 0, workgroup_bytes: 0, ..Caps::phone() };
     for call in Plans::calls() {
         let planned = plan(&call.problem(64, 64), &call.layout(64, 64, Access::Aligned), &caps);
-        assert_eq!(planned, Err(Unfit::Device { threads: 0, workgroup_bytes: 0 }));
+        assert_eq!(planned, Err(PlanError::Device { threads: 0, workgroup_bytes: 0 }));
         assert_eq!(workspace_len(&call.problem(64, 64), &caps), 0);
     }
 }

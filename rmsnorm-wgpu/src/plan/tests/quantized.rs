@@ -1,6 +1,6 @@
 //! Plans of quantized calls: pinned plans of measured calls, and properties of all.
 
-use rmsnorm_spec::depth::policy_depth_cols;
+use rmsnorm_spec::depth::sum_depth;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 
 use super::super::{gathers_scales, is_split, lanes_of_set};
@@ -101,7 +101,7 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
                     let threads_per_row = tile.threads_per_row.min(cols.div_ceil(PAIR) as u32);
                     let added = KernelKey { tile: Tile { threads_per_row, ..*tile }, ..*key };
                     let chain = chains::of_row(&added, cols).unwrap_or(0);
-                    assert!(chain <= policy_depth_cols(cols) as u64, "{cols} {here}");
+                    assert!(chain <= sum_depth(cols) as u64, "{cols} {here}");
                     // Lanes that share a scale belong to one row, in each of its packs.
                     let lanes = lanes_of_set(scale, is_split(&problem(1))).unwrap_or(1);
                     let is_whole = tile.threads_per_row.is_multiple_of(lanes);
@@ -118,10 +118,10 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
 }
 
 /// The division of rows in quantized calls.
-fn mapping(plan: &Plan) -> Vec<(u32, u32, Flavour)> {
+fn mapping(plan: &Plan) -> Vec<(u32, u32, Reduction)> {
     let mut tiles: Vec<_> = dispatches(plan)
         .filter(|dispatch| dispatch.key.program.writes_codes())
-        .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.flavour))
+        .map(|Dispatch { key: KernelKey { tile, .. }, .. }| (tile.threads_per_row, tile.groups, tile.reduction))
         .collect();
     tiles.dedup();
     assert_eq!(tiles.len(), 1, "{plan}");
@@ -148,7 +148,7 @@ fn scales_that_are_bytes_are_gathered_where_they_can_be() {
     assert!(!gathers(e4m3(BLOCK), DType::Bf16, 4096, &h200));
     let packed = e4m3(HALF_BLOCK).layout(ScaleLayout::PackedUe8m0 { ld: SOME_ROWS });
     assert!(gathers(packed, DType::Bf16, 4096, &h200) && !gathers(packed, DType::F32, 4096, &h200));
-    let tile = Tile::new(8, 4, 1, Flavour::Subgroup(32));
+    let tile = Tile::new(8, 4, 1, Reduction::Subgroup(32));
     assert!(!gathers_scales(&e4m3(MX), &tile, false), "half a word's lanes are of another row");
 }
 

@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{GradStore, RowGroups, Rows};
 
-use super::super::Unfit;
+use super::super::PlanError;
 use super::*;
 
 fn placed(dtype: DType, offset: u64, row_stride: u64) -> Placed {
@@ -319,7 +319,7 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
     let planned = |cols| plan(&call.problem(1, cols), &call.layout(1, cols, Access::Aligned), &caps);
     assert!(planned(32_760).is_ok());
     let unfit = planned(32_768).expect_err("a row of 64 KiB");
-    assert_eq!(unfit, Unfit::Row { bytes: 65_536, most: 65_520 });
+    assert_eq!(unfit, PlanError::Row { bytes: 65_536, most: 65_520 });
     let text = unfit.to_string();
     assert!(text.contains("at most 65520 bytes, got 65536"), "{text}");
     // The widest tensor of the call counts: a weight of f32, but not an absent one.
@@ -327,13 +327,13 @@ fn rows_longer_than_a_binding_are_refused_by_rule() {
         let call = Call::new(Direction::Forward, Norm::Rms, BF16.widened(true, false), tensors);
         plan(&call.problem(1, 20_000), &call.layout(1, 20_000, Access::Aligned), &caps)
     };
-    assert_eq!(mixed(WEIGHT), Err(Unfit::Row { bytes: 80_000, most: 65_520 }));
+    assert_eq!(mixed(WEIGHT), Err(PlanError::Row { bytes: 80_000, most: 65_520 }));
     assert!(mixed(NONE).is_ok());
     // Two f32 gradients of bf16 rows.
     let backward = Call::new(Direction::Backward, Norm::Layer, BF16, DWEIGHT_DBIAS);
     let planned = plan(&backward.problem(2, 16_384), &backward.layout(2, 16_384, Access::Aligned), &caps);
     let unfit = planned.expect_err("a partial row of 128 KiB");
-    assert!(matches!(unfit, Unfit::Workspace { bytes: 131_072, .. }), "{unfit}");
+    assert!(matches!(unfit, PlanError::Workspace { bytes: 131_072, .. }), "{unfit}");
 }
 
 #[test]
@@ -342,5 +342,5 @@ fn sums_too_long_for_the_partial_rows_are_refused_by_rule() {
     let call = Call::new(Direction::Backward, Norm::Rms, BF16, DWEIGHT);
     let planned = plan(&call.problem(1000, 4096), &call.layout(1000, 4096, Access::Aligned), &caps);
     let unfit = planned.expect_err("three partial rows for 1000");
-    assert!(matches!(unfit, Unfit::Partials { rows: 1000, most: 128, .. }), "{unfit}");
+    assert!(matches!(unfit, PlanError::Partials { rows: 1000, most: 128, .. }), "{unfit}");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::testing::plans::{Planned, for_all_backward, partials_len};
 
-use super::super::Unfit;
+use super::super::PlanError;
 use super::*;
 
 const REDUCTIONS: [GradReduction; 2] = [GradReduction::Partials, GradReduction::Atomics];
@@ -87,7 +87,7 @@ fn a_binding_of_any_size_is_not_exceeded() {
     let planned = |bytes| plan(&problem, &layout(&problem, Access::Aligned), &caps(bytes));
     let just = bytes + 4 * 4 + reduction::ALIGNMENT + u64::from(caps(0).offset_alignment);
     assert_eq!(planned(just).expect("a plan").partial_rows, 1);
-    assert_eq!(planned(just - 4), Err(Unfit::Workspace { bytes, most: bytes - 4 }));
+    assert_eq!(planned(just - 4), Err(PlanError::Workspace { bytes, most: bytes - 4 }));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // The second phase of forward on a rank's columns: math.md, equation (16), then (4) to (6).
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-forward_given(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
+forward_with_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
     const Turn turn;
     const Visit start = {turn.first_col, p.cols};
     wait_for_earlier_kernels();

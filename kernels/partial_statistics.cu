@@ -2,7 +2,7 @@
 // cluster of blocks, reads its rows once (layer norm: twice), unless they stay in registers.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-column_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
+partial_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
     __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
     const Turn turn;
     const Visit start = {turn.first_col, p.cols};

@@ -13,7 +13,7 @@ __device__ inline float sum_products(float (&values)[PACK]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-backward_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
+partial_backward_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
     __shared__ float exchange[2][GROUPS][NUMBERS][SENDERS];
     const Turn turn;
     RowSums<NUMBERS> sums(exchange, turn.group, turn.thread);
