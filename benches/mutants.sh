@@ -2,7 +2,7 @@
 # A fixed sample of one-line bugs in the real sources, each of which some test must see: 20 minutes on two cores.
 #     bash benches/mutants.sh
 # Hand-made bugs first (benches/mutants.py, benches/mutants/rust.toml), two of every crate, then some of those that `cargo
-# mutants` makes of validation and of the cache, if it is installed (cargo install cargo-mutants). docs/proof.md has the figures
+# mutants` makes of validation and of the cache, if it is installed (cargo install cargo-mutants). docs/internals/proof.md has the figures
 # of all of them, and how the kernels' texts are tried on a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."

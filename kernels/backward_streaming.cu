@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
         for (unsigned long long col = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK; col < p.cols;) {
             const unsigned long long end = min(p.cols, col + (unsigned long long)BLOCK_VISITS * STEP);
             float block[2] = {};
-            // The unroll factors are measured (docs/tried.md).
+            // The unroll factors are measured (docs/internals/tried.md).
             #pragma unroll (IS_LAYER ? 1 : 4)
             for (; col < end; col += STEP) {
                 float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], parts[2] = {};

@@ -12,7 +12,7 @@ __device__ inline void store_residual_out(const Params& p, unsigned long long ro
 }
 
 // Loads a pack of h, for the first or the last time. A held row is loaded once, but with the first
-// load's hint, which is faster (docs/tried.md).
+// load's hint, which is faster (docs/internals/tried.md).
 template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
     constexpr Reuse REUSE = IS_LAST ? Reuse::ByNone : Reuse::ByThread;

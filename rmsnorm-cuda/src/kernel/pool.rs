@@ -17,7 +17,7 @@ const KEPT_BYTES: u64 = 256 << 20;
 /// destroyed.
 ///
 /// The driver promises that a pool may be destroyed while frees are pending. On driver 580 the next
-/// synchronization then ended in a segmentation fault (docs/tried.md).
+/// synchronization then ended in a segmentation fault (docs/internals/tried.md).
 #[derive(Debug)]
 pub(super) struct Pool {
     context: Arc<CudaContext>,

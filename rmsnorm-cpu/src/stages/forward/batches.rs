@@ -57,7 +57,7 @@ struct Columns<'c> {
 }
 
 impl<T: Numbers, W: Numbers, R: Numbers> ForwardRows<'_, T, W, R> {
-    /// Whether batches are faster than single rows, as measured (docs/tried.md). With a 16-bit
+    /// Whether batches are faster than single rows, as measured (docs/internals/tried.md). With a 16-bit
     /// residual the sum is rounded once instead of two or three times. An f32 residual leaves
     /// little to convert.
     #[inline(always)]
