@@ -234,7 +234,8 @@ impl Figure {
         let Subject { rows, cols, .. } = self.subject;
         let is_positive = |number: f64| number.is_finite() && number > 0.0;
         rows.checked_mul(cols).is_some_and(|elements| (1..=MOST_ELEMENTS).contains(&elements))
-            && [Some(self.us), Some(self.gbs), self.copy_gbs].into_iter().flatten().all(is_positive)
+            && [Some(self.us), self.copy_gbs].into_iter().flatten().all(is_positive)
+            && (is_positive(self.gbs) || self.subject.norm.is_empty())
     }
 }
 
@@ -293,7 +294,10 @@ fn of_peers(entries: Vec<Entry>) -> Result<Found, String> {
     };
     // Other figures are compared with the copies, which are no subject themselves.
     for row in rows.iter().filter(|row| row.op != "copy") {
-        let (ms, gbs) = match (row.ms, row.gbps, &row.error) {
+        let subject = row.subject();
+        // An operation that we lack may have no bytes to count.
+        let gbps = row.gbps.or(subject.norm.is_empty().then_some(0.0));
+        let (ms, gbs) = match (row.ms, gbps, &row.error) {
             (Some(ms), Some(gbs), None) => (ms, gbs),
             (_, _, Some(_)) => continue,
             _ => {
@@ -301,7 +305,7 @@ fn of_peers(entries: Vec<Entry>) -> Result<Found, String> {
             }
         };
         found.figures.push(Figure {
-            subject: row.subject(),
+            subject,
             source: row.provider.clone(),
             is_ours: false,
             device: None,
@@ -458,7 +462,7 @@ mod tests {
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"torch","ms":0.5,"gbps":3.0,"mode":"events"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"oneDNN","ms":0.5,"gbps":3.0,"mode":"wall"},
             {"op":"rms_fwd","dtype":"bfloat16","M":8,"N":4,"provider":"liger","error":"no"},
-            {"op":"step_llama","dtype":"bfloat16","M":8,"N":4,"provider":"patch","ms":120.0,"gbps":1.0,"mode":"wall"},
+            {"op":"step_llama","dtype":"bfloat16","M":8,"N":4,"provider":"patch","ms":120.0,"mode":"wall"},
             {"op":"copy","dtype":"bfloat16","M":8,"N":4,"provider":"copy","ms":0.4,"gbps":4.0,"mode":"graph"}]"#;
         let Found { figures, conditions } = of_peers(serde_json::from_str(text).unwrap()).unwrap();
         assert_eq!(

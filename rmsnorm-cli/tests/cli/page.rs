@@ -4,6 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind};
+use rmsnorm_core::{
+    AnyBackend, CastOrder, DType, Error, GradReduction, GradStore, Norm, NormBackend, Problem, ResidualPlacement, Task,
+    Tensor, TensorSet,
+};
+
 use crate::support::Folder;
 
 /// The long options in a text: two hyphens and a name that begins with a letter.
@@ -97,4 +103,76 @@ fn tables_are_those_of_committed_results() {
         );
     }
     assert!(tables >= 2, "{tables}");
+}
+
+/// Prepares a call: what a backend lacks it answers with `Unsupported`.
+struct Prepare<'p>(&'p Problem);
+
+impl Task for Prepare<'_> {
+    type Output = Result<(), Error>;
+
+    fn run<B: NormBackend>(self, backend: &B) -> Self::Output {
+        backend.prepare(self.0)
+    }
+}
+
+/// A call for each row of the table of backends in docs/support.md that tells calls apart, by a part of the row's title.
+fn calls_of_the_page() -> Vec<(&'static str, Problem)> {
+    let forward = |tensors: &[Tensor]| Problem::forward(Norm::Rms, 32, 256, DType::F32, TensorSet::of(tensors));
+    let backward = |grad_reduction, grad_store| {
+        let problem =
+            Problem::backward(Norm::Layer, 32, 256, DType::F32, TensorSet::of(&[Tensor::Weight, Tensor::Dweight]));
+        Problem { grad_reduction, grad_store, ..problem }
+    };
+    let quantized = |scale, tensors: &[Tensor]| {
+        let quant = QuantSpec::new(CodeType::E4m3, scale);
+        Problem::quantized_forward(Norm::Rms, 128, 256, DType::F32, quant, TensorSet::of(tensors))
+    };
+    let after = forward(&[Tensor::Residual, Tensor::ResidualOut]);
+    let block = ScaleKind::Block { cols: 128, is_power_of_two: false };
+    vec![
+        ("forward, backward, in place", forward(&[Tensor::Rstd])),
+        ("residual before the norm", forward(&[Tensor::Residual, Tensor::ResidualOut])),
+        ("residual after the norm: ", Problem { residual_placement: ResidualPlacement::After, ..after }),
+        ("`CastOrder::BeforeWeight`", Problem { cast_order: CastOrder::BeforeWeight, ..forward(&[Tensor::Weight]) }),
+        ("E4M3, E5M2, int8 output", quantized(ScaleKind::Row, &[])),
+        (
+            "codes along columns too",
+            quantized(block, &[Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise]),
+        ),
+        ("sum of several addends", Problem { parts: 3, ..forward(&[]) }),
+        ("as f32 sums", backward(GradReduction::Partials, GradStore::Accumulated)),
+        ("by `Partials`", backward(GradReduction::Partials, GradStore::default())),
+        ("by `Atomics`", backward(GradReduction::Atomics, GradStore::default())),
+        ("by `Locks`", backward(GradReduction::Locks { groups: 2 }, GradStore::default())),
+    ]
+}
+
+#[test]
+fn page_of_support_says_what_backends_have() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/support.md"));
+    let Ok(page) = fs::read_to_string(path) else { return };
+    let (_, table) = page.split_once("| RMSNorm and LayerNorm |").unwrap();
+    let (head, table) = table.split_once('\n').unwrap();
+    let names: Vec<&str> = head.split('|').map(str::trim).filter(|name| !name.is_empty()).collect();
+    assert_eq!(names, ["cpu", "cuda", "wgpu"]);
+    for (column, name) in names.iter().enumerate() {
+        let backend = match AnyBackend::open(name.parse().unwrap()) {
+            Ok(backend) => backend,
+            Err(reason) => {
+                println!("skipped: {name}: {reason}");
+                continue;
+            }
+        };
+        for (title, problem) in calls_of_the_page() {
+            let row = table.lines().take_while(|line| !line.is_empty()).find(|line| line.contains(title));
+            let cells: Vec<&str> = row.unwrap_or_else(|| panic!("no row {title:?}")).split(" | ").collect();
+            let says = cells[1 + column].trim_end_matches([' ', '|']);
+            let answer = backend.dispatch(Prepare(&problem));
+            match (says == "no", &answer) {
+                (true, Err(Error::Unsupported { .. })) | (false, Ok(())) => {}
+                _ => panic!("docs/support.md says {says:?} of {title:?} on {name}, the backend answers {answer:?}"),
+            }
+        }
+    }
 }
