@@ -205,7 +205,7 @@ def _misaligned(x):
 # Each kind of mistake with its members: one exception, and words that name the argument, what was found and what to do.
 _MISTAKES = {
     TypeError: [
-        (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that speaks DLPack, got list: pass .*asarray"),
+        (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that supports DLPack, got list: pass .*asarray"),
         (lambda x, w: _rms(3.0, w), "x must be an array .* got float"),
         (lambda x, w: _rms(None, w), "x must be an array .* got NoneType"),
         (lambda x, w: _rms(memoryview(x), w), "x must be an array .* got memoryview"),
@@ -259,20 +259,20 @@ _MISTAKES = {
         (lambda x, w: _rms(x.reshape(2, 2, 4), None, out=np.empty((4, 4), "f4")), r"y: expected the shape \(2, 2, 4\), got \(4, 4\)"),
         (lambda x, w: arrays.add_rms_norm(x, x[:1].copy(), w), r"residual: expected the shape \(2, 8\), got \(1, 8\)"),
         (lambda x, w: _forward(x, rstd=np.empty((2, 1), "f4")), r"rstd: expected the shape \(2,\), got \(2, 1\)"),
-        (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), beside dy"),
+        (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), since dy"),
         (lambda x, w: _backward(x, w, weight=w[:4]), r"weight: expected the shape \(8,\), got \(4,\)"),
         *[(lambda x, w, change=change: _rms(change(x), None), "x: each row's elements .* pass a copy, as numpy.ascontiguousarray")
           for change in [np.asfortranarray, lambda x: x[:, ::-1], lambda x: x[:, ::2], lambda x: x[::-1],
                          lambda x: np.broadcast_to(x[0], (2, 8)), lambda x: np.zeros((2, 2, 2, 8), "f4")[:, ::2, :, :].swapaxes(0, 2)[..., ::2]]],
-        (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must lie side by side.* pass a copy"),
-        (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must lie side by side.* pass a copy"),
+        (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must be contiguous.* pass a copy"),
+        (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must be contiguous.* pass a copy"),
         (lambda x, w: _forward(x, rstd=np.empty(4, "f4")[::2]), "rstd: .*side by side.* pass a (contiguous )?copy"),
         (lambda x, w: _rms(_misaligned(x), w), "x: .*multiple of its element's size, got 0x.*: pass a copy"),
         (lambda x, w: _rms(x, _misaligned(w)), "weight: .*multiple of its element's size, got 0x.*: pass a copy"),
         (lambda x, w: _rms(x[:1], w, out=x.reshape(-1)[4:12].reshape(1, 8)), "y shares memory with x: pass an array of its own"),
         (lambda x, w: _rms(x, x[0], out=x), "x shares memory with weight"),
         (lambda x, w: _rms(x, w, out=np.lib.stride_tricks.as_strided(x, (2, 8), (4 * 9, 4))), "y shares memory with x"),
-        (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass an array of its own for dx$"),
+        (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass a separate array for dx$"),
         (lambda x, w: _backward(x, w, rstd=w[:2], dweight=w), "dweight shares memory with rstd"),
         (lambda x, w: _forward(x, residual=x, residual_out=x, y=np.empty_like(x)), "residual_out: in place both .* y is not x: pass both"),
         (lambda x, w: _forward(x, residual=x.copy(), residual_out=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
@@ -297,13 +297,13 @@ def test_errors_say_what_was_expected_and_write_nothing(error, call, text):
 def test_read_only_outputs_are_refused():
     x, out = _random(2, 8), np.empty((2, 8), np.float32)
     out.flags.writeable = False
-    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="y is an output, and the array is read-only"):
         arrays.rms_norm(x, None, 1e-6, out=out)
-    with pytest.raises(BufferError, match="residual_out is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="residual_out is an output, and the array is read-only"):
         arrays.add_rms_norm(x, out, None, 1e-6, out=(x, out))
     x.flags.writeable = False
     arrays.rms_norm(x, None, 1e-6)
-    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="y is an output, and the array is read-only"):
         arrays.rms_norm(x, None, 1e-6, out=x)
 
 
@@ -327,7 +327,7 @@ def test_a_library_without_new_arrays_is_told_of_out():
             return self.array.__dlpack_device__()
 
     x = _random(2, 8)
-    with pytest.raises(TypeError, match=f"x is of {__name__}, which has no function `empty`: pass an output of yours as `out`"):
+    with pytest.raises(TypeError, match=f"x is of {__name__}, which has no function `empty`: pass an output array as `out`"):
         arrays.rms_norm(Lender(x), None, 1e-6)
     out = np.empty_like(x)
     arrays.rms_norm(Lender(x), None, 1e-6, out=Lender(out))
@@ -440,7 +440,7 @@ def test_devices_that_do_not_go_together_are_named():
 
 def test_statistics_lie_side_by_side():
     x, buffer = _random(2, 3, 8), np.full((2, 5), 7.0, np.float32)
-    with pytest.raises(ValueError, match="^rstd: its elements must lie side by side, and do not: pass a contiguous copy"):
+    with pytest.raises(ValueError, match="^rstd: its elements must be contiguous: pass a contiguous copy"):
         _forward(x, rstd=buffer[:, :3])
     assert (buffer == 7.0).all()
 
@@ -495,7 +495,7 @@ def test_arrays_of_jax_are_read_and_not_written():
 
     x, of = jnp.ones((2, 8)), np if jax.default_backend() == "cpu" else framework("cupy")
     for call in (lambda: arrays.rms_norm(x, None, 1e-6), lambda: arrays.rms_norm(_random(2, 8), None, 1e-6, out=x)):
-        with pytest.raises(BufferError, match="^y is written, and JAX's arrays cannot be: .* rmsnorm.jax"):
+        with pytest.raises(BufferError, match="^y is an output, and JAX arrays are read-only: .* rmsnorm.jax"):
             call()
     assert (arrays.rms_norm(x, None, 0.0, out=of.empty((2, 8), np.float32)) == 1.0).all()
 

@@ -358,15 +358,6 @@ def test_the_default_eps_is_that_of_the_package():
         assert np.array_equal(function(x, x)[0], function(x, x, eps=eps)[0])
 
 
-def test_examples_in_docstrings():
-    import doctest
-
-    import rmsnorm.jax.functions as functions
-
-    assert all(name in {test.name.split(".")[-1] for test in doctest.DocTestFinder().find(functions) if test.examples} for name in rj.__all__)
-    assert doctest.testmod(functions).failed == 0
-
-
 def test_dtypes_without_kernels_are_computed_all_the_same(xw):
     x, w = (array.astype(jnp.float16) for array in xw)
     mixed = jax.jit(ours)(x, w.astype(jnp.bfloat16))

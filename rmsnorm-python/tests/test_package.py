@@ -1,7 +1,6 @@
 """What a user expects of any Python package: types, examples that run, errors that say what to do, an import that leaves no trace."""
 
 import ast
-import doctest
 import importlib
 import importlib.metadata
 import inspect
@@ -135,16 +134,6 @@ def test_py_typed_is_part_of_the_package():
 def _public(module):
     yield module.__name__, module
     yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__)
-
-
-@pytest.mark.parametrize("module", [rmsnorm, arrays], ids=lambda module: module.__name__)
-def test_every_public_function_has_an_example_that_runs(module):
-    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    for name, item in _public(module):
-        for example in finder.find(item, name, globs={}):
-            assert example.examples or item is module, f"{name} has no example"
-            runner.run(example)
-    assert runner.summarize().failed == 0
 
 
 def test_public_names_and_documentation():
