@@ -233,8 +233,10 @@ impl Lent {
         Ok(Lent { tensor, foreign, dims, dtype, device, is_read_only, _loan: loan })
     }
 
+    /// Checks the shape. `dims`: the shape of `main`.
+    ///
     /// # Errors
-    /// `ValueError` if the shape is not the one that follows from the shape of `main`, `dims`.
+    /// `ValueError` if the shape does not match `dims`.
     fn check_shape(&self, main: Tensor, dims: &[i64]) -> PyResult<()> {
         let expected = shape_of(self.tensor, dims).unwrap_or(&self.dims);
         if self.dims == expected {
@@ -245,8 +247,10 @@ impl Lent {
         Err(PyValueError::new_err(format!("{rule}, since {main} has the shape {}", tuple(dims))))
     }
 
+    /// Checks the dtype.
+    ///
     /// # Errors
-    /// `TypeError` if the dtype differs from the other tensors of its role, or is neither the dtype of `main` nor float32.
+    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of `main` nor float32.
     fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
         let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
         let rule = if self.dtype != expected {
