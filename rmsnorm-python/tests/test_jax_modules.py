@@ -59,12 +59,12 @@ def test_nnx_is_drop_in(nnx, name, dtype, param_dtype, x_dtype):
     tolerance = 2e-5 if own(x).dtype == jnp.float32 else 3 * 2.0**-8
     close(own(x), other(x), tolerance)
     assert runs_a_kernel(own, x)
-    # By 8, so that no gradient leaves float16.
+    # Divided by 8, so that no gradient exceeds float16.
     loss = lambda norm, x: ((norm(x).astype(jnp.float32) / 8) ** 3).sum()  # noqa: E731
     gradients = [flax_nnx.jit(flax_nnx.grad(loss, argnums=(0, 1)))(norm, x) for norm in (own, other)]
     close(jax.tree.leaves(gradients[0]), jax.tree.leaves(gradients[1]), 2 * tolerance)
     close(jax.vmap(own)(x), own(x), 0.0)
-    # A checkpoint of one is one of the other.
+    # Each loads the other's checkpoint.
     flax_nnx.update(own, jax.tree.map(lambda array: 2 * array, flax_nnx.state(other)))
     close(flax_nnx.state(own), jax.tree.map(lambda array: 2 * array, flax_nnx.state(other)), 0.0)
 
