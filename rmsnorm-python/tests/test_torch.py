@@ -347,8 +347,8 @@ REFUSED = [
     (NotImplementedError, "x: expected a strided tensor", lambda x, w: rt.rms_norm(x.detach().as_subclass(torch.Tensor).to_sparse())),
     (NotImplementedError, "x: norms are not computed in torch.float8_e4m3fn", lambda x, w: rt.rms_norm(x.detach().to(torch.float8_e4m3fn))),
     (NotImplementedError, "x: only rms_norm supports torch.complex64", lambda x, w: rt.layer_norm(x.to(torch.complex64))),
-    (NotImplementedError, "x: torch.complex64 is taken", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
-    (NotImplementedError, "weight: torch.complex64 is taken", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
+    (NotImplementedError, "x: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
+    (NotImplementedError, "weight: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
 ]
 # The paths of calls: the kernels, without and with gradients, and PyTorch's operators for several reasons.
 PATHS = {
@@ -750,7 +750,7 @@ def test_codes_with_a_residual_and_their_errors():
     with pytest.raises(RuntimeError, match="MX has codes of floating point|no dtype for e8m0"):
         rt.quantized_rms_norm(x, w, 1e-6, scales="mx", dtype=torch.int8)
     for call, error, text in (
-        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms have .*; got x torch.float64 on cpu"),
+        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms support .*; got x torch.float64 on cpu"),
         (lambda: rt.quantized_rms_norm(x, w.half(), residual=r.bfloat16()), NotImplementedError,
          "got x torch.float32, residual torch.bfloat16, weight torch.float16 on cpu"),
         (lambda: rt.quantized_rms_norm(x.numpy()), TypeError, "x: expected a torch.Tensor, got ndarray"),

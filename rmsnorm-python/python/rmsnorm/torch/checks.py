@@ -118,9 +118,9 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
         raise ValueError(f"residual: expected the shape {list(x.shape)}, got {list(residual.shape)}; residual has the shape of x, and "
                          "nothing is broadcast")
     if weight is not None and list(weight.shape) != dims:
-        raise ValueError(f"weight: expected the shape of the normalized dimensions, {dims}, got {list(weight.shape)}")
+        raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; weight has the shape of the normalized dimensions")
     if bias is not None and list(bias.shape) != dims:
-        raise ValueError(f"bias: expected the shape of the normalized dimensions, {dims}, got {list(bias.shape)}")
+        raise ValueError(f"bias: expected the shape {dims}, got {list(bias.shape)}; bias has the shape of the normalized dimensions")
     return dims
 
 
