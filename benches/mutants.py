@@ -4,10 +4,11 @@
     python3 benches/mutants.py [--out results.json]       every bug: hours on two cores
     python3 benches/mutants.py --sample 14 --quick        a fixed sample of every crate, with each crate's first tests
 
-The bugs are data: benches/mutants/rust.toml. Each is tried in a copy of the tree; the checkout does not change. Builds are
-kept in target/mutants. A bug ends as `caught` (a test failed or hung), `survived`, or `unbuildable` (counts as neither).
-The bug's crate is tested first, then the crates that depend on it. At the end the tests that failed are run without a bug,
-and must pass. Exit code 1: a bug survived, did not build, or was not tried.
+The bugs are data: benches/mutants/rust.toml. Each is tried in a copy of the tree; the checkout does
+not change. Builds are kept in target/mutants. A bug ends as `caught` (a test failed or hung),
+`survived`, or `unbuildable` (counts as neither). The bug's crate is tested first, then the crates
+that depend on it. At the end the tests that failed are run without a bug, and must pass. Exit code
+1: a bug survived, did not build, or was not tried.
 """
 
 import argparse
@@ -39,7 +40,8 @@ TESTS = [
     ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),
     ("benches/", [["-p", "rmsnorm-bench", "--lib"], ["-p", "rmsnorm-cli"]]),
     ("rmsnorm-cli/", [["-p", "rmsnorm-cli"]]),
-    # These need NVRTC and a software adapter; without them tests are skipped, and bugs survive. The first run takes seconds.
+    # These need NVRTC and a software adapter; without them tests are skipped, and bugs survive. The
+    # first run takes seconds.
     ("rmsnorm-cuda/", [["-p", "rmsnorm-cuda", "--lib", "--", "--skip", "programs"], ["-p", "rmsnorm-cuda"]]),
     ("rmsnorm-wgpu/", [["-p", "rmsnorm-wgpu", "--lib"], ["-p", "rmsnorm-wgpu", "--test", "gpu"], ["-p", "rmsnorm-wgpu"]]),
 ]
@@ -104,7 +106,8 @@ class Worker:
                 shutil.copy(source, copy)
 
     def cargo(self, *args):
-        """(exit code, or None after the time limit; output) of `cargo test`. All its processes are ended."""
+        """(exit code, or None after the time limit; output) of `cargo test`. All its processes are
+        ended."""
         process = subprocess.Popen(
             ["cargo", "test", "--quiet", *args], cwd=self.tree, env=self.env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -192,7 +195,8 @@ def main():
     if args.ids:
         bugs = [bug for bug in bugs if bug["id"] in args.ids]
     if args.sample:
-        # Sorted by a hash of the id, so that a new bug hardly changes the sample; crates take turns.
+        # Sorted by a hash of the id, so that a new bug hardly changes the sample; crates take
+        # turns.
         bugs = [bug for bug in bugs if not bug.get("needs_gpu")]
         bugs.sort(key=lambda bug: (crate_of(bug), hashlib.sha256(bug["id"].encode()).digest()))
         turns = itertools.zip_longest(*(list(group) for _, group in itertools.groupby(bugs, crate_of)))

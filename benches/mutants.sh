@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Tries a fixed sample of one-line bugs, each of which a test must catch: 20 minutes on two cores.
 #     bash benches/mutants.sh
-# First hand-made bugs (benches/mutants.py, benches/mutants/rust.toml), two of every crate. Then, if it is installed (cargo
-# install cargo-mutants), some bugs of `cargo mutants` in the validation and the cache. docs/proof.md has the results of all
-# bugs, and describes the trials of kernels on a GPU.
+# First hand-made bugs (benches/mutants.py, benches/mutants/rust.toml), two of every crate. Then, if
+# it is installed (cargo install cargo-mutants), some bugs of `cargo mutants` in the validation and
+# the cache. docs/proof.md has the results of all bugs, and describes the trials of kernels on a
+# GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,12 +1,14 @@
-"""Plants the one-line bugs of cosmic-ray's operators in the Python package, one at a time, and runs the tests that should catch them.
+"""Plants the one-line bugs of cosmic-ray's operators in the Python package, one at a time, and runs
+the tests that should catch them.
 
     pip install cosmic-ray
     python benches/mutants_python.py rmsnorm/arrays.py --tests "test_arrays.py test_package.py" [--out results.json]
     python benches/mutants_python.py rmsnorm/torch/*.py --preload torch --sample 100 --tests test_torch_operators.py
 
-Each bug is tried in a copy of the package, in a fork of a process that has already imported the frameworks, to save the
-time of `import torch`. It ends as `caught` (a test failed or hung), `unloadable` (the package could not be imported, which
-proves nothing about the tests), or `survived`. Exit code 1: a bug survived, or the tests fail without one.
+Each bug is tried in a copy of the package, in a fork of a process that has already imported the
+frameworks, to save the time of `import torch`. It ends as `caught` (a test failed or hung),
+`unloadable` (the package could not be imported, which proves nothing about the tests), or
+`survived`. Exit code 1: a bug survived, or the tests fail without one.
 """
 
 import argparse
@@ -27,7 +29,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Removing a cache decorator, or one for type checkers, changes nothing that a test could see.
 SKIPPED = ("core/RemoveDecorator",)
-# The largest number of an operator's replacements (one comparison by each other one, say) that are tried at a place.
+# The largest number of an operator's replacements (one comparison by each other one, say) that are
+# tried at a place.
 MOST_AT_A_PLACE = 2
 
 
@@ -70,7 +73,8 @@ def annotated(code):
 
 
 def lost(code):
-    """[(`Lost`, number, line)] of the bugs that replace an argument of a call by None, and the arguments."""
+    """[(`Lost`, number, line)] of the bugs that replace an argument of a call by None, and the
+    arguments."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     values = [value for call in calls for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
     values = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]

@@ -1,8 +1,10 @@
-//! Forward, forward with a residual, and backward, as criterion groups: `forward/rms_norm/bf16/4096x1024/cpu`.
+//! Forward, forward with a residual, and backward, as criterion groups:
+//! `forward/rms_norm/bf16/4096x1024/cpu`.
 //!
-//! The last part of an id is the backend, so a group compares backends at one shape. Throughput counts the fewest
-//! bytes that must move. Operations, tensors, timers and the check before timing are the same as in `rmsnorm
-//! bench`, which also prints the copy bandwidth. Criterion adds statistics and compares with an earlier run.
+//! The last part of an id is the backend, so a group compares backends at one shape. Throughput
+//! counts the fewest bytes that must move. Operations, tensors, timers and the check before timing
+//! are the same as in `rmsnorm bench`, which also prints the copy bandwidth. Criterion adds
+//! statistics and compares with an earlier run.
 #![expect(clippy::expect_used, reason = "a benchmark that cannot run has nothing better to do than to stop")]
 
 use std::time::Duration;

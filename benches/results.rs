@@ -1,4 +1,5 @@
-//! Checks the committed results: each can be read and names its machine, and its figures name the plan that ran.
+//! Checks the committed results: each can be read and names its machine, and its figures name the
+//! plan that ran.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -113,8 +114,8 @@ fn every_result_tells_its_machine() {
     }
 }
 
-/// Every row names its commit and the plan that ran. Documents of the Python benchmarks name the commit and the
-/// frameworks' versions.
+/// Every row names its commit and the plan that ran. Documents of the Python benchmarks name the
+/// commit and the frameworks' versions.
 #[test]
 fn every_figure_tells_what_it_ran() {
     let mut recorded = 0;

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # On the GPU machine: runs the smoke profile under the four tools of compute-sanitizer, in parallel.
 #     bash benches/sanitize.sh FOLDER SECONDS [TOOL...]         # FOLDER has `rmsnorm`; every tool gets SECONDS
-# First runs the profile without a tool, which fills the kernel cache (compiling under a tool is slow), then for each tool a
-# planted error, to check that the tool finds errors here. Logs: $OUT/san-TOOL.txt. Flags of the suite: SUITE (default
-# "--profile smoke"). Exits with 1 if anything was found, or a tool did not finish.
+# First runs the profile without a tool, which fills the kernel cache (compiling under a tool is
+# slow), then for each tool a planted error, to check that the tool finds errors here. Logs:
+# $OUT/san-TOOL.txt. Flags of the suite: SUITE (default "--profile smoke"). Exits with 1 if anything
+# was found, or a tool did not finish.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm limit=$2
 shift 2
 tools=("$@")
@@ -16,8 +17,9 @@ export RMSNORM_CACHE_DIR=${RMSNORM_CACHE_DIR:-/tmp/rmsnorm-cache}
 PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
 compute-sanitizer --version | tail -1
 
-# The flags of a tool. Racecheck checks shared memory only (in part for the other blocks of a cluster): repeated runs of the
-# suite look for races between blocks in global memory, such as in the locks.
+# The flags of a tool. Racecheck checks shared memory only (in part for the other blocks of a
+# cluster): repeated runs of the suite look for races between blocks in global memory, such as in
+# the locks.
 flags_of() {
     case $1 in
     memcheck) echo '--leak-check no --padding 256 --track-stream-ordered-races all' ;;

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Plants the bugs of a list, one after the other, and reports which of them a run of the binary catches.
+"""Plants the bugs of a list, one after the other, and reports which of them a run of the binary
+catches.
 
     drive.py BINARY LIST.toml [options] --out results.json -- ARGS...
 
-ARGS are the binary's arguments, such as `conformance --backend cuda --profile core`. {id} in them is the bug's id, {dir}
-its temporary folder. Options:
+ARGS are the binary's arguments, such as `conformance --backend cuda --profile core`. {id} in them
+is the bug's id, {dir} its temporary folder. Options:
 
     --jobs N         bugs that run at once (1)
     --seconds S      start no new bug after this time; running bugs may end (no limit)
@@ -20,9 +21,9 @@ its temporary folder. Options:
                      run only on --pick N (60) of the matching cases, spread over the list
     --baseline       first runs the binary without a bug; it must pass
 
-The verdict of a bug, from the exit code: caught (1, or 101 from a test), survived (0), nothing (1, but all cases were
-skipped), timeout, crash (a signal; counts as caught), broken (2, or the text does not compile: not a valid bug), bad (the
-bug could not be planted).
+The verdict of a bug, from the exit code: caught (1, or 101 from a test), survived (0), nothing (1,
+but all cases were skipped), timeout, crash (a signal; counts as caught), broken (2, or the text
+does not compile: not a valid bug), bad (the bug could not be planted).
 
 Python 3.11 or later, standard library only.
 """
@@ -42,7 +43,8 @@ from pathlib import Path
 
 import patch
 
-# A file that is open for writing during another thread's fork stays open in the child, and cannot be executed until then.
+# A file that is open for writing during another thread's fork stays open in the child, and cannot
+# be executed until then.
 SPAWN = threading.Lock()
 
 # The compilers' messages for invalid text.

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Builds all mutants that `cargo mutants` makes of some files into one program. RMSNORM_MUTANT selects one at run time.
+"""Builds all mutants that `cargo mutants` makes of some files into one program. RMSNORM_MUTANT
+selects one at run time.
 
     switch.py plant TREE LIST.json -p PACKAGE -f GLOB ...     rewrites the files of TREE, a clone, and writes the list
     switch.py run LIST.json --out results.json [options] -- PROGRAM ARGS...
                                                               runs the program once for each mutant of the list
 
-Between the two, TREE is built as usual, with RUSTFLAGS="--cap-lints warn". One build has hundreds of mutants, which can run
-on machines without a compiler, such as the GPU machine. Mutants that cannot be selected at run time are in the list with
-the reason, `unfit`; most of them do not compile, the others can be tried with `cargo mutants`. `plant` checks TREE until it
-compiles, and removes the mutants that break it.
+Between the two, TREE is built as usual, with RUSTFLAGS="--cap-lints warn". One build has hundreds
+of mutants, which can run on machines without a compiler, such as the GPU machine. Mutants that
+cannot be selected at run time are in the list with the reason, `unfit`; most of them do not
+compile, the others can be tried with `cargo mutants`. `plant` checks TREE until it compiles, and
+removes the mutants that break it.
 
-Options of run: --jobs N (1), --seconds S for all (no limit), --each S (100), --only REGEX of names, --again FILE (only the
-survivors in that file). {mutant} in ARGS is the number. The program first runs without a mutant, and must pass. A mutant may
-allocate all memory: set `ulimit -v`.
+Options of run: --jobs N (1), --seconds S for all (no limit), --each S (100), --only REGEX of names,
+--again FILE (only the survivors in that file). {mutant} in ARGS is the number. The program first
+runs without a mutant, and must pass. A mutant may allocate all memory: set `ulimit -v`.
 
-The verdict, from the exit code: survived (0), caught (any other), timeout (counts as caught, as with cargo mutants).
+The verdict, from the exit code: survived (0), caught (any other), timeout (counts as caught, as
+with cargo mutants).
 
-Needs Python 3.11 or later, with drive.py and patch.py in the same folder; plant also needs tree-sitter, tree-sitter-rust
-and `cargo mutants`.
+Needs Python 3.11 or later, with drive.py and patch.py in the same folder; plant also needs
+tree-sitter, tree-sitter-rust and `cargo mutants`.
 """
 import argparse
 import json
@@ -111,7 +114,8 @@ class File:
         return node
 
     def strip_const(self, node):
-        """Marks the function around a node to lose its `const`: a const function cannot call `mutant_in_force`."""
+        """Marks the function around a node to lose its `const`: a const function cannot call
+        `mutant_in_force`."""
         while node is not None and node.type not in ("function_item", "const_item", "static_item"):
             node = node.parent
         if node is None or node.type != "function_item":
@@ -120,7 +124,8 @@ class File:
         self.plain.update(modifier.id for modifier in modifiers if b"const" in modifier.text)
 
     def is_plain(self, node):
-        """Whether a function loses its `const`. It keeps it if all its mutants have been removed."""
+        """Whether a function loses its `const`. It keeps it if all its mutants have been
+        removed."""
         if node.id not in self.plain:
             return False
         function = range(node.parent.start_byte, node.parent.end_byte)
@@ -216,7 +221,8 @@ def plant(args):
 
 
 def take_out_what_breaks(args, mutants, files):
-    """Removes the mutants that an error names, or the `const` of functions that call a function without it."""
+    """Removes the mutants that an error names, or the `const` of functions that call a function
+    without it."""
     command = ["cargo", "check", "--quiet", "--message-format=json", "--all-features"]
     for package in args.package:
         command += ["-p", package]
@@ -237,7 +243,8 @@ def take_out_what_breaks(args, mutants, files):
 
 
 def blamed_for(error, args, mutants, files):
-    """The mutant whose text an error points at; otherwise all mutants of the line, or all in the message."""
+    """The mutant whose text an error points at; otherwise all mutants of the line, or all in the
+    message."""
     by_number = {mutant["number"]: mutant for mutant in mutants if "unfit" not in mutant}
     in_constant = re.match(r"cannot call non-const .*`(?:.*::)?(\w+)` in (constants|statics)", error["message"])
     if in_constant:

@@ -1,4 +1,5 @@
-//! Device tensors whose element type is a run-time value, so that the benchmark is compiled once per device, not once per dtype.
+//! Device tensors whose element type is a run-time value, so that the benchmark is compiled once
+//! per device, not once per dtype.
 
 use std::ops::Range;
 
@@ -134,7 +135,8 @@ impl<D: Measurable> Buffer<D> {
         each!(self, elements => Ok(Bits::of(&device.download_part(elements, range)?)))
     }
 
-    /// Enqueues a copy of some floats to another buffer. `way`: a number below [`Measurable::COPIES`].
+    /// Enqueues a copy of some floats to another buffer. `way`: a number below
+    /// [`Measurable::COPIES`].
     pub(crate) fn copy(
         device: &D,
         (from, source): (&Self, Range<usize>),

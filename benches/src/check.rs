@@ -1,8 +1,9 @@
 //! The check before timing: a result must be right.
 //!
-//! Outputs are filled with NaN, the call runs, and the first and the last rows are compared with the bounds of
-//! math.md. dweight and dbias are sums over all rows; some of their columns are checked. The host knows the
-//! inputs, so only checked outputs are downloaded. The copy is checked in all elements.
+//! Outputs are filled with NaN, the call runs, and the first and the last rows are compared with
+//! the bounds of math.md. dweight and dbias are sums over all rows; some of their columns are
+//! checked. The host knows the inputs, so only checked outputs are downloaded. The copy is checked
+//! in all elements.
 
 use std::ops::Range;
 
@@ -22,11 +23,12 @@ use crate::{Measurable, Op, Operation, Quant, Shape, Workload};
 /// The largest number of rows that are checked at each end of a result.
 const JUDGED_ROWS: usize = 16;
 
-/// The largest number of elements that are checked at each end of a result, but at least one row. The device
-/// is idle during the check, which takes a tenth of a second.
+/// The largest number of elements that are checked at each end of a result, but at least one row.
+/// The device is idle during the check, which takes a tenth of a second.
 const JUDGED_ELEMENTS: usize = 1 << 18;
 
-/// The largest number of terms of the checked sums over rows, but at least two columns. It covers all columns of 4096x256.
+/// The largest number of terms of the checked sums over rows, but at least two columns. It covers
+/// all columns of 4096x256.
 const JUDGED_TERMS: usize = 1 << 20;
 
 impl<D: Measurable> Workload<'_, D> {
@@ -38,7 +40,8 @@ impl<D: Measurable> Workload<'_, D> {
         self.wrong_after(operation, &|workload, operation| workload.call(operation, 0))
     }
 
-    /// [`wrong_elements`](Self::wrong_elements) of another backend on the same device, which has other plans.
+    /// [`wrong_elements`](Self::wrong_elements) of another backend on the same device, which has
+    /// other plans.
     pub(crate) fn wrong_elements_on(&mut self, device: &D, operation: Operation) -> Result<usize, Error> {
         self.wrong_after(operation, &|workload, operation| workload.call_on(device, operation, 0))
     }
@@ -59,7 +62,8 @@ impl<D: Measurable> Workload<'_, D> {
         self.wrong_results(operation)
     }
 
-    /// The number of elements of the first set outside their bounds. `operation` must be the last one that ran.
+    /// The number of elements of the first set outside their bounds. `operation` must be the last
+    /// one that ran.
     fn wrong_results(&self, operation: Operation) -> Result<usize, Error> {
         let judge = Judge {
             operation,
@@ -73,8 +77,8 @@ impl<D: Measurable> Workload<'_, D> {
         judge.wrong()
     }
 
-    /// Copies the first and the last set in each of the device's ways, onto NaN. Returns the number of elements
-    /// that were not copied. Every percentage in reports depends on the copy.
+    /// Copies the first and the last set in each of the device's ways, onto NaN. Returns the number
+    /// of elements that were not copied. Every percentage in reports depends on the copy.
     ///
     /// # Errors
     /// The device's.
@@ -84,7 +88,8 @@ impl<D: Measurable> Workload<'_, D> {
         let mut wrong = 0;
         for way in 0..D::COPIES {
             for &set in &judged {
-                // Freed before it is made again, since a device may not have room for both. Uploaded, since the copy is under test.
+                // Freed before it is made again, since a device may not have room for both.
+                // Uploaded, since the copy is under test.
                 self.sets[set].out = Buffer::nan(self.device, self.dtype, 0)?;
                 self.sets[set].out = Buffer::nan(self.device, self.dtype, len)?;
                 self.copy(set, way)?;
@@ -237,8 +242,9 @@ impl Judge<'_> {
         Ok(wrong)
     }
 
-    /// Checks codes with the returned scales, and the scales of rows and blocks with the largest results. A
-    /// tensor's `amax` and its own scale must not be smaller than the checked rows require.
+    /// Checks codes with the returned scales, and the scales of rows and blocks with the largest
+    /// results. A tensor's `amax` and its own scale must not be smaller than the checked rows
+    /// require.
     fn wrong_in_codes(&self, quant: Quant) -> Result<usize, Error> {
         let Shape { rows: count, cols } = self.shape;
         let (asked, groups) = (quant.spec(self.shape), quant.spec(self.shape).scale.groups(cols));
@@ -250,7 +256,8 @@ impl Judge<'_> {
             let inputs = self.inputs(&rows)?;
             let truth = self.truth(&rows, &inputs);
             wrong += self.wrong_rows(&truth, &rows, &SUM_AND_STATISTICS)?;
-            // The checked rows are treated as a whole matrix with row-major scales, and a scale of the tensor as a given one.
+            // The checked rows are treated as a whole matrix with row-major scales, and a scale of
+            // the tensor as a given one.
             let (of_rows, scale) = match groups {
                 Some(_) => (asked.layout(ScaleLayout::RowMajor), f64::from(GIVEN_SCALE)),
                 None => {
@@ -326,8 +333,9 @@ impl Judge<'_> {
         Ok(wrong + self.wrong_in_columns(&mean, &rstd)?)
     }
 
-    /// Checks the sums over all rows, in evenly spaced columns from the first to the last. With given statistics
-    /// a column's sum depends on no other column, so the columns are checked as a matrix of their own.
+    /// Checks the sums over all rows, in evenly spaced columns from the first to the last. With
+    /// given statistics a column's sum depends on no other column, so the columns are checked as a
+    /// matrix of their own.
     fn wrong_in_columns(&self, mean: &[f64], rstd: &[f64]) -> Result<usize, Error> {
         let Shape { rows, cols } = self.shape;
         let count = (JUDGED_TERMS / rows).clamp(2, cols.max(2)).min(cols);
@@ -381,8 +389,8 @@ impl Judge<'_> {
         BackwardTruth::new(spec, inputs, Statistics::Given, self.operation.reduction, self.model())
     }
 
-    /// The number of wrong elements in some rows of outputs. A pair is (the tensor with whose bounds it is
-    /// checked, the output). Outputs that the operation does not have are skipped.
+    /// The number of wrong elements in some rows of outputs. A pair is (the tensor with whose
+    /// bounds it is checked, the output). Outputs that the operation does not have are skipped.
     fn wrong_rows(
         &self,
         truth: &ForwardTruth<'_>,
@@ -434,8 +442,8 @@ fn pick(elements: &Bits, places: impl Iterator<Item = usize>) -> Bits {
     Bits { storage: elements.storage, bits: places.map(|place| elements.bits[place]).collect() }
 }
 
-/// The number of elements outside their bounds, including elements without a verdict: inputs are finite and
-/// small, so every element has a bound.
+/// The number of elements outside their bounds, including elements without a verdict: inputs are
+/// finite and small, so every element has a bound.
 const fn failures(verdict: &Verdict) -> usize {
     verdict.failures + verdict.open
 }
@@ -545,7 +553,8 @@ mod tests {
         assert_eq!(workload.not_copied(0).unwrap(), 1);
     }
 
-    /// Each call copies the next set, and only this set: copying one set again would measure the cache.
+    /// Each call copies the next set, and only this set: copying one set again would measure the
+    /// cache.
     #[test]
     fn a_copy_is_of_the_set_that_is_asked_for() {
         let backend = CpuBackend::new();

@@ -57,9 +57,11 @@ pub struct Timing {
     pub mode: Mode,
 }
 
-/// Samples several calls in turn, so that a disturbance of the machine affects all of them. Returns one timing per turn.
+/// Samples several calls in turn, so that a disturbance of the machine affects all of them. Returns
+/// one timing per turn.
 ///
-/// `call` gets the device, the number of the turn, and the number of the input set, which grows with every call.
+/// `call` gets the device, the number of the turn, and the number of the input set, which grows
+/// with every call.
 ///
 /// # Errors
 /// The first error of a call.

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::figure::read_text;
 use crate::{BenchError, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
 
-/// The commit that the program was built from, with a `+` if the tree had uncommitted changes; `unknown` outside a repository.
+/// The commit that the program was built from, with a `+` if the tree had uncommitted changes;
+/// `unknown` outside a repository.
 pub const REVISION: &str =
     git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
 
@@ -29,7 +30,8 @@ pub struct Document {
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The measured devices, with their drivers and other versions. Older documents have them only in the reports.
+    /// The measured devices, with their drivers and other versions. Older documents have them only
+    /// in the reports.
     #[serde(default)]
     pub devices: Vec<String>,
     /// The operating system.
@@ -68,7 +70,8 @@ pub struct Report {
 /// One measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// The criterion id, `forward/rms_norm/bf16/4096x1024/cpu`, followed by a reduction that is not the default.
+    /// The criterion id, `forward/rms_norm/bf16/4096x1024/cpu`, followed by a reduction that is not
+    /// the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// `forward`, `add_forward` or `backward`.
@@ -101,7 +104,8 @@ pub struct Measured {
     pub us_p95: f64,
     /// GB/s, from the median.
     pub gbs: f64,
-    /// GB/s of the device's copy (one matrix read and one written), which alternated with the calls.
+    /// GB/s of the device's copy (one matrix read and one written), which alternated with the
+    /// calls.
     pub copy_gbs: f64,
     /// The median time of the copy, in microseconds. Older documents do not have it.
     #[serde(default)]
@@ -114,8 +118,8 @@ pub struct Measured {
     /// The plan that ran, in a line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// Host time of the first call of these kernels, in microseconds: it compiled them or read them from
-    /// disk. `None` if an earlier row ran the same kernels.
+    /// Host time of the first call of these kernels, in microseconds: it compiled them or read them
+    /// from disk. `None` if an earlier row ran the same kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_call_us: Option<f64>,
     /// All samples, in microseconds.
@@ -138,8 +142,9 @@ impl Document {
         serde_json::from_str(&read_text(path)?).map_err(refuse)
     }
 
-    /// Adds a later run on the same machine. One report has all rows of a backend, device and tuning table,
-    /// sorted by operation, columns and rows. A row that was measured again replaces the earlier one.
+    /// Adds a later run on the same machine. One report has all rows of a backend, device and
+    /// tuning table, sorted by operation, columns and rows. A row that was measured again replaces
+    /// the earlier one.
     pub fn append(&mut self, later: Document) {
         let devices = &mut self.machine.devices;
         let new = |device: &String| !devices.contains(device);
@@ -178,7 +183,8 @@ impl Report {
 }
 
 impl Machine {
-    /// Whether both are the same machine, so that one document may have both runs. Devices may differ.
+    /// Whether both are the same machine, so that one document may have both runs. Devices may
+    /// differ.
     pub fn is_same(&self, other: &Machine) -> bool {
         let Machine { devices: _, os, arch, processor, threads } = self;
         (os, arch, processor, threads) == (&other.os, &other.arch, &other.processor, &other.threads)
@@ -211,7 +217,8 @@ fn processor() -> Option<String> {
 }
 
 impl Measured {
-    /// The row of an operation with this timing, next to the samples of the copy of one matrix. Sets, plan and first call are not set.
+    /// The row of an operation with this timing, next to the samples of the copy of one matrix.
+    /// Sets, plan and first call are not set.
     pub fn new(
         operation: Operation,
         (dtype, shape): (DType, Shape),

@@ -8,8 +8,8 @@ use rmsnorm_tuning::Tunable;
 
 use crate::Shape;
 
-/// A timed call: on a device, and on the input set of a number modulo the number of sets. The device is the
-/// measured one, or a recorder that collects calls to submit them together.
+/// A timed call: on a device, and on the input set of a number modulo the number of sets. The
+/// device is the measured one, or a recorder that collects calls to submit them together.
 pub(crate) type Call<'c, D> = dyn FnMut(&D, usize) -> Result<(), Error> + 'c;
 
 type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
@@ -23,7 +23,8 @@ pub trait Measurable: Harness + Tunable {
     /// The number of ways to copy. Operations are compared with the fastest one.
     const COPIES: usize;
 
-    /// The duration of a sample in seconds. Calls are repeated to reach it, to hide the timer's cost.
+    /// The duration of a sample in seconds. Calls are repeated to reach it, to hide the timer's
+    /// cost.
     const SAMPLE_SECONDS: f64;
 
     /// Prepared calls: a graph on CUDA, nothing on the CPU.
@@ -41,7 +42,8 @@ pub trait Measurable: Harness + Tunable {
     /// The rule that forbids it.
     fn admit(&self, shape: Shape, bytes: usize) -> Result<(), String>;
 
-    /// `count` buffers of `len` elements, each of which repeats the period. `len` must be 0 if the period is empty.
+    /// `count` buffers of `len` elements, each of which repeats the period. `len` must be 0 if the
+    /// period is empty.
     ///
     /// # Errors
     /// If the device has no room or fails.
@@ -62,14 +64,15 @@ pub trait Measurable: Harness + Tunable {
     /// The number of kernels compiled or read from disk so far; 0 if the backend compiles none.
     fn kernels(&self) -> usize;
 
-    /// Makes a call on each of `sets` sets, which compiles and loads the kernels, and prepares to repeat the calls.
+    /// Makes a call on each of `sets` sets, which compiles and loads the kernels, and prepares to
+    /// repeat the calls.
     ///
     /// # Errors
     /// The first error of a call. The device's.
     fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Self::Batch, Error>;
 
-    /// The average seconds per call over calls on these sets, or over more calls if a batch can be repeated only
-    /// as a whole.
+    /// The average seconds per call over calls on these sets, or over more calls if a batch can be
+    /// repeated only as a whole.
     ///
     /// # Errors
     /// The first error of a call. The device's.
@@ -122,7 +125,8 @@ pub trait Measurement {
     fn run<D: Measurable>(self, device: &D) -> Self::Output;
 }
 
-/// Runs a measurement on any backend. On a CUDA device it runs on a stream whose calls can be captured into a graph.
+/// Runs a measurement on any backend. On a CUDA device it runs on a stream whose calls can be
+/// captured into a graph.
 ///
 /// # Errors
 /// `Device` if there is no such stream, `Unsupported` for a backend without a timer.

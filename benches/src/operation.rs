@@ -17,7 +17,8 @@ pub enum Op {
     AddForward,
     /// residual_out = residual + the norm of x, from x, weight (and bias), with rstd (and mean).
     ForwardAdd,
-    /// `ForwardAdd`, and y = the next norm of residual_out, with separate parameters and statistics.
+    /// `ForwardAdd`, and y = the next norm of residual_out, with separate parameters and
+    /// statistics.
     ForwardAddForward,
     /// dx and dweight (and dbias, for layer norm), including the sum of partial sums.
     Backward,
@@ -37,8 +38,9 @@ impl Op {
         Op::USUAL.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
     }
 
-    /// The name on the command line, without the quantization: `forward`, `add_forward`, `backward`, `forward_add`,
-    /// `forward_add_forward`, `quantized_forward` or `add_quantized_forward`.
+    /// The name on the command line, without the quantization: `forward`, `add_forward`,
+    /// `backward`, `forward_add`, `forward_add_forward`, `quantized_forward` or
+    /// `add_quantized_forward`.
     pub const fn kind(self) -> &'static str {
         match self {
             Op::Forward => "forward",
@@ -51,7 +53,8 @@ impl Op {
         }
     }
 
-    /// The name in bench ids and reports: the kind, followed by a dot and the quantization's name if it has one.
+    /// The name in bench ids and reports: the kind, followed by a dot and the quantization's name
+    /// if it has one.
     pub fn name(self) -> String {
         match self.quant() {
             Some(quant) => format!("{}.{}", self.kind(), quant.name()),
@@ -100,7 +103,8 @@ impl Operation {
         operations
     }
 
-    /// The id in benchmarks and reports, without the backend's name: `forward/rms_norm/bf16/4096x1024`.
+    /// The id in benchmarks and reports, without the backend's name:
+    /// `forward/rms_norm/bf16/4096x1024`.
     pub fn id(self, dtype: DType, shape: Shape) -> String {
         format!("{}/{}/{dtype}/{shape}", self.op.name(), self.norm.name())
     }
@@ -120,7 +124,8 @@ impl Operation {
             Norm::Rms => norms,
             Norm::Layer => 2 * norms,
         };
-        // Backward reads no bias, and writes a gradient for each parameter: one vector more than forward.
+        // Backward reads no bias, and writes a gradient for each parameter: one vector more than
+        // forward.
         let gradients = usize::from(self.op == Op::Backward);
         let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
         let elements = matrices * shape.elements() + (vectors + gradients) * shape.cols;

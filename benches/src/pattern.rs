@@ -1,4 +1,5 @@
-//! The values of tensors: a fixed pattern, so that the check knows every input element without a download.
+//! The values of tensors: a fixed pattern, so that the check knows every input element without a
+//! download.
 
 use rmsnorm_core::conformance::testing::{Bits, value};
 use rmsnorm_core::{DType, Element, bf16, f16};
@@ -6,7 +7,8 @@ use rmsnorm_core::{DType, Element, bf16, f16};
 /// The period of the pattern, in elements. It is a prime: no row length divides it, so rows differ.
 const PERIOD: usize = 1_048_583;
 
-/// The test kit's values. They vary, since constant tensors could favour one branch or hide the cost of subnormals.
+/// The test kit's values. They vary, since constant tensors could favour one branch or hide the
+/// cost of subnormals.
 ///
 /// Every tensor repeats the pattern, beginning at a different element.
 #[derive(Clone, Debug)]
@@ -46,7 +48,8 @@ pub(super) fn values(dtype: DType, seed: u64, places: impl Iterator<Item = usize
     }
 }
 
-/// The element of the pattern at which a tensor begins. Tensors with successive numbers begin far apart.
+/// The element of the pattern at which a tensor begins. Tensors with successive numbers begin far
+/// apart.
 const fn first(tensor: usize) -> usize {
     tensor * 104_729 % PERIOD
 }

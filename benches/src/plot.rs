@@ -1,5 +1,5 @@
-//! Plots: for every operation the rate over the row length at about equal bytes, with the rate of the copy, and
-//! the time over the number of rows.
+//! Plots: for every operation the rate over the row length at about equal bytes, with the rate of
+//! the copy, and the time over the number of rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -83,7 +83,8 @@ struct Panel {
     /// The label of the vertical axis. The axis is logarithmic for a time.
     up: &'static str,
     curves: Vec<(String, Curve)>,
-    /// The copy of each backend of this project: its rate, or its time for as many bytes as the operation moves.
+    /// The copy of each backend of this project: its rate, or its time for as many bytes as the
+    /// operation moves.
     copies: Vec<(String, Curve)>,
 }
 
@@ -107,8 +108,8 @@ fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
 fn panels_of(figures: &[&Figure]) -> Option<[Option<Panel>; 2]> {
     let Figure { subject: first, source: leading, .. } = figures.first()?;
     let name = format!("{} {} {}", first.norm, first.op, first.dtype);
-    // About equal bytes: the size (to the nearest power of two) with the most row lengths. Each source uses the
-    // first source's size if it has enough points of it, otherwise its own.
+    // About equal bytes: the size (to the nearest power of two) with the most row lengths. Each
+    // source uses the first source's size if it has enough points of it, otherwise its own.
     let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
     let lengths = |source: &str| {
         let own = figures.iter().filter(|f| f.is_cold && f.source == source);
@@ -292,7 +293,8 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
-    // The legend: times grow to the right, so upper left; rates leave room below, on the side with fewer low points.
+    // The legend: times grow to the right, so upper left; rates leave room below, on the side with
+    // fewer low points.
     let low = |is_left: bool| {
         let is_there =
             |(at, value): (&usize, &f64)| *value < 0.6 * top && (across(*at) < (left + right) / 2.0) == is_left;
@@ -318,7 +320,8 @@ fn dashes(colour: RGBColor) -> impl Fn((i32, i32)) -> PathElement<(i32, i32)> {
     move |(x, y)| PathElement::new([(x, y), (x + 6, y)], colour.stroke_width(1))
 }
 
-/// The number with this logarithm to base 2: `4096`, `128k`, `1M`; empty if the logarithm is not whole.
+/// The number with this logarithm to base 2: `4096`, `128k`, `1M`; empty if the logarithm is not
+/// whole.
 fn power_of_two(log: f64) -> String {
     if (log - log.round()).abs() > 1e-6 || !(0.0..=62.0).contains(&log) {
         return String::new();

@@ -1,8 +1,8 @@
 //! Timings of norms that all ranks of a group compute together.
 //!
-//! Every case is checked before and after it is timed: all ranks must have the same bits of a sum, the sum must
-//! have the bits of its definition if the method promises them, and some rows of y must be within their bounds.
-//! The slowest rank counts.
+//! Every case is checked before and after it is timed: all ranks must have the same bits of a sum,
+//! the sum must have the bits of its definition if the method promises them, and some rows of y
+//! must be within their bounds. The slowest rank counts.
 
 mod cpu;
 mod cuda;
@@ -110,7 +110,8 @@ pub struct RanksRow {
 /// Measures all cases with every available method. `each` gets each row as soon as it is measured.
 ///
 /// # Errors
-/// The first error of any rank: a wrong result, a missing device, a case that a backend does not support.
+/// The first error of any rank: a wrong result, a missing device, a case that a backend does not
+/// support.
 pub fn measure(
     place: &Place,
     ranks: usize,
@@ -152,8 +153,8 @@ trait Way {
     /// The guarantee of its outputs.
     fn promise(&self, op: RanksOp) -> Promise;
 
-    /// Measures the microseconds per call of each trial on this rank, and the outputs of a call before and after the trials. All ranks
-    /// must call it at once.
+    /// Measures the microseconds per call of each trial on this rank, and the outputs of a call
+    /// before and after the trials. All ranks must call it at once.
     fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError>;
 }
 
@@ -203,7 +204,8 @@ impl<D: Measurable> Tensors<D> {
         Ok(Tensors { x: matrix(rank as u64)?, residual: matrix(data::RESIDUAL)?, y: unset()?, sum: unset()? })
     }
 
-    /// The arguments of a rank's call. `stream`: the elements of the residual and the sum that the rank has, if the case has a residual.
+    /// The arguments of a rank's call. `stream`: the elements of the residual and the sum that the
+    /// rank has, if the case has a residual.
     fn args<'a>(
         &'a mut self,
         device: &D,
@@ -230,7 +232,8 @@ impl<D: Measurable> Tensors<D> {
     }
 }
 
-/// Makes a rank's call. `spec` has the shape of the rank's tensors; with divided columns these are its own columns.
+/// Makes a rank's call. `spec` has the shape of the rank's tensors; with divided columns these are
+/// its own columns.
 fn call_of_group<N: ShardedNorm>(
     rank: &N,
     op: RanksOp,
@@ -259,7 +262,8 @@ struct Measured {
     outputs: [Outputs; 2],
 }
 
-/// Makes the methods of one rank, on the rank's thread: making a communicator waits for the other ranks.
+/// Makes the methods of one rank, on the rank's thread: making a communicator waits for the other
+/// ranks.
 type Make = Box<dyn FnOnce() -> Result<Vec<Box<dyn Way>>, BenchError> + Send>;
 
 struct Ranks {

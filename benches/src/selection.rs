@@ -1,8 +1,9 @@
-//! The measurements behind `rmsnorm bench`: the time of an operation, and the time of a plain copy on the same
-//! device in the same run. `operation` defines the operations and their bytes, `measurable` the timers.
+//! The measurements behind `rmsnorm bench`: the time of an operation, and the time of a plain copy
+//! on the same device in the same run. `operation` defines the operations and their bytes,
+//! `measurable` the timers.
 //!
-//! Samples of the copy and of the operation alternate, so that a disturbance of the machine affects both. A
-//! result is checked before it is timed.
+//! Samples of the copy and of the operation alternate, so that a disturbance of the machine affects
+//! both. A result is checked before it is timed.
 
 use rmsnorm_core::cuda::DriverFailure;
 use rmsnorm_core::wgpu::WgpuFailure;
@@ -13,8 +14,8 @@ use crate::{
     BenchError, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
 };
 
-/// The largest number of elements of a matrix: no size in bytes overflows with it. The device's own limit is
-/// checked later.
+/// The largest number of elements of a matrix: no size in bytes overflows with it. The device's own
+/// limit is checked later.
 pub const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
 
 /// The measurements to make: the product of all lists.
@@ -68,8 +69,8 @@ impl Sweep {
         }
     }
 
-    /// The shapes of the sweep, with at most `bytes` per matrix. Row lengths are powers of two and some lengths
-    /// of models; numbers of rows are powers of two.
+    /// The shapes of the sweep, with at most `bytes` per matrix. Row lengths are powers of two and
+    /// some lengths of models; numbers of rows are powers of two.
     fn shapes(self, bytes: usize, dtype: DType) -> Vec<Shape> {
         let elements = bytes / dtype.size();
         match self {
@@ -86,8 +87,9 @@ impl Sweep {
     }
 }
 
-/// Rounds a number of rows down to a multiple of 64, if it is at least 64, as in the targets' shapes. The matrix
-/// then has whole pages, which drivers copy fastest, and whole blocks of every tile.
+/// Rounds a number of rows down to a multiple of 64, if it is at least 64, as in the targets'
+/// shapes. The matrix then has whole pages, which drivers copy fastest, and whole blocks of every
+/// tile.
 fn even(rows: usize) -> usize {
     if rows < 64 { rows } else { rows / 64 * 64 }
 }
@@ -126,8 +128,8 @@ pub enum Outcome {
     Unsupported(Operation, String),
 }
 
-/// Checks, before anything is measured, that the backend can measure every listed size. Default sizes are not
-/// checked: they are skipped later if they do not fit.
+/// Checks, before anything is measured, that the backend can measure every listed size. Default
+/// sizes are not checked: they are skipped later if they do not fit.
 ///
 /// # Errors
 /// The first size that cannot be measured, and the reason.
@@ -172,8 +174,8 @@ impl Measurement for Admit<'_> {
     }
 }
 
-/// Measures a selection. `progress` gets each row when it is done, and the total number of rows. Returns the
-/// skipped sizes, each with the reason.
+/// Measures a selection. `progress` gets each row when it is done, and the total number of rows.
+/// Returns the skipped sizes, each with the reason.
 ///
 /// # Errors
 /// If a call fails, or an element of a result is outside its error bound.

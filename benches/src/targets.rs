@@ -1,4 +1,5 @@
-//! Target speeds, and the comparison of figures with them. The targets of this project are in `targets.toml`.
+//! Target speeds, and the comparison of figures with them. The targets of this project are in
+//! `targets.toml`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -158,7 +159,8 @@ impl Target {
     /// Whether the target applies to a figure.
     fn is_for(&self, Figure { subject, source, is_ours, .. }: &Figure) -> bool {
         let Subject { norm, op, dtype, .. } = subject;
-        // A source is a backend, its device's number, and a file's name if two files have the same backend.
+        // A source is a backend, its device's number, and a file's name if two files have the same
+        // backend.
         let backend = source.split([':', ' ']).next().unwrap_or_default();
         *is_ours
             && backend == self.backend.to_string()
@@ -274,7 +276,8 @@ mod tests {
         assert_eq!(table, "0 of 0 figures meet their targets; targets without a figure: 1\n");
     }
 
-    /// Targets do not apply to another backend, another dtype, a peer, warm caches or another shape.
+    /// Targets do not apply to another backend, another dtype, a peer, warm caches or another
+    /// shape.
     #[test]
     fn figures_without_a_target_are_left_out() {
         let lengths = "lengths = [{ cols = [64, 128], elements = 512, of_copy = 95 }]";

@@ -78,7 +78,8 @@ pub struct Outcome {
     pub cases: usize,
 }
 
-/// Tunes a backend. `progress` gets each rung when it is done, its number from 1, and the number of rungs.
+/// Tunes a backend. `progress` gets each rung when it is done, its number from 1, and the number of
+/// rungs.
 ///
 /// # Errors
 /// If the backend's table has no rung for the request, or the device fails.
@@ -133,8 +134,9 @@ struct Search<'a, D> {
 }
 
 impl<D: Measurable> Search<'_, D> {
-    /// Measures and proves the tasks one by one, while the next task's candidates are compiled. When the budget
-    /// ends, all results so far are complete. Returns the results and the number of suite cases.
+    /// Measures and proves the tasks one by one, while the next task's candidates are compiled.
+    /// When the budget ends, all results so far are complete. Returns the results and the number of
+    /// suite cases.
     fn all(
         &self,
         tasks: &[Task],

@@ -162,7 +162,8 @@ impl<'d, D: Measurable> Workload<'d, D> {
         }
     }
 
-    /// Makes one call. Returns its host time in seconds if it compiled kernels or read them from disk.
+    /// Makes one call. Returns its host time in seconds if it compiled kernels or read them from
+    /// disk.
     ///
     /// # Errors
     /// The backend's.
@@ -173,8 +174,8 @@ impl<'d, D: Measurable> Workload<'d, D> {
         Ok((self.device.kernels() > kernels).then_some(seconds))
     }
 
-    /// Copies x to `out` in set `set` modulo the number of sets, for comparison with a call. `way`: a number below
-    /// [`Measurable::COPIES`].
+    /// Copies x to `out` in set `set` modulo the number of sets, for comparison with a call. `way`:
+    /// a number below [`Measurable::COPIES`].
     ///
     /// # Errors
     /// The device's.
@@ -376,8 +377,8 @@ pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Resul
     Ok([Buffer::nan(device, DType::F32, lens[0])?, Buffer::nan(device, Storage::E8m0, lens[1])?])
 }
 
-/// The problem of a workload's call. Forward has a weight and rstd, layer norm also bias and mean, and a next
-/// norm the same tensors again. Backward has the gradients of all parameters.
+/// The problem of a workload's call. Forward has a weight and rstd, layer norm also bias and mean,
+/// and a next norm the same tensors again. Backward has the gradients of all parameters.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
     let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);

@@ -1,9 +1,9 @@
 """Two real language models in plain numpy. They give the inputs of each norm for a text.
 
 Gemma 3 270M (RMSNorm) is a GGUF file with 4- to 8-bit matrices (Q4_K_M) and float32 norm weights,
-all-MiniLM-L6-v2 (LayerNorm) is float32 safetensors. The forward passes are complete and run in float64,
-so `Norm.x` is the model's real input of the norm (for Gemma, with its quantized matrices). Both models
-are installed Python packages; nothing is downloaded.
+all-MiniLM-L6-v2 (LayerNorm) is float32 safetensors. The forward passes are complete and run in
+float64, so `Norm.x` is the model's real input of the norm (for Gemma, with its quantized matrices).
+Both models are installed Python packages; nothing is downloaded.
 """
 import json
 import math
@@ -44,7 +44,8 @@ def statistics(x, op, eps):
 
 
 def attention(q, k, v, causal):
-    """Softmax attention. q, k, v: (tokens, heads, head_dim); k and v may have one head for all heads of q."""
+    """Softmax attention. q, k, v: (tokens, heads, head_dim); k and v may have one head for all
+    heads of q."""
     scores = q.swapaxes(0, 1) @ k.transpose(1, 2, 0) / math.sqrt(q.shape[-1])
     if causal:
         scores = np.where(np.tri(len(q), dtype=bool), scores, -np.inf)
@@ -56,9 +57,9 @@ def attention(q, k, v, causal):
 # ------------------------------------------------------------------------------- Gemma 3 (RMSNorm)
 
 def gemma_tokens(text, vocabulary, scores):
-    """SentencePiece's BPE: joins the pair of neighbours with the best score until no pair is left; unknown
-    parts become bytes. Simpler than the original: control tokens, HTML tags and runs of spaces or newlines
-    are not matched first."""
+    """SentencePiece's BPE: joins the pair of neighbours with the best score until no pair is left;
+    unknown parts become bytes. Simpler than the original: control tokens, HTML tags and runs of
+    spaces or newlines are not matched first."""
     ids = {token: i for i, token in enumerate(vocabulary)}
     parts = list(text.replace(" ", "\u2581"))
     while True:
@@ -95,8 +96,9 @@ def gemma_forward(text, reader):
         t = tensors[name + ".weight"]
         return gguf.quants.dequantize(t.data[rows], t.tensor_type)
 
-    # Gemma multiplies by 1 + w, and w was published in bfloat16. In this file weight - 1 is always a
-    # bfloat16 number, weight is not. So the GGUF converter has added the 1, and none is added here.
+    # Gemma multiplies by 1 + w, and w was published in bfloat16. In this file weight - 1 is always
+    # a bfloat16 number, weight is not. So the GGUF converter has added the 1, and none is added
+    # here.
     gains = np.concatenate([weight(n.removesuffix(".weight")) for n in tensors if n.endswith("norm.weight")])
     plain, less_1 = (np.mean(g.astype(ml_dtypes.bfloat16) == g) for g in (gains, gains - 1))
     print(f"Gemma's norm weights are bfloat16 numbers in {plain:.1%} of cases as they stand, in {less_1:.1%} less 1")
@@ -115,7 +117,8 @@ def gemma_forward(text, reader):
         h = norm(blk + "attn_norm", x)
         q, k, v = ((h @ weight(blk + m).T).reshape(len(h), -1, setting("gemma3.attention.key_length"))
                    for m in ("attn_q", "attn_k", "attn_v"))
-        # Every sixth layer attends to the whole text, the others to a window, with another rotary base.
+        # Every sixth layer attends to the whole text, the others to a window, with another rotary
+        # base.
         base = setting("gemma3.rope.freq_base") if layer % 6 == 5 else 10_000.0
         q, k = rotate(norm(blk + "attn_q_norm", q), base), rotate(norm(blk + "attn_k_norm", k), base)
         h = attention(q, k, v, causal=True) @ weight(blk + "attn_output").T
@@ -131,8 +134,8 @@ def gemma_forward(text, reader):
 # ------------------------------------------------------------------------------- MiniLM (LayerNorm)
 
 def wordpiece_tokens(text, vocabulary):
-    """BERT's WordPiece: splits each lower-case word into the longest known prefixes. Simpler than the
-    original: accents stay, and Chinese characters are not separated."""
+    """BERT's WordPiece: splits each lower-case word into the longest known prefixes. Simpler than
+    the original: accents stay, and Chinese characters are not separated."""
     ids, tokens = {token: i for i, token in enumerate(vocabulary)}, []
     for word in re.findall(r"[^\W_]+|[^\w\s]|_", text.lower()):
         pieces, start = [], 0

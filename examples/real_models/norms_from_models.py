@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Run `rmsnorm` on norms of two real language models and check every number of its output.
 
-Both models read a text (models.py). The activations, weights and biases of the norms in PLAN are saved as
-safetensors files. `rmsnorm run` computes each, and its output is compared with the definition in float64.
-Exit code 1 if an error is larger than float32 arithmetic explains.
+Both models read a text (models.py). The activations, weights and biases of the norms in PLAN are
+saved as safetensors files. `rmsnorm run` computes each, and its output is compared with the
+definition in float64. Exit code 1 if an error is larger than float32 arithmetic explains.
 """
 import argparse
 import shutil
@@ -74,11 +74,11 @@ def reference(tensors, op, eps, offset):
     """Every output in float64, and its largest float32 error before it is rounded to its dtype:
     name -> (value, allowed error).
 
-    Derivation: one operation has an error of at most u = 2^-24 of its result. A sum of n terms in 32
-    partial sums (4 registers of 8 lanes) rounds every term n/32 times, and up to 32 times more when the
-    partial sums are joined: its error is at most c*u * sum|terms|, with c = n/32 + 32. The root in rstd
-    halves that, and the remaining c/2 > 16 covers the single steps (square, + eps, root, reciprocal,
-    x - mean, the products, + offset, + bias). The largest errors are
+    Derivation: one operation has an error of at most u = 2^-24 of its result. A sum of n terms in
+    32 partial sums (4 registers of 8 lanes) rounds every term n/32 times, and up to 32 times more
+    when the partial sums are joined: its error is at most c*u * sum|terms|, with c = n/32 + 32. The
+    root in rstd halves that, and the remaining c/2 > 16 covers the single steps (square, + eps,
+    root, reciprocal, x - mean, the products, + offset, + bias). The largest errors are
       xhat    c*u*a with a = |xhat| + rstd*avg|x|; the second term is the error of the mean (layer_norm
               only)
       y       c*u * (|w|*a + |bias|): c*u*|y| for rms_norm; for layer_norm more than c*u*|y| where
@@ -128,8 +128,8 @@ def compare(inputs, expected, answer):
             continue
         got = got.astype("f8")
         error = abs(got - want)
-        # Rounding to the dtype explains half an ulp; the rest must be within the allowed error. In f16 and
-        # bf16 the total is far below 1 ulp, unless a y of layer_norm nearly cancels.
+        # Rounding to the dtype explains half an ulp; the rest must be within the allowed error. In
+        # f16 and bf16 the total is far below 1 ulp, unless a y of layer_norm nearly cancels.
         allowed = np.maximum(allowed, 2.0 ** -149)  # some of Gemma's weights, and their allowed errors, are 0
         beyond = ((error - ulp(abs(want) + allowed, dtype) / 2) / allowed).max()
         excess = np.maximum(excess, beyond)  # unlike max(), np.maximum keeps NaN

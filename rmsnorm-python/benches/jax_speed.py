@@ -1,9 +1,10 @@
-"""Times the norms of this package for JAX and the same norms in jax.numpy under jit, in one process.
+"""Times the norms of this package for JAX and the same norms in jax.numpy under jit, in one
+process.
 
     python rmsnorm-python/benches/jax_speed.py [--shapes 4096x1024,..] [--out FILE]
 
-The platform is JAX's default. On a GPU calls are queued, and the host waits for the last one. Each result is
-compared with float64 before it is timed.
+The platform is JAX's default. On a GPU calls are queued, and the host waits for the last one. Each
+result is compared with float64 before it is timed.
 """
 
 import functools
@@ -38,7 +39,8 @@ def exact(op, x, w):
 
 
 def both(function):
-    """y and the gradients, as in training. XLA removes the computation of results that are not returned."""
+    """y and the gradients, as in training. XLA removes the computation of results that are not
+    returned."""
     def call(x, w, dy):
         y, gradients = jax.vjp(function, x, w)
         return y, *gradients(dy)

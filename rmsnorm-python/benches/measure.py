@@ -1,4 +1,5 @@
-"""Common parts of the benchmarks: timing and reports. Results are checked before anything is timed."""
+"""Common parts of the benchmarks: timing and reports. Results are checked before anything is
+timed."""
 
 import argparse
 import ctypes
@@ -20,7 +21,8 @@ def arguments(description, **defaults):
 
 
 def keep_freed_memory():
-    """Makes glibc keep freed memory. Otherwise some results are in new pages, which the kernel zeroes first, depending on chance."""
+    """Makes glibc keep freed memory. Otherwise some results are in new pages, which the kernel
+    zeroes first, depending on chance."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except OSError:
@@ -43,7 +45,8 @@ def _summary(times):
 def in_turn(calls, rounds, seconds):
     """Times calls in turn, in us: {name: summary}.
 
-    The speed of a machine drifts, but ratios of successive samples do not. A sample repeats a call for `seconds`.
+    The speed of a machine drifts, but ratios of successive samples do not. A sample repeats a call
+    for `seconds`.
     """
     repeats = {}
     for name, call in calls.items():
@@ -64,7 +67,8 @@ def in_turn(calls, rounds, seconds):
 
 
 def queued(calls, rounds, length, torch):
-    """`in_turn` for a CUDA device: `length` calls are queued behind a pause, which hides the host's time."""
+    """`in_turn` for a CUDA device: `length` calls are queued behind a pause, which hides the host's
+    time."""
     times = {name: [] for name in calls}
     for name, call in calls.items():
         for _ in range(3):
@@ -84,7 +88,8 @@ def queued(calls, rounds, length, torch):
 
 
 def report(device, rows, **versions):
-    """A report: the rows with the machine, the device, the commit of this package and the versions of the frameworks."""
+    """A report: the rows with the machine, the device, the commit of this package and the versions
+    of the frameworks."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     machine = dict(os=platform.system().lower(), arch=platform.machine(), processor=names[0] if names else None, threads=os.cpu_count(),

@@ -1,4 +1,5 @@
-"""Times a small PyTorch call, 1x4096: host time on one thread, for this package's functions and PyTorch's.
+"""Times a small PyTorch call, 1x4096: host time on one thread, for this package's functions and
+PyTorch's.
 
     python rmsnorm-python/benches/torch_calls.py [--device cuda] [--out FILE]
 """

@@ -1,10 +1,11 @@
-"""Times the norms of this package, PyTorch (eager and compiled), Liger and Quack, called from Python in one process.
+"""Times the norms of this package, PyTorch (eager and compiled), Liger and Quack, called from
+Python in one process.
 
     python rmsnorm-python/benches/torch_speed.py [--device cuda] [--shapes 4096x1024,..] [--threads 1,2] [--out FILE]
 
-Weights have the dtype of the activations, or the one of --weights. Each result is compared with float64
-before it is timed. Input sets are visited in turn; on CUDA they exceed the L2, and calls are queued behind a
-pause. Peers that are not installed, or that fail, are skipped with a message.
+Weights have the dtype of the activations, or the one of --weights. Each result is compared with
+float64 before it is timed. Input sets are visited in turn; on CUDA they exceed the L2, and calls
+are queued behind a pause. Peers that are not installed, or that fail, are skipped with a message.
 """
 
 import itertools
@@ -101,7 +102,8 @@ def run(op, shape, dtype, weight_dtype, device, rounds, sets):
             if not error < limit:
                 if "ours" in name:
                     raise ArithmeticError(f"{name}: results are off by {error:.1e}")
-                # Still timed: on the CPU, PyTorch 2.15's layer norm adds gradients of a bfloat16 weight in bfloat16.
+                # Still timed: on the CPU, PyTorch 2.15's layer norm adds gradients of a bfloat16
+                # weight in bfloat16.
                 print(f"{name}: its results are off by {error:.1e}")
             checked[name] = function
         except Exception as error:

@@ -1,9 +1,10 @@
-"""Trains a small model on this project's texts, with the norms of this package and in jax.numpy, and prints both losses.
+"""Trains a small model on this project's texts, with the norms of this package and in jax.numpy,
+and prints both losses.
 
     python rmsnorm-python/examples/train_jax.py [--steps 100]
 
-The models start from the same weights and see the same bytes. Their sums are rounded differently, and the
-difference grows with the steps.
+The models start from the same weights and see the same bytes. Their sums are rounded differently,
+and the difference grows with the steps.
 """
 
 import argparse
@@ -88,7 +89,8 @@ def main():
         if index < args.steps:
             print(f"{index + 1:6} {ours[index]:10.5f} {theirs[index]:10.5f} {ours[index] - theirs[index]:12.1e}")
     print(f"{args.steps} steps, compilation included: {our_time:.1f} s with rmsnorm, {their_time:.1f} s with jax.numpy")
-    # Early losses agree up to rounding (a GPU multiplies in TF32). Later the models have drifted apart, but are equally good.
+    # Early losses agree up to rounding (a GPU multiplies in TF32). Later the models have drifted
+    # apart, but are equally good.
     assert max(abs(a - b) for a, b in zip(ours[:4], theirs[:4])) < 1e-2
     assert ours[-1] < 0.8 * ours[0] and abs(ours[-1] - theirs[-1]) < 0.05 * theirs[-1]
 

@@ -1,9 +1,10 @@
-"""Trains a small language model on this project's texts, with the norms of this package and PyTorch's, and prints both losses.
+"""Trains a small language model on this project's texts, with the norms of this package and
+PyTorch's, and prints both losses.
 
     python rmsnorm-python/examples/train_torch.py [--device cuda] [--steps 100] [--compile]
 
-The models start from the same weights and see the same bytes. Their sums are rounded differently, and the
-difference grows with the steps.
+The models start from the same weights and see the same bytes. Their sums are rounded differently,
+and the difference grows with the steps.
 """
 
 import argparse
@@ -31,7 +32,8 @@ THEIRS = dict(norm=torch.nn.RMSNorm, add_norm=AddNorm)
 
 
 class Layer(torch.nn.Module):
-    """Attention and a gated MLP. The norm in front of each also adds the previous output to the residual stream."""
+    """Attention and a gated MLP. The norm in front of each also adds the previous output to the
+    residual stream."""
 
     def __init__(self, norm, add_norm):
         super().__init__()

@@ -133,8 +133,10 @@ pub(crate) fn run_arrays(
     // The call consists of addresses, so it can run without the interpreter's lock.
     let call = Detached(call, place);
     // SAFETY:
-    // - memory: `arrays` holds the exported memory until this returns, the caller holds it until the stream's work is done;
-    // - sharing: as for all consumers of DLPack, the caller ensures that no other thread writes an input or uses an output;
+    // - memory: `arrays` holds the exported memory until this returns, the caller holds it until
+    //   the stream's work is done;
+    // - sharing: as for all consumers of DLPack, the caller ensures that no other thread writes an
+    //   input or uses an output;
     // - stream: the caller's, by default one that always exists.
     py.detach(move || unsafe { call.run() }).map_err(to_python)
 }
@@ -250,7 +252,8 @@ impl Lent {
     /// Checks the dtype.
     ///
     /// # Errors
-    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of `main` nor float32.
+    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of
+    /// `main` nor float32.
     fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
         let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
         let rule = if self.dtype != expected {

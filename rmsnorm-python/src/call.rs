@@ -1,4 +1,5 @@
-//! A call on foreign tensors: the norm and its tensors. Dtypes are run-time values on the whole way to a backend.
+//! A call on foreign tensors: the norm and its tensors. Dtypes are run-time values on the whole way
+//! to a backend.
 
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
@@ -31,7 +32,8 @@ impl Call {
     /// Adds a tensor.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is a matrix whose size differs from the call's, or a vector that is not contiguous.
+    /// `InvalidArgument` if it is a matrix whose size differs from the call's, or a vector that is
+    /// not contiguous.
     pub(crate) fn with(&mut self, tensor: Tensor, foreign: Foreign) -> Result<&mut Self, Error> {
         let foreign = if tensor.is_matrix() { self.matrix(tensor, foreign)? } else { foreign.flat(tensor)? };
         self.tensors[tensor as usize] = Some(foreign);
@@ -88,7 +90,8 @@ impl Call {
     /// Runs on the backend of `place`, in the order of its stream.
     ///
     /// # Safety
-    /// - Memory: each tensor's elements are at its address, with its layout and storage, on that place, until the call is done.
+    /// - Memory: each tensor's elements are at its address, with its layout and storage, on that
+    ///   place, until the call is done.
     /// - Sharing: nobody else writes an input or uses an output meanwhile.
     /// - Stream: it belongs to the device's primary context, and is alive until this returns.
     ///

@@ -1,4 +1,5 @@
-//! The backends of this process, made on first use: one CPU backend per number of threads, one CUDA backend per device.
+//! The backends of this process, made on first use: one CPU backend per number of threads, one CUDA
+//! backend per device.
 
 use std::ptr::null_mut;
 use std::sync::{PoisonError, RwLock};
@@ -28,11 +29,13 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
     if let Some(backend) = found(&BACKENDS.read().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(backend);
     }
-    // `device_count` fails without a driver. `primary` makes its context current; the caller's is restored.
+    // `device_count` fails without a driver. `primary` makes its context current; the caller's is
+    // restored.
     CudaBackend::device_count()?;
     let _current = KeepCurrent::new()?;
     // SAFETY:
-    // - order: every call runs on the stream of the tensors' owner, who orders it with other streams.
+    // - order: every call runs on the stream of the tensors' owner, who orders it with other
+    //   streams.
     let backend = unsafe { CudaBackend::primary(ordinal)? };
     let mut backends = BACKENDS.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(first) = found(&backends) {
@@ -43,7 +46,8 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
     Ok(backend)
 }
 
-/// Restores the calling thread's current CUDA context when dropped: PyTorch and JAX use it as their current device.
+/// Restores the calling thread's current CUDA context when dropped: PyTorch and JAX use it as their
+/// current device.
 pub(crate) struct KeepCurrent(sys::CUcontext);
 
 impl KeepCurrent {
@@ -63,8 +67,11 @@ impl Drop for KeepCurrent {
     fn drop(&mut self) {
         // SAFETY:
         // - library: loaded;
-        // - context: none, or the one that was current when this was made; frameworks do not destroy a context during a call.
-        // It fails only if the context is lost, which the next call reports.
+        // - context: none, or the one that was current when this was made; frameworks do not
+        //   destroy a context during a call.
+        //
+        // The result is ignored: it is an error only if the context is lost, which the next call
+        // reports.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }

@@ -22,8 +22,9 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// A tensor with these dimensions and strides, in elements; `None` if its rows need more than two
-    /// strides. A scalar (a scale, or the statistics of a one-row `x`) becomes a vector of one element.
+    /// A tensor with these dimensions and strides, in elements; `None` if its rows need more than
+    /// two strides. A scalar (a scale, or the statistics of a one-row `x`) becomes a vector of one
+    /// element.
     pub(crate) fn strided(
         tensor: Tensor,
         data: *mut c_void,
@@ -68,7 +69,8 @@ impl Foreign {
     }
 }
 
-/// The shape of a tensor in a call whose `x` has these dimensions; `None` if `x` does not determine it.
+/// The shape of a tensor in a call whose `x` has these dimensions; `None` if `x` does not determine
+/// it.
 pub(crate) fn shape_of(tensor: Tensor, dims: &[i64]) -> Option<&[i64]> {
     let (cols, rows) = dims.split_last().map(|(cols, rows)| (std::slice::from_ref(cols), rows))?;
     match tensor.shape() {

@@ -17,8 +17,10 @@ pub(crate) trait Lender: NormBackend {
     /// `len` elements at the address `data`.
     ///
     /// # Safety
-    /// - Memory: `len` elements of `E` are at `data`, on the backend's device, until the work that uses them is done.
-    /// - Sharing: while the result is used for output nobody else uses them; while it is used for input nobody writes them.
+    /// - Memory: `len` elements of `E` are at `data`, on the backend's device, until the work that
+    ///   uses them is done.
+    /// - Sharing: while the result is used for output nobody else uses them; while it is used for
+    ///   input nobody writes them.
     ///
     /// # Errors
     /// `InvalidArgument` if the address is null or not aligned.
@@ -105,8 +107,8 @@ impl Lender for CpuBackend {
 
     fn output<E: Stored>(lent: &mut HostSlice<E>) -> &mut [E] {
         // SAFETY:
-        // - memory: as above; another library owns it, so the compiler cannot assume that it is uninitialized. A call that is not
-        //   in place does not read it before writing it;
+        // - memory: as above; another library owns it, so the compiler cannot assume that it is
+        //   uninitialized. A call that is not in place does not read it before writing it;
         // - sharing: promised to `lend`: nobody else uses it, and `lent` is borrowed exclusively.
         unsafe { &mut *lent.0 }
     }

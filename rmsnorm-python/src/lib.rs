@@ -1,4 +1,5 @@
-//! The extension module `rmsnorm._native`: the interfaces between Python's frameworks and `rmsnorm-core`. It has no arithmetic.
+//! The extension module `rmsnorm._native`: the interfaces between Python's frameworks and
+//! `rmsnorm-core`. It has no arithmetic.
 //!
 //! | module | role |
 //! |---|---|
@@ -36,12 +37,14 @@ mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-    /// The commit that the module was built from, with a `+` if the tree had uncommitted changes; `unknown` outside a repository.
+    /// The commit that the module was built from, with a `+` if the tree had uncommitted changes;
+    /// `unknown` outside a repository.
     #[pymodule_export]
     const REVISION: &str =
         git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
 
-    /// Adds folders to search for NVRTC, unless `RMSNORM_NVRTC` is set. Only the first call has an effect.
+    /// Adds folders to search for NVRTC, unless `RMSNORM_NVRTC` is set. Only the first call has an
+    /// effect.
     #[pyfunction]
     fn look_for_nvrtc_in(folders: Vec<std::path::PathBuf>) {
         rmsnorm_core::cuda::look_for_nvrtc_in(folders);

@@ -34,7 +34,8 @@ static TORCH: OnceLock<(Shim, Vec<Operator>)> = OnceLock::new();
 /// The largest number of results of an operator.
 const MOST_RESULTS: usize = 4;
 
-/// The arguments of a call from the dispatcher. All are taken before any check, so that all are released after an error.
+/// The arguments of a call from the dispatcher. All are taken before any check, so that all are
+/// released after an error.
 struct Arguments<'s> {
     tensors: [Option<Owned<'s>>; Tensor::COUNT],
     eps: f64,
@@ -47,7 +48,8 @@ struct Arguments<'s> {
 
 impl<'s> Arguments<'s> {
     /// # Safety
-    /// - Values: they are the stack of a call of this operator, whose tensors the kernel owns from here.
+    /// - Values: they are the stack of a call of this operator, whose tensors the kernel owns from
+    ///   here.
     unsafe fn take(shim: &'s Shim, operator: &Operator, values: &[Value]) -> Self {
         let mut arguments = Arguments {
             tensors: [const { None }; Tensor::COUNT],
@@ -98,7 +100,8 @@ impl<'s> Arguments<'s> {
         spec.cast_order(cast_order)
     }
 
-    /// Adds the inputs to the call. An input whose rows need more than two strides is copied; `copies` owns the copies.
+    /// Adds the inputs to the call. An input whose rows need more than two strides is copied;
+    /// `copies` owns the copies.
     fn give(&self, call: &mut Call, dims: &[i64], device: DeviceOf, copies: &mut Vec<Owned<'s>>) -> Result<(), Error> {
         for tensor in Tensor::ALL {
             let Some(owned) = self.tensor(tensor) else { continue };
@@ -175,7 +178,8 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     }
 
     let place = shim.place(device)?;
-    // PyTorch allocates the workspace: its statistics count it, its stream orders it, and CUDA graphs can capture it.
+    // PyTorch allocates the workspace: its statistics count it, its stream orders it, and CUDA
+    // graphs can capture it.
     let len = match (operator.direction, place) {
         (Direction::Backward, Place::Cuda { ordinal, .. }) => device::cuda(ordinal)?.workspace_len(&call.problem()?),
         _ => 0,
@@ -185,7 +189,8 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
         call.with(Tensor::Workspace, Foreign { data: workspace.data()?, storage: F32, layout: vector(len)? })?;
     }
     // SAFETY:
-    // - memory: of tensors that are held until this returns; PyTorch's allocator then keeps it for the work of its stream;
+    // - memory: of tensors that are held until this returns; PyTorch's allocator then keeps it for
+    //   the work of its stream;
     // - sharing: results are new; PyTorch orders the uses of arguments with its stream;
     // - stream: PyTorch's current stream, which it never destroys.
     unsafe { call.run(place)? };
@@ -196,7 +201,8 @@ fn vector(len: usize) -> Result<RowLayout, Error> {
     RowLayout::dense(&[len]).ok_or(Error::EmptyRow)
 }
 
-/// Runs operator `index` for the dispatcher. Leaves the results on the stack, or returns the exception to throw. Never unwinds.
+/// Runs operator `index` for the dispatcher. Leaves the results on the stack, or returns the
+/// exception to throw. Never unwinds.
 ///
 /// # Safety
 /// - Stack: it is the stack of a call of the operator.
@@ -239,7 +245,8 @@ macro_rules! kernels {
                 let exception = unsafe { kernel($index, stack, inputs) };
                 if let Some(throw) = exception.throw {
                     // SAFETY:
-                    // - object: an exception that is thrown once; type_info and destroy are of its type;
+                    // - object: an exception that is thrown once; type_info and destroy are of its
+                    //   type;
                     // - caller: C++, and this frame has nothing left to drop.
                     unsafe { throw(exception.object, exception.type_info, exception.destroy) }
                 }
@@ -257,8 +264,8 @@ pub(crate) fn torch_schemas() -> Vec<&'static str> {
     SCHEMAS.to_vec()
 }
 
-/// Registers the kernels of the operators for the CPU and CUDA. `libtorch_cpu` and `libtorch_cuda` are
-/// paths of libraries that PyTorch has loaded.
+/// Registers the kernels of the operators for the CPU and CUDA. `libtorch_cpu` and `libtorch_cuda`
+/// are paths of libraries that PyTorch has loaded.
 #[pyfunction]
 #[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
 pub(crate) fn register_torch_operators(libtorch_cpu: &str, libtorch_cuda: Option<&str>) -> PyResult<()> {

@@ -1,4 +1,5 @@
-//! Handlers of XLA's foreign function interface for `jax.ffi`: one per direction and platform, for every norm and set of tensors.
+//! Handlers of XLA's foreign function interface for `jax.ffi`: one per direction and platform, for
+//! every norm and set of tensors.
 //!
 //! | module | role |
 //! |---|---|
@@ -67,7 +68,8 @@ fn count(dims: &[i64]) -> usize {
     dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product()
 }
 
-/// The calls of a frame: one, or one per member of a batch if its members cannot be folded into rows.
+/// The calls of a frame: one, or one per member of a batch if its members cannot be folded into
+/// rows.
 fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     let norm =
         Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "expected rms_norm or layer_norm"))?;
@@ -79,7 +81,8 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     let (batch, own) = main.ok_or(Error::Missing { arg: "outputs", why: "every call needs at least one output" })?;
     tensors.extend(outputs);
 
-    // `vmap` puts the same number of dimensions before every tensor; they are 1 for a tensor that all members share.
+    // `vmap` puts the same number of dimensions before every tensor; they are 1 for a tensor that
+    // all members share.
     for Named { tensor, batch: theirs, own: dims, .. } in &tensors {
         let go_together =
             theirs.len() == batch.len() && theirs.iter().zip(batch).all(|(one, all)| *one == 1 || one == all);
@@ -121,7 +124,8 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     (0..members).map(call).collect()
 }
 
-/// The index of a batch's member in a tensor with the batch dimensions `theirs`, each 1 or as in `batch`.
+/// The index of a batch's member in a tensor with the batch dimensions `theirs`, each 1 or as in
+/// `batch`.
 fn place_in(theirs: &[i64], batch: &[i64], member: usize) -> usize {
     let (mut rest, mut step, mut place) = (member, 1, 0);
     for (&own, &all) in theirs.iter().zip(batch).rev() {
@@ -141,7 +145,8 @@ fn run(frame: &Frame<'_>, direction: Direction, is_cuda: bool) -> Result<(), Err
         let place = if is_cuda { frame.cuda()? } else { Place::Cpu { threads: None } };
         for call in calls(frame, direction)? {
             // SAFETY:
-            // - memory: XLA's buffers, as large as their dimensions say, alive for the call and for the work of its stream;
+            // - memory: XLA's buffers, as large as their dimensions say, alive for the call and for
+            //   the work of its stream;
             // - sharing: only this call has its results; XLA orders all other uses with the stream;
             // - stream: XLA's, of the device's primary context.
             unsafe { call.run(place)? };
@@ -152,8 +157,9 @@ fn run(frame: &Frame<'_>, direction: Direction, is_cuda: bool) -> Result<(), Err
 
 /// Compiles a call's kernels before the program runs or is captured into a CUDA graph.
 ///
-/// XLA calls this before every execution, so prepared calls are remembered by their address. If another
-/// program later gets the same address, its kernels are compiled on execution, which a capture allows.
+/// XLA calls this before every execution, so prepared calls are remembered by their address. If
+/// another program later gets the same address, its kernels are compiled on execution, which a
+/// capture allows.
 fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
     static PREPARED: LazyLock<RwLock<HashSet<(usize, usize)>>> = LazyLock::new(RwLock::default);
     let key = (frame.ordinal()?, frame.call_id());
@@ -211,7 +217,8 @@ macro_rules! handlers {
             let handlers = PyDict::new(py);
             $(
                 // SAFETY:
-                // - address: of a function, which lives as long as the process; JAX requires a capsule without a name.
+                // - address: of a function, which lives as long as the process; JAX requires a
+                //   capsule without a name.
                 let capsule = unsafe {
                     let capsule = pyo3::ffi::PyCapsule_New($name as *mut c_void, std::ptr::null(), None);
                     Bound::from_owned_ptr_or_err(py, capsule)?
@@ -231,8 +238,8 @@ handlers! {
 }
 
 /// The workspace of a backward call in f32 elements, on the CPU or on any CUDA device. No device is
-/// queried: a program may be lowered on a machine without one. `tensors`: names separated by commas.
-/// `dtypes`: of activations, weight and residual.
+/// queried: a program may be lowered on a machine without one. `tensors`: names separated by
+/// commas. `dtypes`: of activations, weight and residual.
 #[pyfunction]
 pub(crate) fn xla_workspace_len(
     is_cuda: bool,

@@ -1,8 +1,8 @@
-"""Run by torchrun in two processes: DTensor, SequenceParallel, FSDP2, and `patch` with the wrappers of models for several processes.
-See test_torch_distributed.py.
+"""Run by torchrun in two processes: DTensor, SequenceParallel, FSDP2, and `patch` with the wrappers
+of models for several processes. See test_torch_distributed.py.
 
-Two arguments: "before" or "after", to import the package before or after DTensor; and the device type, cpu (gloo) or cuda (NCCL, one
-GPU per process).
+Two arguments: "before" or "after", to import the package before or after DTensor; and the device
+type, cpu (gloo) or cuda (NCCL, one GPU per process).
 """
 
 import copy
@@ -155,7 +155,8 @@ WRAPS = {
 
 
 def check_patch(mesh):
-    """Compares three training steps of the patched and of the original model, on different rows per rank."""
+    """Compares three training steps of the patched and of the original model, on different rows per
+    rank."""
     whole = lambda tensor: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # noqa: E731
     rows = [torch.randn(3, 5, 64) * (1 + dist.get_rank()) for _ in range(3)]
     for name, wrap in WRAPS.items():
@@ -165,7 +166,8 @@ def check_patch(mesh):
             found = rt.patch(net) if is_patched_first else None
             own, net = wrap(own, mesh), wrap(net, mesh)
             found = found or rt.patch(net)
-            # A model must be patched before FullyShardedDataParallel, as `patch` and `Patch.left` say.
+            # A model must be patched before FullyShardedDataParallel, as `patch` and `Patch.left`
+            # say.
             is_flat = isinstance(net, FullyShardedDataParallel)
             assert len(found) == (0 if is_flat and not is_patched_first else 4), (name, is_patched_first, found)
             assert all("patch before wrapping" in reason for *_, reason in found.left), found

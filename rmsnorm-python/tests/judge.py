@@ -1,4 +1,5 @@
-"""Compares outputs with the error bounds of math.md. Uses the reference and bounds that the Rust suite is checked against."""
+"""Compares outputs with the error bounds of math.md. Uses the reference and bounds that the Rust
+suite is checked against."""
 
 import pathlib
 import sys
@@ -53,7 +54,8 @@ def exact_and_error(norm, eps, inputs, weight_offset=0.0):
 
 
 def within(name, array, exact, error):
-    """Asserts that every element is within `error` of the exact one, plus the rounding to its dtype."""
+    """Asserts that every element is within `error` of the exact one, plus the rounding to its
+    dtype."""
     values = wide(array)
     assert values.size == exact.size, f"{name}: {values.shape} for {exact.shape}"
     accepted = bounds.accept(values.reshape(exact.shape), exact, error + np.zeros(exact.shape), dtype_of(array), _ARITHMETIC)
@@ -61,7 +63,8 @@ def within(name, array, exact, error):
 
 
 def judge(norm, eps, inputs, got, weight_offset=0.0):
-    """Asserts that every element of every output is within its bound. got: {name: output}. The rest is as in `exact_and_error`."""
+    """Asserts that every element of every output is within its bound. got: {name: output}. The rest
+    is as in `exact_and_error`."""
     reference, error = exact_and_error(norm, eps, inputs, weight_offset)
     for name, array in got.items():
         within(name, array, reference[name], error[name])

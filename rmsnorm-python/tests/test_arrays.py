@@ -145,7 +145,8 @@ _FUNCTIONS = {
 @pytest.mark.parametrize("name", _FUNCTIONS)
 @pytest.mark.parametrize("x_dtype, r_dtype", [("float32", "float32"), ("float16", "float16"), ("float16", "float32")])
 def test_in_place_has_the_bits_of_a_new_array(name, x_dtype, r_dtype):
-    """Dense arrays, slices of larger arrays, and one row: the output is the input, and memory around it does not change."""
+    """Dense arrays, slices of larger arrays, and one row: the output is the input, and memory
+    around it does not change."""
     for whole, part in [((5, 64), np.s_[:]), ((6, 3, 4, 64), np.s_[:, 1]), ((3, 64), np.s_[1]), ((0, 64), np.s_[:]), ((2, 1), np.s_[:])]:
         buffers = _random(*whole, dtype=x_dtype), _random(*whole, dtype=r_dtype, seed=1)
         before, (x, r) = [buffer.copy() for buffer in buffers], [buffer[part] for buffer in buffers]
@@ -202,7 +203,8 @@ def _misaligned(x):
     return np.ndarray(x.shape, x.dtype, b"+" + x.tobytes(), 1)
 
 
-# The mistakes by exception. Messages name the argument, the rule, the value found and the next step.
+# The mistakes by exception. Messages name the argument, the rule, the value found and the next
+# step.
 _MISTAKES = {
     TypeError: [
         (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that supports DLPack, got list: pass .*asarray"),
@@ -378,7 +380,8 @@ class _Loan(ctypes.Structure):
 
 
 class _Library:
-    """An array whose DLPack export differs from NumPy's: with an offset, without strides, on any device."""
+    """An array whose DLPack export differs from NumPy's: with an offset, without strides, on any
+    device."""
 
     def __init__(self, array, *, device=(1, 0), offset=0, code=2, lanes=1, has_strides=False):
         dims = (ctypes.c_int64 * array.ndim)(*array.shape)
@@ -531,7 +534,8 @@ def test_other_threads_run_meanwhile():
     thread = threading.Thread(target=note)
     thread.start()
     try:
-        # If the lock is not released, no call has such a moment. If it is, a busy machine may still miss most of them.
+        # If the lock is not released, no call has such a moment. If it is, a busy machine may still
+        # miss most of them.
         assert any(is_noted(*call()) for _ in range(300))
     finally:
         is_done.set()

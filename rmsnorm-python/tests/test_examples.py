@@ -1,4 +1,5 @@
-"""Every public function and class has an example in its docstring that runs on the CPU, as does every public module."""
+"""Every public function and class has an example in its docstring that runs on the CPU, as does
+every public module."""
 
 import doctest
 import importlib
@@ -15,7 +16,8 @@ _MODULES = {
 
 
 def _public(module):
-    """(name, object) of a module, its public names, and the documented public methods that its classes define."""
+    """(name, object) of a module, its public names, and the documented public methods that its
+    classes define."""
     yield module.__name__, module
     for name in module.__all__:
         item = getattr(module, name)

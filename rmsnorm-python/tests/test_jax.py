@@ -105,7 +105,8 @@ def test_options():
     judge("rms_norm", 1e-6, {"x": x, "weight": w}, {"y": rj.rms_norm(x, w, 1e-6, weight_offset=1.0)}, 1.0)
     judge("rms_norm", 1e-6, {"x": x}, {"y": rj.rms_norm(x, eps=1e-6)})
     judge("layer_norm", 1e-6, {"x": x}, {"y": rj.layer_norm(x, eps=1e-6)})
-    # Llama's order: jax.numpy with the same roundings, where a few values round to the other side of a tie.
+    # Llama's order: jax.numpy with the same roundings, where a few values round to the other side
+    # of a tie.
     got, expected = (wide(f) for f in (
         rj.rms_norm(x, w, 1e-6, cast_before_weight=True), reference.forward(Norm(False, 1e-6, 0.0, True), x, None, w, None)[0]
     ))
@@ -114,7 +115,8 @@ def test_options():
 
 @pytest.mark.parametrize("adds", [False, True])
 def test_every_option_reaches_the_norm(adds):
-    """Each option changes the result and matches jax.numpy, except a few values on the other side of a tie. None is on by default."""
+    """Each option changes the result and matches jax.numpy, except a few values on the other side
+    of a tie. None is on by default."""
     x, r, w = random(0, 16, 128, dtype=jnp.bfloat16), random(1, 16, 128, dtype=jnp.bfloat16), random(2, 128, dtype=jnp.bfloat16)
     norm = (lambda **options: rj.add_rms_norm(x, r, w, **options)[0]) if adds else functools.partial(rj.rms_norm, x, w)
     found = []
@@ -186,7 +188,8 @@ def operators_in(jaxpr):
     ((0, 0, None, None), True), ((0, 0, 0, None), False), ((0, 0, None, 0), False), ((0, None, None, None), False), ((0, 0, 0, 0), False),
 ])
 def test_a_batch_of_rows_is_more_rows(batched, is_more_rows):
-    """The norm, its tangent and its gradients are one call each, unless members have separate weights or biases."""
+    """The norm, its tangent and its gradients are one call each, unless members have separate
+    weights or biases."""
     args = [array if axis is None else jnp.stack([array] * 3) for axis, array in zip(batched, arrays(2, 4))]
 
     def run(*args):
@@ -239,7 +242,8 @@ MIXES = [(x, r, w, b) for x in ("float32", "bfloat16", "float16") for r in ("flo
 
 @pytest.mark.parametrize("mix", MIXES + [("float64", "float32", "float32", "bfloat16"), ("float32", "float64", "float64", "float32")])
 def test_strict_promotion(mix):
-    """Nothing is promoted implicitly, and the result does not change. Kernels get weights of any float dtype."""
+    """Nothing is promoted implicitly, and the result does not change. Kernels get weights of any
+    float dtype."""
     with jax.enable_x64("float64" in mix):
         args = [array.astype(dtype) for array, dtype in zip(arrays(4, 24), mix)]
 
@@ -296,7 +300,8 @@ def test_eager_calls_compile_once(xw):
 
 
 def test_eager_calls_keep_nothing(xw):
-    """Results and programs do not accumulate with new arrays and a new eps in each call: the caches are bounded."""
+    """Results and programs do not accumulate with new arrays and a new eps in each call: the caches
+    are bounded."""
     x, w = xw
     client = jax.devices()[0].client
     for index in range(150):
@@ -380,7 +385,8 @@ def joined(both):
     return both[0] + 3 * both[1]
 
 
-# Every norm with every set of arrays: (this package, jax.numpy), functions of x, residual, weight, bias with one result.
+# Every norm with every set of arrays: (this package, jax.numpy), functions of x, residual, weight,
+# bias with one result.
 FORMS = {
     "rms": (lambda x, r, w, b: rj.rms_norm(x, eps=1e-3), lambda x, r, w, b: plain(False, 1e-3, x)[0]),
     "rms weight": (lambda x, r, w, b: rj.rms_norm(x, w, 1e-3), lambda x, r, w, b: plain(False, 1e-3, x, None, w)[0]),
@@ -456,7 +462,8 @@ DERIVATIVES = {
 
 
 def agree(run, ours, theirs, args, tolerance=1e-4):
-    """Asserts that a transformation gives the same for both. Compiled, which takes a tenth of the time, without optimizations."""
+    """Asserts that a transformation gives the same for both. Compiled, which takes a tenth of the
+    time, without optimizations."""
     close(*(jax.jit(run(f), compiler_options={"xla_backend_optimization_level": 0})(*args) for f in (ours, theirs)), tolerance)
 
 
@@ -618,7 +625,8 @@ def test_explicit_sharding(form, split, explicit):
 
 
 def test_explicit_sharding_of_each_array(explicit):
-    """Split weights, a residual with another split than x, no partition, vmap, and second derivatives."""
+    """Split weights, a residual with another split than x, no partition, vmap, and second
+    derivatives."""
     args = arrays(8, 4, 16)
     ours, theirs = FORMS["add layer"]
     splits = P("a", "b"), P("a"), P("b"), P("a")
@@ -653,7 +661,8 @@ def test_a_program_without_sharded_arguments_under_a_mesh(xw, kind, four_devices
 
 
 def test_sums_over_devices_are_rounded_once(four_devices):
-    """If each device rounded its partial sum, a bfloat16 dweight would have an error of some units in the last place."""
+    """If each device rounded its partial sum, a bfloat16 dweight would have an error of some units
+    in the last place."""
     mesh = Mesh(four_devices, ("a",))
     x, dy = random(0, 64, 96, dtype=jnp.bfloat16), random(1, 64, 96, dtype=jnp.bfloat16)
     w = random(2, 96, dtype=jnp.bfloat16)
@@ -674,7 +683,8 @@ def test_shard_map(xw, check_vma, four_devices):
 
 
 def test_calls_become_part_of_a_graph():
-    """Runs norms with gradients in one program repeatedly: on CUDA XLA captures them in graphs and replays these."""
+    """Runs norms with gradients in one program repeatedly: on CUDA XLA captures them in graphs and
+    replays these."""
     x, w = random(0, 128, 1024, dtype=jnp.bfloat16), random(1, 1024, dtype=jnp.bfloat16)
 
     def loss(norm):
@@ -696,7 +706,8 @@ def test_calls_become_part_of_a_graph():
 @pytest.mark.parametrize("form", ["rms offset", "add layer"])
 @pytest.mark.parametrize("size", ["3", "n", "2*n + 1"])
 def test_export_without_special_arguments(form, size):
-    """Exports values and gradients, for any batch size and for platforms with and without kernels. The program does not call the kernels."""
+    """Exports values and gradients, for any batch size and for platforms with and without kernels.
+    The program does not call the kernels."""
     export = pytest.importorskip("jax.export")
     args = arrays(3, 8)
     rows = export.symbolic_shape(f"{size}, 8")

@@ -1,4 +1,5 @@
-"""The quality of the Python package: type hints, errors with a next step, an import without side effects."""
+"""The quality of the Python package: type hints, errors with a next step, an import without side
+effects."""
 
 import ast
 import importlib
@@ -69,7 +70,8 @@ def use(x: npt.NDArray[np.float32], h: npt.NDArray[np.float16]) -> None:
 
 
 def _mypy(tmp_path, code):
-    """The result of mypy --strict for a program that uses the package: (lines with errors, revealed types, all output)."""
+    """The result of mypy --strict for a program that uses the package: (lines with errors, revealed
+    types, all output)."""
     framework("mypy")
     (tmp_path / "consumer.py").write_text(code)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "consumer.py"]
@@ -88,7 +90,8 @@ def test_a_strictly_typed_program_finds_the_types_of_arrays(tmp_path):
     assert errors == wrong, output
 
 
-# Stubs of the framework types in this package's hints. With the frameworks' own hints mypy takes minutes.
+# Stubs of the framework types in this package's hints. With the frameworks' own hints mypy takes
+# minutes.
 STUBS = {
     "torch/__init__.pyi": "class dtype: ...\nclass device: ...\nclass Tensor:\n    def __getitem__(self, index: object) -> Tensor: ...\n",
     "torch/nn/__init__.pyi": "class Module: ...\nclass RMSNorm(Module): ...\nclass LayerNorm(Module): ...\n",

@@ -1,4 +1,5 @@
-"""Checks pages of docs/ that list public names and environment variables. Sources are read as text: no framework is needed."""
+"""Checks pages of docs/ that list public names and environment variables. Sources are read as text:
+no framework is needed."""
 
 import ast
 import pathlib

@@ -41,7 +41,8 @@ class Gemma(Llama):
 
 
 class NamedRMSNorm(Llama):
-    """A class with the name of a norm that computes another function: eps is outside of the root."""
+    """A class with the name of a norm that computes another function: eps is outside of the
+    root."""
 
     def forward(self, x):
         return self.weight * x / (x.float().pow(2).mean(-1, keepdim=True).sqrt() + self.tiny).to(x.dtype)
@@ -96,7 +97,8 @@ def test_a_patched_model_is_the_same_but_for_its_kernels():
         assert all(isinstance(module, own) and type(module).__name__ == own.__name__ for module, own in zip(net, classes))
         assert net.state_dict().keys() == state.keys()
         patched = net(x)
-        # Sums are added in another order: some results round to the other side of a tie, and later layers inherit this.
+        # Sums are added in another order: some results round to the other side of a tie, and later
+        # layers inherit this.
         assert (patched != before).float().mean() < 0.02
         names = []
         with torch.profiler.profile() as profile:
@@ -375,7 +377,8 @@ def test_a_module_that_differs_under_autocast_has_its_own_forward_there():
 ])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, order):
-    """The module that multiplies by two is never replaced, in any order. The plain one runs its own forward once it is changed."""
+    """The module that multiplies by two is never replaced, in any order. The plain one runs its own
+    forward once it is changed."""
     class Setting(Rms):
         def forward(self, x):
             return self.norm(x) * (2 if str(self.setting) == self.text else 1)
@@ -468,7 +471,8 @@ three = lambda *args: 3.0 * args[-1]  # noqa: E731
     lambda module, patch: patch.setattr(Helped, "forward", three), lambda module, patch: patch.setattr(Helped, "norm", three, raising=False),
 ], ids=range(18))
 def test_whatever_forward_reads_may_change(cls, change, monkeypatch):
-    """Methods, class attributes, global variables and new attributes may change, in the module and in its copies."""
+    """Methods, class attributes, global variables and new attributes may change, in the module and
+    in its copies."""
     module, x = cls(), torch.randn(3, 64)
     own, found = copy.deepcopy(module), rt.patch(module)
     assert len(found) == 1
@@ -717,7 +721,8 @@ def swapped(net):
 
 
 def replicas(net):
-    """A replica of a model, as DataParallel makes it: gradients go to the model's own parameters."""
+    """A replica of a model, as DataParallel makes it: gradients go to the model's own
+    parameters."""
     made = {module: module._replicate_for_data_parallel() for module in net.modules()}
     for module, replica in made.items():
         for name, child in module._modules.items():
@@ -947,7 +952,8 @@ def test_models_of_transformers(kind):
         after = net(ids).logits
         assert len(found) == len(norms) > 0, found
         if kind in ("gpt2", "bert"):
-            # PyTorch's layer norm adds in another order, so some bits differ: every norm of the model is compared with its bound.
+            # PyTorch's layer norm adds in another order, so some bits differ: every norm of the
+            # model is compared with its bound.
             for module, x, y in calls_of(net, ids, norms):
                 inputs = {"x": x, "weight": module.weight, "bias": module.bias}
                 judge("layer_norm", module.eps, inputs, {"y": y})

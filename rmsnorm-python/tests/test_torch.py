@@ -77,7 +77,8 @@ def test_options(device):
     judge("rms_norm", functional.default_eps(x), {"x": x}, {"y": rt.rms_norm(x)})
     judge("layer_norm", 1e-5, {"x": x}, {"y": rt.layer_norm(x)})
     judge("layer_norm", 1e-5, {"x": x, "bias": w}, {"y": rt.layer_norm(x, None, w)})
-    # Llama's order: a few values round to the other side of a tie, since sums are added in another order.
+    # Llama's order: a few values round to the other side of a tie, since sums are added in another
+    # order.
     llama = w * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).bfloat16()
     got = rt.rms_norm(x, w, 1e-6, cast_before_weight=True)
     assert (got != llama).float().mean() < 0.01 and not torch.equal(got, rt.rms_norm(x, w, 1e-6))
@@ -182,7 +183,8 @@ def test_several_dimensions_are_one_row(device):
     ("add layer", lambda x, r, w, b: rt.add_layer_norm(x, r, w, b), "xrwb"),
 ])
 def test_gradcheck(name, function, inputs):
-    """The kernels have no float64. In float32, central differences of 1e-2 have 2e-3 of truncation and rounding errors."""
+    """The kernels have no float64. In float32, central differences of 1e-2 have 2e-3 of truncation
+    and rounding errors."""
     shapes = {"x": (3, 5, 24), "r": (3, 5, 24), "w": (24,), "b": (24,)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -350,7 +352,8 @@ REFUSED = [
     (NotImplementedError, "x: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
     (NotImplementedError, "weight: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
 ]
-# The paths of calls: the kernels, without and with gradients, and PyTorch's operators for several reasons.
+# The paths of calls: the kernels, without and with gradients, and PyTorch's operators for several
+# reasons.
 PATHS = {
     "kernels": lambda x, w: (x, w), "gradients": lambda x, w: (x.requires_grad_(), w.requires_grad_()),
     "float64": lambda x, w: (x.double(), w.double()), "a mix": lambda x, w: (x, w.bfloat16()),
@@ -404,7 +407,8 @@ def test_scripts_have_the_same_defaults(name):
 
 
 def test_every_path_takes_the_same():
-    """All paths support zero columns, zero rows, and an eps of 0, of a NumPy float or of a tensor with one element, as PyTorch does."""
+    """All paths support zero columns, zero rows, and an eps of 0, of a NumPy float or of a tensor
+    with one element, as PyTorch does."""
     x, w = random(2, 8), random(8)
     for dtype in (torch.float32, torch.float64):
         for x in (random(2, 0, dtype=dtype, grad=True), random(0, 8, dtype=dtype, grad=True), random(3, 2, 0, dtype=dtype)):
@@ -583,7 +587,8 @@ def test_errors_of_operators_say_what_was_expected(call, text):
 
 
 def test_neither_tensors_nor_memory_leak():
-    """Arguments on the stack (also optional ones), results, and exceptions that pass through the dispatcher are released."""
+    """Arguments on the stack (also optional ones), results, and exceptions that pass through the
+    dispatcher are released."""
     def resident():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1])
@@ -691,7 +696,8 @@ def test_calls_appear_in_the_profiler():
     assert {"rmsnorm::rms_norm", "rmsnorm::rms_norm_backward"} <= names
 
 
-# {dtype of codes: (least code, largest code, half a unit of a normal code, half a step of the smallest code)}.
+# {dtype of codes: (least code, largest code, half a unit of a normal code, half a step of the
+# smallest code)}.
 CODES = {
     torch.float8_e4m3fn: (-448, 448, 2.0**-4, 2.0**-10), torch.float8_e5m2: (-57344, 57344, 2.0**-3, 2.0**-17),
     torch.int8: (-128, 127, 0.0, 0.5),

@@ -80,7 +80,8 @@ def test_opcheck_of_the_others(op, args):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_programs_have_no_graph_breaks_and_the_same_bits(device, dynamic):
-    """A backend that compiles nothing leaves the products as in eager mode, so that only the norms' bits are compared."""
+    """A backend that compiles nothing leaves the products as in eager mode, so that only the norms'
+    bits are compared."""
     need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
     block = Block(64).to(device)
     parameters = tuple(block.parameters())

@@ -1,4 +1,5 @@
-"""PyTorch on CUDA: streams, graphs, memory, and products of codes. test_torch.py tests the values."""
+"""PyTorch on CUDA: streams, graphs, memory, and products of codes. test_torch.py tests the
+values."""
 
 import os
 import subprocess
@@ -26,7 +27,8 @@ def random(*shape, dtype=torch.bfloat16, grad=False):
 
 
 def test_calls_go_to_the_current_stream():
-    """The norm reads the result of a long product on a side stream. On another stream it would run too early."""
+    """The norm reads the result of a long product on a side stream. On another stream it would run
+    too early."""
     a, w = random(6000, 6000), random(6000)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

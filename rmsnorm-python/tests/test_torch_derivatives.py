@@ -66,7 +66,8 @@ def ours(is_layer, offset=0.0, cast=False):
 
 
 def theirs(is_layer, offset=0.0):
-    """The definition. F.layer_norm of PyTorch 2.15 is wrong in nested forward mode (jacfwd of jacfwd), also in float64."""
+    """The definition. F.layer_norm of PyTorch 2.15 is wrong in nested forward mode (jacfwd of
+    jacfwd), also in float64."""
 
     def call(tensors):
         x, r, w, b = map(tensors.get, "xrwb")
@@ -86,7 +87,8 @@ def by_position(function, names):
 
 
 def near(got, exact, tolerance=2e-4):
-    """Asserts a small error relative to the largest element. float32 has hundreds of additions, and a factor per derivative."""
+    """Asserts a small error relative to the largest element. float32 has hundreds of additions, and
+    a factor per derivative."""
     got, exact = ((found,) if isinstance(found, torch.Tensor) else found for found in (got, exact))
     assert len(got) == len(exact)
     for g, e in zip(got, exact):
@@ -112,7 +114,8 @@ def jvp_tangents(function, tensors, tangents):
 
 
 def exact_tangents(is_layer, offset, tensors, tangents):
-    """(y_t, h_t) in float64 and the error of each before the last rounding, from math.md's bounds of the terms of y_t."""
+    """(y_t, h_t) in float64 and the error of each before the last rounding, from math.md's bounds
+    of the terms of y_t."""
     norm = "layer_norm" if is_layer else "rms_norm"
     inputs = {"x": tensors["x"]} | ({"residual": tensors["r"]} if "r" in tensors else {})
     h_t = [tangents[name].float() for name in "xr" if name in tangents]
@@ -131,7 +134,8 @@ def exact_tangents(is_layer, offset, tensors, tangents):
     if "b" in tangents:
         terms.append((wide(tangents["b"]) + 0 * rows, 0))
     y_t = sum(value for value, _ in terms)
-    # Each term is a rounded product and a rounded summand; terms after the first are rounded once more.
+    # Each term is a rounded product and a rounded summand; terms after the first are rounded once
+    # more.
     size = sum(np.abs(value) for value, _ in terms)
     error = sum(error for _, error in terms) + (len(terms) + 1) * F32_UNIT * size * (1 + 2.0**-10)
     return (y_t, error), (None if isinstance(h_t, list) else (wide(h_t).reshape(-1, COLS), 0.0))
@@ -238,7 +242,8 @@ def used_results(names):
 @pytest.mark.parametrize("is_layer, names, offset, cast", MODES)
 @pytest.mark.parametrize("rows", [(), (2,)])
 def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, names, offset, cast, rows):
-    """First derivatives in both modes, second ones as backward over backward and forward over backward, and batches of each."""
+    """First derivatives in both modes, second ones as backward over backward and forward over
+    backward, and batches of each."""
     tensors = {name: random(*(rows if name in "xr" else ()), 4, dtype=torch.float64) for name in names}
     for chosen, indices in itertools.product({names, *names}, used_results(names).values()):
         if indices == (1,) and not set(chosen) & set("xr"):
@@ -284,7 +289,8 @@ def _penalty(loss):
 
 
 def _tangents_of_gradients(loss):
-    """Forward over reverse with dual numbers: the backward pass must propagate them. Nothing else is recorded."""
+    """Forward over reverse with dual numbers: the backward pass must propagate them. Nothing else
+    is recorded."""
     def call(*tensors):
         with forward_ad.dual_level():
             leaves = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -366,7 +372,8 @@ def both(is_layer, names, offset, transform, compiled=None, dtype=torch.float32)
 @pytest.mark.parametrize("name, dtype", [*itertools.product(FIRST | SECOND, [torch.float32]), ("jacfwd of jacfwd", torch.float64),
                                          ("jacrev of jacrev", torch.float64), ("jacrev of jacfwd", torch.float64)])
 def test_every_way_to_differentiate(name, dtype):
-    """The float64 cases: there are no kernels, and F.layer_norm of PyTorch 2.15 is wrong in these three."""
+    """The float64 cases: there are no kernels, and F.layer_norm of PyTorch 2.15 is wrong in these
+    three."""
     for is_layer, names in INPUTS:
         near(*both(is_layer, names, 0.0 if is_layer else 0.5, (FIRST | SECOND)[name], dtype=dtype))
 
@@ -393,7 +400,8 @@ def test_inductor_compiles_gradients_of_each_example_and_tangents():
 
 
 def test_a_compiled_norm_has_the_tangents_of_dual_numbers():
-    """The level is entered outside of the compiled function, where PyTorch's compiled norms have tangents."""
+    """The level is entered outside of the compiled function, where PyTorch's compiled norms have
+    tangents."""
     tensors, tangents = make("xw"), make("xw")
     for is_layer in (False, True):
         torch._dynamo.reset()
@@ -444,7 +452,8 @@ def test_every_transform_refuses_what_a_call_refuses(weight, error):
 @pytest.mark.parametrize("is_layer", [False, True])
 @pytest.mark.parametrize("along", range(4))
 def test_tangents_of_gradients_in_one_direction(is_layer, along):
-    """Some gradients of a linear loss do not change along the direction: their tangents are zeros of the right shape."""
+    """Some gradients of a linear loss do not change along the direction: their tangents are zeros
+    of the right shape."""
     tensors, c = [random(3, 8), random(3, 8), random(8), random(8)], random(3, 8)
     direction = random(*tensors[along].shape)
 
@@ -520,7 +529,8 @@ def test_a_batch_of_gradients_can_be_differentiated():
 
 
 def operator_calls():
-    """(operator, its arguments by name, the differentiable ones, PyTorch's operator as a function of these)."""
+    """(operator, its arguments by name, the differentiable ones, PyTorch's operator as a function
+    of these)."""
     for is_layer, names in INPUTS:
         tensors = make(names)
         given = [tensors["x"]] + [tensors.get("r")] * ("r" in names) + [tensors.get("w")] + [tensors.get("b")] * is_layer
@@ -538,7 +548,8 @@ def operator_calls():
 
 
 def backward_calls():
-    """The operators of the backward pass as functions of dy, h, weight and dh. The statistics are computed from h."""
+    """The operators of the backward pass as functions of dy, h, weight and dh. The statistics are
+    computed from h."""
     for is_layer in (False, True):
         dy, h, w, dh = random(3, COLS), random(3, COLS), random(COLS), random(3, COLS)
         if is_layer:
@@ -560,7 +571,8 @@ def backward_calls():
 
 @pytest.mark.parametrize("name, call, leaves, exact", [*operator_calls(), *backward_calls()])
 def test_operators_have_derivatives(name, call, leaves, exact):
-    """No operator loses a derivative: dual numbers with and without a graph, torch.func, autograd, and second derivatives."""
+    """No operator loses a derivative: dual numbers with and without a graph, torch.func, autograd,
+    and second derivatives."""
     wide_leaves, tangents = [t.double() for t in leaves], [random(*t.shape) for t in leaves]
     expected = torch.func.jvp(exact, tuple(wide_leaves), tuple(t.double() for t in tangents))[1]
     near(torch.func.jvp(call, tuple(leaves), tuple(tangents))[1], expected)

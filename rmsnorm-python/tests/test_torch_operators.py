@@ -1,5 +1,6 @@
-"""All operators and all ways to their gradients: the weight offset, each member of a batch, and the dtypes of fake kernels. Results are
-compared with the definition in float64, in all arguments at once."""
+"""All operators and all ways to their gradients: the weight offset, each member of a batch, and the
+dtypes of fake kernels. Results are compared with the definition in float64, in all arguments at
+once."""
 
 import itertools
 

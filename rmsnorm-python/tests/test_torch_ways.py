@@ -1,4 +1,5 @@
-"""PyTorch: compilers, exporters and transforms, with the norms of `torch.nn` and of this package. The guide's table has the results."""
+"""PyTorch: compilers, exporters and transforms, with the norms of `torch.nn` and of this package.
+The guide's table has the results."""
 
 import copy
 import io
@@ -156,7 +157,8 @@ WAYS = {
 
 
 def outcome(way, nn, tmp_path):
-    """Whether PyTorch supports the way. If it does, the result is compared with the same norms in float64."""
+    """Whether PyTorch supports the way. If it does, the result is compared with the same norms in
+    float64."""
     built, x = model(nn), torch.randn(3, 8)
     exact = copy.deepcopy(built).double()(x.double()).float()
     try:
@@ -320,7 +322,8 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
     ):
         with pytest.raises(error, match=text):
             call()
-    # PyTorch supports only the layer norm for the older layout. Also without a gradient, which takes another path.
+    # PyTorch supports only the layer norm for the older layout. Also without a gradient, which
+    # takes another path.
     strided = torch.nested.nested_tensor(parts)
     for got, part in zip(rt.layer_norm(strided, weight, bias).unbind(), parts, strict=True):
         tolerance = 2.0**-6 if dtype == torch.bfloat16 else 1e-5

@@ -10,14 +10,16 @@ use rmsnorm_core::{Element, Error};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
-/// Input and output of all sets together exceed this many bytes: several times any processor's last-level cache.
+/// Input and output of all sets together exceed this many bytes: several times any processor's
+/// last-level cache.
 const COLD_BYTES: usize = 512 << 20;
 
 /// Calls on matrices of fewer bytes are decode steps, whose tensors are in the cache.
 const HOT_BYTES: usize = 128 << 10;
 
-/// The largest number of elements of a matrix: 256 MiB in f32. There are eight matrices of this size, two sets
-/// of four. A single row takes more memory, since vectors are then as long as matrices.
+/// The largest number of elements of a matrix: 256 MiB in f32. There are eight matrices of this
+/// size, two sets of four. A single row takes more memory, since vectors are then as long as
+/// matrices.
 const MOST_ELEMENTS: usize = 1 << 26;
 
 /// The bytes of a matrix in sweeps.
@@ -60,7 +62,8 @@ impl Measurable for CpuBackend {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
         }
-        // The backend copies f32. Matrices begin on a cache line, so at most one 16-bit element is left at the end.
+        // The backend copies f32. Matrices begin on a cache line, so at most one 16-bit element is
+        // left at the end.
         let (head, body, tail) = pod_align_to::<T, f32>(from);
         let (split, streaming) = (head.len(), way == 1);
         let (head_to, body_to, tail_to) = pod_align_to_mut::<T, f32>(to);

@@ -1,8 +1,8 @@
 //! Measuring a CUDA device: CUDA graphs of calls between two events, and the driver's copy.
 //!
-//! A batch is one call on every set, captured into a graph. A sample replays the graph many times and measures
-//! the device's time. The calls on other sets have evicted a call's tensors from the cache. If a call cannot be
-//! captured, the events enclose a loop of calls instead.
+//! A batch is one call on every set, captured into a graph. A sample replays the graph many times
+//! and measures the device's time. The calls on other sets have evicted a call's tensors from the
+//! cache. If a call cannot be captured, the events enclose a loop of calls instead.
 
 use std::ops::Range;
 
@@ -23,11 +23,13 @@ const WARM_CALLS: usize = 3;
 /// Device memory that is reserved for kernels, graphs and the allocator.
 const RESERVED_BYTES: usize = 1 << 30;
 
-/// The oldest driver with the function that cudarc reads events with. cudarc panics if it is missing.
+/// The oldest driver with the function that cudarc reads events with. cudarc panics if it is
+/// missing.
 const OLDEST_TIMING_DRIVER: (u32, u32) = (12, 8);
 
-/// The largest copy that always runs at the driver's full rate, if it is a whole number of pages. Parts of a
-/// page and some larger sizes (a page more, 512 MiB, 1 GiB) run at two thirds of it (H200, driver 580.159).
+/// The largest copy that always runs at the driver's full rate, if it is a whole number of pages.
+/// Parts of a page and some larger sizes (a page more, 512 MiB, 1 GiB) run at two thirds of it
+/// (H200, driver 580.159).
 const PIECE_BYTES: usize = 256 << 20;
 
 const PAGE_BYTES: usize = 4 << 10;
@@ -39,14 +41,16 @@ pub struct Batch {
     sets: usize,
 }
 
-/// The backend on the calling thread's default stream, whose calls can be captured. A capture does not allow
-/// the legacy default stream, nor the events that cudarc records on streams that it makes.
+/// The backend on the calling thread's default stream, whose calls can be captured. A capture does
+/// not allow the legacy default stream, nor the events that cudarc records on streams that it
+/// makes.
 pub(crate) fn capturable(backend: &CudaBackend) -> Result<CudaBackend, Error> {
     backend.on(backend.stream().context().per_thread_stream())
 }
 
 impl Measurable for CudaBackend {
-    /// Rows of all lengths of models and research, a call that hardly fills the device, and decode steps.
+    /// Rows of all lengths of models and research, a call that hardly fills the device, and decode
+    /// steps.
     const SHAPES: &'static [Shape] = &[
         Shape { rows: 32768, cols: 4096 },
         Shape { rows: 1_048_576, cols: 128 },
@@ -158,7 +162,8 @@ impl Measurable for CudaBackend {
     }
 }
 
-/// The elements of a matrix in pieces that the driver copies at its full rate: whole pages, and a rest of less than a page.
+/// The elements of a matrix in pieces that the driver copies at its full rate: whole pages, and a
+/// rest of less than a page.
 fn pieces(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (piece, page) = (PIECE_BYTES / element_bytes, PAGE_BYTES / element_bytes);
     let pages = len - len % page;
@@ -178,7 +183,8 @@ fn require_timing(driver: (u32, u32)) -> Result<(), String> {
     Err(format!("timing needs a driver of CUDA {}.{} or newer, this one is of {}.{}", oldest.0, oldest.1, got.0, got.1))
 }
 
-/// A graph of one call on every set, or `None` if a call or the driver fails. The stream is not capturing afterwards.
+/// A graph of one call on every set, or `None` if a call or the driver fails. The stream is not
+/// capturing afterwards.
 fn capture(backend: &CudaBackend, sets: usize, call: &mut Call<'_, CudaBackend>) -> Option<CudaGraph> {
     let stream = backend.stream();
     // Thread-local mode: calls of other threads do not invalidate the capture.

@@ -15,13 +15,14 @@ const MOST_SETS: usize = 64;
 /// The bytes of a matrix in sweeps.
 pub(super) const SWEEP_BYTES: usize = 256 << 20;
 
-/// The number of sets that together have [`COLD_BYTES`]. The peers are measured with the same number.
+/// The number of sets that together have [`COLD_BYTES`]. The peers are measured with the same
+/// number.
 pub(super) fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// [`Measurable::repeat`] for GPUs: uploads only the period and repeats it with copies on the device. Uploading
-/// gigabytes would take seconds.
+/// [`Measurable::repeat`] for GPUs: uploads only the period and repeats it with copies on the
+/// device. Uploading gigabytes would take seconds.
 pub(super) fn repeat<D: Measurable, T: Element>(
     device: &D,
     period: &[T],
@@ -39,7 +40,8 @@ pub(super) fn repeat<D: Measurable, T: Element>(
     (0..count).map(repeated).collect()
 }
 
-/// The copies that fill `len` elements with repetitions of the first `period`: (source, destination).
+/// The copies that fill `len` elements with repetitions of the first `period`: (source,
+/// destination).
 fn repetitions(period: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     (0..len).step_by(period.max(1)).map(move |start| {
         let part = 0..period.min(len - start);

@@ -35,7 +35,8 @@ struct Stamps {
 }
 
 impl Measurable for WgpuBackend {
-    /// CUDA's shapes that wgpu has targets for, a call that hardly fills the device, and decode steps.
+    /// CUDA's shapes that wgpu has targets for, a call that hardly fills the device, and decode
+    /// steps.
     const SHAPES: &'static [Shape] = &[
         Shape { rows: 32768, cols: 4096 },
         Shape { rows: 1_048_576, cols: 128 },
@@ -65,7 +66,8 @@ impl Measurable for WgpuBackend {
         if self.is_software() { 2 * MOST_SOFTWARE_ELEMENTS } else { SWEEP_BYTES }
     }
 
-    /// wgpu does not report free memory, so tensors that do not fit are an error of the device later.
+    /// wgpu does not report free memory, so tensors that do not fit are an error of the device
+    /// later.
     fn admit(&self, shape: Shape, _bytes: usize) -> Result<(), String> {
         let most = self.device().limits().max_buffer_size;
         if shape.elements() as u64 * 4 > most {
@@ -138,7 +140,8 @@ trait Clock {
     /// Waits until all submitted work is done.
     fn wait(&self) -> Result<(), Error>;
 
-    /// Runs the calls in one submission. Returns the seconds on the device from the first to the last call.
+    /// Runs the calls in one submission. Returns the seconds on the device from the first to the
+    /// last call.
     fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce(&Self) -> Result<(), Error>) -> Result<f64, Error>;
 }
 

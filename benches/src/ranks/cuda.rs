@@ -2,7 +2,8 @@
 //!
 //! - one kernel over peer memory;
 //! - NCCL's sends composed with a norm of sums, with the same bits of the sum;
-//! - NCCL's all-reduce followed by a norm: the sum is added in NCCL's order and rounded before the residual is added.
+//! - NCCL's all-reduce followed by a norm: the sum is added in NCCL's order and rounded before the
+//!   residual is added.
 //!
 //! Events time CUDA graphs of many calls.
 
@@ -84,7 +85,8 @@ impl Gpu {
     fn prepare(&self, case: &RanksCase, spec: &NormSpec) -> Result<(), BenchError> {
         let RanksCase { op, dtype, .. } = *case;
         if op == RanksOp::ForwardColumns {
-            // The first call compiles before its kernel waits for other ranks, and each rank has a separate GPU.
+            // The first call compiles before its kernel waits for other ranks, and each rank has a
+            // separate GPU.
             return Ok(());
         }
         let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];

@@ -36,7 +36,8 @@ pub(super) fn judge(
     }
 }
 
-/// Checks some rows of the sum and of y. If the sum may differ from its definition, y is checked with the stored sum.
+/// Checks some rows of the sum and of y. If the sum may differ from its definition, y is checked
+/// with the stored sum.
 fn judge_sum(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs], is_exact: bool) -> Result<(), &'static str> {
     let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
     let [sum, y] = &ranks[0];
@@ -69,7 +70,8 @@ fn judge_whole_rows(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs]
     judge_y(case, cols * ranks.len(), [&join(&x).values(), &weight, &bias], &join(&y), arithmetic)
 }
 
-/// The outputs, with each rank's sum replaced by the whole sum, joined from the rows that the ranks own.
+/// The outputs, with each rank's sum replaced by the whole sum, joined from the rows that the ranks
+/// own.
 fn with_whole_sums(case: &RanksCase, ranks: &[Outputs]) -> Vec<Outputs> {
     let own = |(rank, [sum, _]): (usize, &Outputs)| sum.bits[case.of_stream(rank, ranks.len())].to_vec();
     let bits = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();

@@ -38,8 +38,8 @@ const NEXT: TensorSet =
 /// A weight and its gradient: a call with one sum over the rows.
 const ONE_GRADIENT: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
 
-/// Runs the cases of a changed rung, with a table of the earlier changes and this one. If a case fails, or the
-/// budget ends, the rung is put back. Returns the number of cases that were run.
+/// Runs the cases of a changed rung, with a table of the earlier changes and this one. If a case
+/// fails, or the budget ends, the rung is put back. Returns the number of cases that were run.
 pub(super) fn prove<D: Measurable>(
     search: &Search<'_, D>,
     before: &Table,
@@ -90,7 +90,8 @@ fn run<D: Measurable>(device: &D, ids: &[String], jobs: usize) -> Result<Summary
     conformance::run(device, &options, &mut |_, _| {}, None).map_err(|error| BenchError::Input(error.to_string()))
 }
 
-/// The cases of a rung: row lengths at both ends of it and the measured ones, for every kind of call that looks it up.
+/// The cases of a rung: row lengths at both ends of it and the measured ones, for every kind of
+/// call that looks it up.
 fn ids(found: &Found) -> Vec<String> {
     let task = &found.task;
     let mut cols = measured_cols(task);
@@ -111,14 +112,16 @@ fn ids(found: &Found) -> Vec<String> {
     ids
 }
 
-/// The cases of one row length: several numbers of rows, dense and strided, in every dtype that shares the rung.
+/// The cases of one row length: several numbers of rows, dense and strided, in every dtype that
+/// shares the rung.
 fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
     let norm = subject.operation.norm;
     let dtypes: &[DType] = match subject.dtype {
         DType::F32 => &[DType::F32],
         DType::Bf16 | DType::F16 => &[DType::Bf16, DType::F16],
     };
-    // Numbers of the table are proven on the shapes that they decide about, with as many rows as can be checked.
+    // Numbers of the table are proven on the shapes that they decide about, with as many rows as
+    // can be checked.
     let most_rows = (MOST_ELEMENTS / cols).max(1);
     let rows = [3, 33, subject.shape.rows].into_iter().map(|rows| rows.min(most_rows));
     let (kind, present) = kind_and_tensors(subject.operation.op, norm);
@@ -136,12 +139,14 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             if index == 1 && quant.is_none() {
                 cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
             }
-            // Sums after the norm use the same ladders, with and without a next norm, and keep more of a row.
+            // Sums after the norm use the same ladders, with and without a next norm, and keep more
+            // of a row.
             if subject.operation.op == Op::AddForward {
                 let present = if index % 2 == 0 { ALL.union(NEXT) } else { ALL };
                 cases.push(Case { kind: Kind::ForwardAfter, present, ..plain });
             }
-            // Quantized calls without separate ladders, and all with a residual, use forward's ladders of blocks.
+            // Quantized calls without separate ladders, and all with a residual, use forward's
+            // ladders of blocks.
             if matches!(subject.operation.op, Op::Forward | Op::AddForward) {
                 let quant = [Quant::Tensor, Quant::Block128][index % 2].spec(Shape { rows, cols });
                 cases.push(Case { kind: Kind::QuantizedForward, quant: Some(quant), ..plain });

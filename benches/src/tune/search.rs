@@ -1,7 +1,7 @@
 //! The search for the fastest entry of a rung.
 //!
-//! All candidates are timed briefly, in turn. Clearly slower ones drop out, and the others are timed longer. At
-//! the end, samples of the best and of the built-in entry alternate.
+//! All candidates are timed briefly, in turn. Clearly slower ones drop out, and the others are
+//! timed longer. At the end, samples of the best and of the built-in entry alternate.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -21,13 +21,15 @@ const MOST_CANDIDATES: usize = 18;
 /// The longest duration of a sample, in seconds.
 const SAMPLE_SECONDS: f64 = 4e-3;
 
-/// (samples of a round, the largest time relative to the best with which a candidate stays for the next round).
+/// (samples of a round, the largest time relative to the best with which a candidate stays for the
+/// next round).
 const ROUNDS: [(usize, f64); 3] = [(2, 1.12), (4, 1.04), (7, 1.015)];
 
 /// The number of alternating samples of the best and of the built-in entry.
 const LAST_SAMPLES: usize = 25;
 
-/// The smallest gain of a replacement, also without noise, and the largest loss on one of several shapes.
+/// The smallest gain of a replacement, also without noise, and the largest loss on one of several
+/// shapes.
 const LEAST_GAIN: f64 = 0.01;
 const MOST_LOSS: f64 = 0.005;
 
@@ -62,7 +64,8 @@ impl Found {
 }
 
 impl<D: Measurable> Prepared<D> {
-    /// The compiled candidates of a task, without those that do not compile. After the time limit only the built-in entry is compiled.
+    /// The compiled candidates of a task, without those that do not compile. After the time limit
+    /// only the built-in entry is compiled.
     pub(super) fn new(search: &Search<'_, D>, task: &Task) -> Self {
         let Search { base, built_in, until, jobs } = *search;
         let problems: Vec<Problem> = task.subjects.iter().map(problem_of).collect();
@@ -94,7 +97,8 @@ impl<D: Measurable> Prepared<D> {
     }
 }
 
-/// Compiles the candidates' kernels on `jobs` threads. Returns for each candidate whether it is ready.
+/// Compiles the candidates' kernels on `jobs` threads. Returns for each candidate whether it is
+/// ready.
 fn compile<D: Measurable>(candidates: &[(Entry, D)], problems: &[Problem], jobs: usize, until: Instant) -> Vec<bool> {
     let (next, ready) = (AtomicUsize::new(0), Mutex::new(vec![false; candidates.len()]));
     std::thread::scope(|scope| {
@@ -130,7 +134,8 @@ pub(super) fn search<D: Measurable>(
     if candidates.is_empty() || Instant::now() > until {
         return Ok(None);
     }
-    // All entries give the same plan, for example on a device with clusters in the rungs for devices without.
+    // All entries give the same plan, for example on a device with clusters in the rungs for
+    // devices without.
     if candidates.len() == 1 {
         return Ok(Some(kept(task, f64::NAN, None)));
     }
@@ -246,8 +251,8 @@ impl<'d, D: Measurable> Bench<'d, D> {
         Ok(seconds)
     }
 
-    /// Times candidates in rounds. Returns the remaining ones, fastest first; none if the time limit is reached. Candidates that fail
-    /// drop out.
+    /// Times candidates in rounds. Returns the remaining ones, fastest first; none if the time
+    /// limit is reached. Candidates that fail drop out.
     fn rounds(&mut self, candidates: &[usize], until: Instant) -> Result<Vec<usize>, BenchError> {
         let mut left = candidates.to_vec();
         for (samples, most) in ROUNDS {
@@ -290,7 +295,8 @@ impl<'d, D: Measurable> Bench<'d, D> {
     /// Whether results of a candidate are outside their bounds, or it fails.
     fn is_wrong(&mut self, candidate: usize) -> Result<bool, BenchError> {
         let (_, device) = &self.candidates[candidate];
-        // The check allocates new outputs, so batches that were captured earlier would write to freed memory.
+        // The check allocates new outputs, so batches that were captured earlier would write to
+        // freed memory.
         self.batches.fill_with(|| None);
         Ok(self.workload.wrong_elements_on(device, self.subject.operation).map_or(true, |wrong| wrong > 0))
     }

@@ -12,13 +12,14 @@ const POPULAR: [usize; 32] = [
     64, 28672, 32768, 1280, 640, 384, 192, 2880, 18432, 20480, 24576, 65536, 131_072,
 ];
 
-/// The largest number of bytes of a matrix of a large call; several matrices exceed all caches. Long rows get
-/// more bytes, since with few rows the last partial wave of blocks decides.
+/// The largest number of bytes of a matrix of a large call; several matrices exceed all caches.
+/// Long rows get more bytes, since with few rows the last partial wave of blocks decides.
 const LARGE_BYTES: usize = 64 << 20;
 const LONG_COLS: usize = 16_384;
 const LARGE_BYTES_OF_LONG: usize = 4 * LARGE_BYTES;
 
-/// The rows of a small call, the rows of a medium call (backward only), and the row lengths that are measured with them.
+/// The rows of a small call, the rows of a medium call (backward only), and the row lengths that
+/// are measured with them.
 const SMALL_ROWS: usize = 128;
 const MIDDLE_ROWS: usize = 512;
 const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
@@ -108,8 +109,8 @@ pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -
     tasks
 }
 
-/// The table with more rungs: a rung whose longest row is more than twice its shortest is split at every power
-/// of two columns, so that a measured length represents its rung.
+/// The table with more rungs: a rung whose longest row is more than twice its shortest is split at
+/// every power of two columns, so that a measured length represents its rung.
 pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
     let mut split = table.clone();
     for slot in device.slots().iter().filter(|slot| slot.columns > 0) {
@@ -164,7 +165,8 @@ fn of_rung<D: Measurable>(
     } else {
         request.cols.iter().copied().filter(is_of).collect()
     };
-    // A rung without common lengths is measured at its longest row, unless the request lists columns.
+    // A rung without common lengths is measured at its longest row, unless the request lists
+    // columns.
     if cols.is_empty() && request.cols.is_empty() && up_to <= 1 << 20 {
         cols.push(up_to);
     }
@@ -180,7 +182,8 @@ fn of_rung<D: Measurable>(
     if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
         let small = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
         subjects.push(small(SMALL_ROWS));
-        // At about this number of rows backward begins to divide columns, not only rows, among blocks.
+        // At about this number of rows backward begins to divide columns, not only rows, among
+        // blocks.
         if calls.kind == Kind::Backward {
             subjects.push(small(MIDDLE_ROWS));
         }

@@ -65,7 +65,8 @@ def _need(framework: str, oldest: tuple[int, int]) -> None:
 
 
 def devices() -> dict[str, tuple[bool, str]]:
-    """{name: (can be used, description, or the reason why it cannot be used)} of this machine's devices.
+    """{name: (can be used, description, or the reason why it cannot be used)} of this machine's
+    devices.
 
     >>> import rmsnorm
     >>> can_be_used, description = rmsnorm.devices()["cpu"]

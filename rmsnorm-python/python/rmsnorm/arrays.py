@@ -1,11 +1,13 @@
-"""Norms of NumPy, CuPy and other arrays that support DLPack, on the CPU or on CUDA. Nothing is copied.
+"""Norms of NumPy, CuPy and other arrays that support DLPack, on the CPU or on CUDA. Nothing is
+copied.
 
 Arrays are float32, float16 or bfloat16 (also of `ml_dtypes`), of any rank. A norm is over the last
 dimension. Weight, bias and residual have the dtype of x or float32. Rows may be strided, such as a
 slice of a fused QKV buffer. Definitions, roundings and error bounds: rmsnorm-spec/math.md,
 equations (1) to (12).
 
-eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and `rmsnorm.jax`.
+eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and
+`rmsnorm.jax`.
 
 In place: pass an input as its output, `out=x`, or with a residual `out=(x, residual)`. Both must
 have the same address, shape and strides. Any other overlap raises ValueError.
@@ -69,7 +71,7 @@ _OUTPUTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dres
 
 @functools.cache
 def _dtype_name(dtype: Any) -> str:
-    """The name of any library's dtype, `float32`: the last word of `torch.float32`, `<dtype: 'float32'>`, .."""
+    """The name of any library's dtype, such as `float32`: the last word of its text."""
     words: list[str] = re.findall(r"\w+", str(dtype))
     return words[-1] if words else ""
 
@@ -108,7 +110,8 @@ def _check_tensor(name: str, tensor: Any) -> None:
 
 
 def _lent(array: Any) -> tuple[Any, bool]:
-    """(array, is bfloat16 as int16) for the native library. NumPy can export bfloat16 only as integers."""
+    """(array, is bfloat16 as int16) for the native library. NumPy can export bfloat16 only as
+    integers."""
     if _is_of(array, "numpy", "ndarray") and _dtype_name(array.dtype) == "bfloat16":
         return array.view("int16"), True
     return array, False
@@ -141,7 +144,8 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
             bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None,
             mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
             cast_before_weight: bool = False, stream: int | None = None) -> None:
-    """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or "layer_norm".
+    """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or
+    "layer_norm".
 
     x, y, residual, residual_out: (..., cols). weight, bias: (cols). mean, rstd: (...), float32.
 
@@ -204,10 +208,12 @@ def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
 
 def rms_norm(x: _X, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
              cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x` is in place.
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x`
+    is in place.
 
     x, out: (..., cols). weight: (cols); ones if None.
-    cast_before_weight: round the normalized value to x's dtype before the weight multiplies it, as Llama does.
+    cast_before_weight: round the normalized value to x's dtype before the weight multiplies it, as
+    Llama does.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -243,7 +249,9 @@ def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack
 
 def add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
                  cast_before_weight: bool = False, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h). `out=(x, residual)` is in place.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h).
+
+    In place: `out=(x, residual)`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -260,7 +268,9 @@ def add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, eps:
 
 def add_layer_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
                    eps: float | None = None, *, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h). `out=(x, residual)` is in place.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h).
+
+    In place: `out=(x, residual)`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays

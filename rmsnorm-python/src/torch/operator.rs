@@ -2,7 +2,8 @@
 
 use rmsnorm_core::{Direction, Norm, Tensor};
 
-/// The schemas of all operators. The `_inference` operators return no statistics, for calls without gradients.
+/// The schemas of all operators. The `_inference` operators return no statistics, for calls without
+/// gradients.
 pub(super) const SCHEMAS: [&str; 9] = [
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
      -> (Tensor y, Tensor rstd)",

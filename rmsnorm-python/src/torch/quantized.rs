@@ -36,8 +36,8 @@ pub(super) fn spec(codes: i64, kind: i64, rows: usize) -> Result<QuantSpec, Erro
     })
 }
 
-/// A new tensor for the scales: empty for a given scale, a scalar for one per tensor, (.., 1) for one per
-/// row, column-major (rows, blocks) for one per block, the bytes of the tiles for MX.
+/// A new tensor for the scales: empty for a given scale, a scalar for one per tensor, (.., 1) for
+/// one per row, column-major (rows, blocks) for one per block, the bytes of the tiles for MX.
 pub(super) fn scales<'s>(
     shim: &'s Shim,
     quant: &QuantSpec,

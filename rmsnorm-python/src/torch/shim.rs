@@ -1,5 +1,6 @@
-//! The functions of libtorch's stable C interface that are used here (torch/csrc/inductor/aoti_torch/c/shim.h and
-//! torch/csrc/stable/c/shim.h). They are looked up in the libraries that PyTorch has loaded; nothing is linked.
+//! The functions of libtorch's stable C interface that are used here
+//! (torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h). They are looked up in
+//! the libraries that PyTorch has loaded; nothing is linked.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
@@ -40,7 +41,8 @@ macro_rules! functions {
             /// - Libraries: they are libtorch_cpu and libtorch_cuda of PyTorch 2.10 or later, and stay loaded.
             pub(super) unsafe fn load(cpu: &str, cuda: Option<&str>) -> Result<Self, String> {
                 // SAFETY:
-                // - libraries: loaded already, so no constructor runs; forgotten below, so never unloaded;
+                // - libraries: loaded already, so no constructor runs; forgotten below, so never
+                //   unloaded;
                 // - types: as declared in the headers that are named above.
                 unsafe {
                     let (torch, cuda) = (loaded(cpu)?, cuda.map(|path| loaded(path)).transpose()?);
@@ -139,13 +141,15 @@ unsafe impl Send for Shim {}
 unsafe impl Sync for Shim {}
 
 impl Shim {
-    /// Registers a kernel for an operator with the dispatcher. `key`: the dispatch key, "CPU" or "CUDA".
+    /// Registers a kernel for an operator with the dispatcher. `key`: the dispatch key, "CPU" or
+    /// "CUDA".
     pub(super) fn register(&self, namespace: &CStr, key: &CStr, operator: &CStr, kernel: Kernel) -> Result<(), String> {
         let file = c"rmsnorm-python";
         let mut library = null_mut();
         // SAFETY:
         // - strings: end with zero, and live to the end of the call; libtorch copies them;
-        // - library: made by the first call, used by the second; libtorch keeps it, and its registrations, until the process ends.
+        // - library: made by the first call, used by the second; libtorch keeps it, and its
+        //   registrations, until the process ends.
         let codes = unsafe {
             let made = (self.library_impl)(namespace.as_ptr(), key.as_ptr(), file.as_ptr(), 0, &raw mut library);
             [made, if made == 0 { (self.implement)(library, operator.as_ptr(), kernel) } else { 0 }]
@@ -157,9 +161,9 @@ impl Shim {
 /// The functions of `throw std::runtime_error(message)`: a kernel fails with it, and Python gets a
 /// `RuntimeError`. It needs the Itanium C++ ABI, as on Linux.
 ///
-/// libstdc++ unwinds with libgcc's functions. A library linked with another unwinder (by zig, for old
-/// systems) would call that unwinder from Rust's landing pads, with libgcc's data. So the one Rust frame
-/// that an exception passes has no destructors and therefore no landing pad.
+/// libstdc++ unwinds with libgcc's functions. A library linked with another unwinder (by zig, for
+/// old systems) would call that unwinder from Rust's landing pads, with libgcc's data. So the one
+/// Rust frame that an exception passes has no destructors and therefore no landing pad.
 pub(super) struct Thrower {
     allocate: unsafe extern "C" fn(usize) -> *mut c_void,
     construct: unsafe extern "C" fn(*mut c_void, *const c_char),
@@ -173,7 +177,8 @@ pub(super) struct Thrower {
 /// `__cxa_throw`
 type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
 
-/// An exception to be thrown with `throw(object, type_info, destroy)`; no exception if `throw` is `None`.
+/// An exception to be thrown with `throw(object, type_info, destroy)`; no exception if `throw` is
+/// `None`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Exception {
@@ -214,7 +219,8 @@ impl Thrower {
     pub(super) fn exception(&self, message: &str) -> Exception {
         let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
         // SAFETY:
-        // - memory: of the object's size, from the function that `__cxa_throw` requires; the constructor copies the message.
+        // - memory: of the object's size, from the function that `__cxa_throw` requires; the
+        //   constructor copies the message.
         let object = unsafe {
             let object = (self.allocate)(RUNTIME_ERROR_BYTES);
             (self.construct)(object, message.as_ptr());

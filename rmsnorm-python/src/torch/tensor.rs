@@ -41,7 +41,8 @@ impl<'s> Owned<'s> {
     /// A tensor argument of a kernel.
     ///
     /// # Safety
-    /// - Value: it is a tensor's handle that the dispatcher passed to the kernel with its ownership.
+    /// - Value: it is a tensor's handle that the dispatcher passed to the kernel with its
+    ///   ownership.
     pub(super) unsafe fn of_value(shim: &'s Shim, value: Value) -> Self {
         Owned { handle: std::ptr::with_exposed_provenance_mut(value as usize), shim }
     }
@@ -91,7 +92,8 @@ impl<'s> Owned<'s> {
         }
         let numbers = self.ask(function, null_mut())?;
         // SAFETY:
-        // - memory: the tensor's, a number for each dimension, unchanged while the tensor is borrowed.
+        // - memory: the tensor's, a number for each dimension, unchanged while the tensor is
+        //   borrowed.
         Ok(unsafe { std::slice::from_raw_parts(numbers, len) })
     }
 
@@ -117,7 +119,8 @@ impl<'s> Owned<'s> {
         Ok(DeviceOf { kind, index: self.ask(self.shim.device_index, 0)? })
     }
 
-    /// Its rows, or the rows of a dense copy, returned with them, if they need more than two strides. A strided vector is copied, too.
+    /// Its rows, or the rows of a dense copy, returned with them, if they need more than two
+    /// strides. A strided vector is copied, too.
     pub(super) fn rows(&self, tensor: Tensor) -> Result<(Foreign, Option<Owned<'s>>), Error> {
         let (dims, strides, storage) = (self.dims()?, self.numbers(self.shim.strides)?, self.storage(tensor)?);
         let rows = Foreign::strided(tensor, self.data()?, storage, dims, strides);

@@ -1,5 +1,6 @@
 //! The structs of XLA's foreign function interface that are used here, as in its C header
-//! (xla/ffi/api/c_api.h), versions 0.1 to 0.3. A test compares offsets with the header that jaxlib ships.
+//! (xla/ffi/api/c_api.h), versions 0.1 to 0.3. A test compares offsets with the header that jaxlib
+//! ships.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -26,10 +27,12 @@ pub(super) const INVALID_ARGUMENT: c_int = 3;
 pub(super) const UNIMPLEMENTED: c_int = 12;
 pub(super) const INTERNAL: c_int = 13;
 
-/// The trait of a handler whose calls always launch the same work, so that CUDA graphs may capture them.
+/// The trait of a handler whose calls always launch the same work, so that CUDA graphs may capture
+/// them.
 pub(super) const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// Declares structs of the header, and their layouts for a test. Most begin with the two fields in parentheses.
+/// Declares structs of the header, and their layouts for a test. Most begin with the two fields in
+/// parentheses.
 macro_rules! structs {
     ($($header:literal struct $name:ident $(($size:ident, $start:ident))? { $($(#[$of:meta])* $field:ident = $theirs:literal: $type:ty,)* })*) => {
         $(
@@ -40,7 +43,8 @@ macro_rules! structs {
             }
         )*
 
-        /// For the test: each struct's name in the header, and each field's name there and offset in bytes.
+        /// For the test: each struct's name in the header, and each field's name there and offset
+        /// in bytes.
         #[pyfunction]
         pub(crate) fn xla_layouts() -> Vec<(&'static str, Vec<(&'static str, usize)>)> {
             vec![$(($header, vec![

@@ -30,8 +30,8 @@ impl<'a> Frame<'a> {
         Frame(unsafe { &*frame })
     }
 
-    /// Answers a metadata query of XLA: the version of the interface, and that CUDA graphs may capture the
-    /// handler's calls. Returns whether the frame is such a query.
+    /// Answers a metadata query of XLA: the version of the interface, and that CUDA graphs may
+    /// capture the handler's calls. Returns whether the frame is such a query.
     pub(super) fn answers_metadata(&self) -> bool {
         let mut extension = self.0.extension_start;
         // SAFETY:
@@ -39,7 +39,8 @@ impl<'a> Frame<'a> {
         while let Some(base) = unsafe { extension.as_ref() } {
             if base.kind == api::EXTENSION_METADATA {
                 // SAFETY:
-                // - kind: identifies this extension, whose metadata may be written. The fields exist in every version.
+                // - kind: identifies this extension, whose metadata may be written. The fields
+                //   exist in every version.
                 let metadata = unsafe { &mut *(*extension.cast::<api::MetadataExtension>()).metadata };
                 // SAFETY:
                 // - table: null, or a table that lives as long as the process.
@@ -212,7 +213,8 @@ impl<'a> Array<'a> {
     pub(super) fn part(&self, tensor: Tensor, index: usize, layout: RowLayout) -> Result<Foreign, Error> {
         let storage = self.storage(tensor)?;
         let bytes = index * layout.rows * layout.cols * storage.size();
-        // `wrapping_add`, since the address may be null: XLA has no addresses before a call is executed.
+        // `wrapping_add`, since the address may be null: XLA has no addresses before a call is
+        // executed.
         let data = self.0.data.cast::<u8>().wrapping_add(bytes).cast();
         Ok(Foreign { data, storage, layout })
     }

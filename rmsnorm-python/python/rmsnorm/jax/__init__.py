@@ -1,16 +1,18 @@
-"""Fused RMSNorm and LayerNorm for JAX: functions that work under jit, grad, jvp, vmap, remat, scan, shard_map and sharding.
+"""Fused RMSNorm and LayerNorm for JAX: functions that work under jit, grad, jvp, vmap, remat, scan,
+shard_map and sharding.
 
-On the CPU and on CUDA the kernels are called through XLA's foreign function interface. Other devices
-and dtypes are computed with jax.numpy. Arrays are float32, float16 or bfloat16; the residual has the
-dtype of x or float32, weight and bias have any of the three. Modules: `rmsnorm.jax.nnx` for flax.nnx,
-`rmsnorm.jax.equinox` for Equinox.
+On the CPU and on CUDA the kernels are called through XLA's foreign function interface. Other
+devices and dtypes are computed with jax.numpy. Arrays are float32, float16 or bfloat16; the
+residual has the dtype of x or float32, weight and bias have any of the three. Modules:
+`rmsnorm.jax.nnx` for flax.nnx, `rmsnorm.jax.equinox` for Equinox.
 
-Sharding, automatic or explicit: rows may be on several devices, and nothing is gathered. Gradients of
-weight and bias are summed over the devices in float32. Reverse mode runs one backward kernel; forward
-mode runs the same kernel on the tangent. Second derivatives are computed with jax.numpy. Exported
-programs (`jax.export`) contain jax.numpy operations only and load without this package.
+Sharding, automatic or explicit: rows may be on several devices, and nothing is gathered. Gradients
+of weight and bias are summed over the devices in float32. Reverse mode runs one backward kernel;
+forward mode runs the same kernel on the tangent. Second derivatives are computed with jax.numpy.
+Exported programs (`jax.export`) contain jax.numpy operations only and load without this package.
 
-eps: None means 2**-23 for RMS norms and 1e-5 for layer norms, as in `rmsnorm.torch` and `rmsnorm.arrays`.
+eps: None means 2**-23 for RMS norms and 1e-5 for layer norms, as in `rmsnorm.torch` and
+`rmsnorm.arrays`.
 
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
 

@@ -1,4 +1,5 @@
-"""Calls of the native XLA handlers, with jax.numpy as the default on platforms that have no handler."""
+"""Calls of the native XLA handlers, with jax.numpy as the default on platforms that have no
+handler."""
 
 import dataclasses
 import math
@@ -16,7 +17,8 @@ _FORWARD, _BACKWARD = "rmsnorm_forward", "rmsnorm_backward"
 
 def _register():
     for (target, platform), handler in _native.xla_handlers().items():
-        # The initialize stage compiles CUDA kernels before a program runs: XLA may capture the execute stage in a CUDA graph.
+        # The initialize stage compiles CUDA kernels before a program runs: XLA may capture the
+        # execute stage in a CUDA graph.
         stages = {"initialize": handler, "execute": handler} if platform == "CUDA" else handler
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
@@ -60,13 +62,15 @@ def manual_axes(array):
 
 
 def split_of(array):
-    """The explicit sharding of an array: for each dimension a mesh axis, a tuple of axes, or None."""
+    """The explicit sharding of an array: for each dimension a mesh axis, a tuple of axes, or
+    None."""
     spec = tuple(getattr(getattr(typeof(array), "sharding", None), "spec", None) or ())
     return spec + (None,) * (array.ndim - len(spec))
 
 
 def _beside(x, dims, dtype, cols=()):
-    """The type of a result with the first `dims` dimensions of x, then `cols`. It varies over the same `shard_map` axes as x."""
+    """The type of a result with the first `dims` dimensions of x, then `cols`. It varies over the
+    same `shard_map` axes as x."""
     kind = typeof(x)
     changes = dict(shape=(*x.shape[:dims], *cols), dtype=jnp.dtype(dtype), weak_type=False)
     if getattr(kind, "sharding", None) is not None:
@@ -87,7 +91,8 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
 
 
 def _by_platform(kernel, default, *args):
-    """The kernel on the CPU and CUDA, `default` elsewhere. XLA chooses when it lowers for a platform, so an export has all branches."""
+    """The kernel on the CPU and CUDA, `default` elsewhere. XLA chooses when it lowers for a
+    platform, so an export has all branches."""
     return jax.lax.platform_dependent(
         *args, cpu=lambda *args: kernel(False, *args), cuda=lambda *args: kernel(True, *args), default=default
     )
@@ -113,7 +118,8 @@ def forward(norm, x, residual, weight, bias):
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
     """(dx, dweight, dbias, dresidual); None for gradients that are not needed.
 
-    needs: whether dweight, dbias and dresidual are needed. dtypes: (of the parameters, of the residual).
+    needs: whether dweight, dbias and dresidual are needed. dtypes: (of the parameters, of the
+    residual).
     """
     need_dweight, need_dbias, need_dresidual = needs
     parameter, stream = (jnp.dtype(dtype) for dtype in dtypes)
@@ -130,7 +136,8 @@ def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
             is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names),
             (dy.dtype.name, parameter.name, x.dtype.name),
         )
-        # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not allocate.
+        # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not
+        # allocate.
         outputs |= {"workspace": _beside(dy, 0, jnp.float32, (room,))} if room else {}
         # "broadcast_all": each member of a batch gets separate gradients.
         found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")

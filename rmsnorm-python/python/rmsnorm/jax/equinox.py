@@ -1,4 +1,5 @@
-"""Replacements for the norms of `equinox.nn`, computed with rmsnorm's kernels. Arguments and fields are the same.
+"""Replacements for the norms of `equinox.nn`, computed with rmsnorm's kernels. Arguments and fields
+are the same.
 
 >>> import equinox, rmsnorm.jax.equinox as re
 >>> isinstance(re.LayerNorm(8), equinox.nn.LayerNorm)
@@ -28,7 +29,8 @@ def _flat(parameter):
 
 
 class RMSNorm(equinox.nn.RMSNorm):
-    """`equinox.nn.RMSNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a batch of rows.
+    """`equinox.nn.RMSNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a
+    batch of rows.
 
     >>> import equinox, jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
     >>> print(jax.vmap(re.RMSNorm(2, eps=0.0))(jnp.array([[1.0, 7.0], [7.0, 1.0]])))
@@ -44,7 +46,8 @@ class RMSNorm(equinox.nn.RMSNorm):
 
 
 class LayerNorm(equinox.nn.LayerNorm):
-    """`equinox.nn.LayerNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a batch of rows.
+    """`equinox.nn.LayerNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a
+    batch of rows.
 
     >>> import equinox, jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
     >>> print(jax.vmap(re.LayerNorm(2, eps=0.0))(jnp.array([[1.0, 7.0], [7.0, 1.0]])))

@@ -69,7 +69,8 @@ def _have_kernels(x, residual, weight, bias):
 
 
 def _parameters(x, weight, bias, axes):
-    """Weight and bias, both in one dtype, varying over all the axes of `shard_map`, so that their gradients are summed over the axes.
+    """Weight and bias, both in one dtype, varying over all the axes of `shard_map`, so that their
+    gradients are summed over the axes.
 
     Both become float32 if either has another dtype than x or has a gradient that is summed over
     devices: otherwise each device would round its partial sum.
@@ -80,7 +81,8 @@ def _parameters(x, weight, bias, axes):
 
 
 def _varying(array, axes):
-    """Marks an array that is equal on every device as varying over axes of `shard_map`: its gradient is then summed over them."""
+    """Marks an array that is equal on every device as varying over axes of `shard_map`: its
+    gradient is then summed over them."""
     missing = tuple(axes - calls.manual_axes(array)) if array is not None else ()
     if not missing:
         return array
@@ -100,7 +102,8 @@ def _apply(norm, is_split, x, residual, weight, bias):
     _check(x, residual, weight, bias)
     if not _have_kernels(x, residual, weight, bias):
         return reference.forward(norm, x, residual, weight, bias)[:2]
-    # Explicit sharding: rows are split as in x, or else as in the residual; the last dimension is not split.
+    # Explicit sharding: rows are split as in x, or else as in the residual; the last dimension is
+    # not split.
     split = calls.split_of(x)
     if residual is not None:
         split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(residual)))
@@ -138,17 +141,18 @@ def rms_norm(
     x: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
     cast_before_weight: bool = False, partition: bool = True,
 ) -> jax.Array:
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (12).
 
-    x: (..., cols). weight: (cols); ones if None. The result has the shape and dtype of x. It is computed
-    in float32 and rounded once; with `cast_before_weight` the normalized value is rounded to the dtype of
-    x before the weight multiplies it, as Llama does. `weight_offset` 1 is Gemma's `1 + w`. eps: None
-    means 2**-23. eps, weight_offset and cast_before_weight are Python values that cannot be traced; a new
-    value compiles a new program.
-    partition: let jit's automatic sharding split the rows. Pass False where `custom_partitioning` is not
-    supported, as on some TPUs.
-    Raises TypeError for an array of a dtype that is not real floating-point, ValueError for shapes that
-    do not match.
+    x: (..., cols). weight: (cols); ones if None. The result has the shape and dtype of x. It is
+    computed in float32 and rounded once.
+    eps: None means 2**-23. weight_offset: 1 is Gemma's `1 + w`. cast_before_weight: round the
+    normalized value to the dtype of x before the weight multiplies it, as Llama does. These three
+    are Python values that cannot be traced; a new value compiles a new program.
+    partition: let jit's automatic sharding split the rows. Pass False where `custom_partitioning`
+    is not supported, as on some TPUs.
+
+    Raises TypeError for an array of a dtype that is not real floating-point, ValueError for shapes
+    that do not match.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> print(rj.rms_norm(jnp.array([1.0, 7.0]), jnp.array([10.0, 100.0]), eps=0.0))
@@ -160,9 +164,10 @@ def rms_norm(
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *, partition: bool = True
 ) -> jax.Array:
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension: equations (1) to (6), gradients (7) to (12).
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension: equations (1) to (12).
 
-    x: (..., cols). weight, bias: (cols); ones and zeros if None. eps: None means 1e-5. The rest is as in `rms_norm`.
+    x: (..., cols). weight, bias: (cols); ones and zeros if None. eps: None means 1e-5. The rest is
+    as in `rms_norm`.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> print(rj.layer_norm(jnp.array([1.0, 7.0]), bias=jnp.array([0.5, 0.5]), eps=0.0))
@@ -175,7 +180,8 @@ def add_rms_norm(
     x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
     cast_before_weight: bool = False, partition: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One kernel.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype
+    of x. One kernel.
 
     residual: the shape of x, in the dtype of x or float32. The rest is as in `rms_norm`.
 
@@ -192,7 +198,8 @@ def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *,
     partition: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. One kernel.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the
+    dtype of x. One kernel.
 
     residual: the shape of x, in the dtype of x or float32. The rest is as in `layer_norm`.
 

@@ -1,4 +1,5 @@
-"""Replacements for the norms of `flax.nnx`, computed with rmsnorm's kernels. Arguments, parameters and checkpoints are the same.
+"""Replacements for the norms of `flax.nnx`, computed with rmsnorm's kernels. Arguments, parameters
+and checkpoints are the same.
 
 >>> from flax import nnx
 >>> import rmsnorm.jax.nnx as rn
@@ -15,7 +16,8 @@ __all__ = ["RMSNorm", "LayerNorm"]
 
 
 def _is_of_rows(module, x, mask):
-    """Whether a norm is over the whole last dimension, on one device, without a mask. Flax computes the others."""
+    """Whether a norm is over the whole last dimension, on one device, without a mask. Flax computes
+    the others."""
     last = (-1, (-1,), [-1], x.ndim - 1, (x.ndim - 1,))
     return mask is None and module.reduction_axes in last and module.feature_axes in last and module.axis_name is None
 
@@ -25,10 +27,11 @@ def _value(parameter):
 
 
 class RMSNorm(flax.nnx.RMSNorm):
-    """`flax.nnx.RMSNorm`, with the same arguments. The result has the same dtype as Flax's, and is rounded once.
+    """`flax.nnx.RMSNorm`, with the same arguments. The result has the same dtype as Flax's, and is
+    rounded once.
 
-    `use_fast_variance` has no effect: squares are summed in float32. Flax's code runs for a mask, for axes
-    other than the last one, and across devices (`axis_name`).
+    `use_fast_variance` has no effect: squares are summed in float32. Flax's code runs for a mask,
+    for axes other than the last one, and across devices (`axis_name`).
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn

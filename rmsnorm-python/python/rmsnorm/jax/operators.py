@@ -1,4 +1,5 @@
-"""The primitives that JAX differentiates, batches and lowers: the norm, its tangent and its gradients.
+"""The primitives that JAX differentiates, batches and lowers: the norm, its tangent and its
+gradients.
 
 | operator | arrays | results |
 |---|---|---|
@@ -6,12 +7,13 @@
 | `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias (linear in these) | tangents of y and h |
 | `gradients` | dy, h, weight, mean, rstd, dh | dx, dweight, dbias, dresidual |
 
-The derivative of `norm` is `tangent`, and the transpose of `tangent` is `gradients`: reverse mode runs
-one kernel forward and one backward, and keeps only h and the statistics. `tangent` and `gradients` are
-differentiated as jax.numpy formulas of h that recompute the statistics from h. The statistics are
-therefore no independent variables, and their tangents are zero.
+The derivative of `norm` is `tangent`, and the transpose of `tangent` is `gradients`: reverse mode
+runs one kernel forward and one backward, and keeps only h and the statistics. `tangent` and
+`gradients` are differentiated as jax.numpy formulas of h that recompute the statistics from h. The
+statistics are therefore no independent variables, and their tangents are zero.
 
-These are primitives because `jax.custom_vjp` has no forward mode and `jax.custom_jvp` has no custom transpose.
+These are primitives because `jax.custom_vjp` has no forward mode and `jax.custom_jvp` has no custom
+transpose.
 """
 
 import dataclasses
@@ -24,7 +26,8 @@ from jax.interpreters import ad, batching, mlir
 from . import calls, partition, reference
 from .calls import filled, present
 
-# `jax.extend.core` exports this class too, but imports all of Pallas: eight times the import time of this package.
+# `jax.extend.core` exports this class too, but imports all of Pallas: eight times the import time
+# of this package.
 _Primitive = type(jax.lax.add_p)
 
 
@@ -32,9 +35,10 @@ _Primitive = type(jax.lax.add_p)
 class _Operator:
     """An operator without its arrays.
 
-    are_there: for each array whether it is present. options: the other arguments of the role's function.
-    levels: the `vmap` levels that cannot be folded into the rows, outermost first; each has a flag per
-    array: whether the array has the batch dimension, at the front.
+    are_there: for each array whether it is present.
+    options: the other arguments of the role's function.
+    levels: the `vmap` levels that cannot be folded into the rows, outermost first. Each has a flag
+    per array: whether the array has the batch dimension, at the front.
     """
 
     role: str
@@ -45,8 +49,8 @@ class _Operator:
     levels: tuple = ()
 
     def function(self, how, is_fresh=False):
-        """A function from the present arrays to the present results. how: the module `calls`, `partition`
-        or `reference`. is_fresh: the statistics are recomputed from h."""
+        """A function from the present arrays to the present results. how: the module `calls`,
+        `partition` or `reference`. is_fresh: the statistics are recomputed from h."""
         run, _, at = _ROLES[self.role]
 
         def of(*arrays):
@@ -107,7 +111,8 @@ def _run_gradients(how, norm, needs, dtypes, *arrays):
     return how.backward(norm, *arrays, needs, dtypes)
 
 
-# {role: (function, for each array whether it has one value per column, the index of h)}. mean and rstd are at that index + 2 and + 3.
+# {role: (function, for each array whether it has one value per column, the index of h)}. mean and
+# rstd are at that index + 2 and + 3.
 _ROLES = {
     "norm": (_run_norm, (False, False, True, True), None),
     "tangent": (_run_tangent, (False, True, False, False, False, False, True, True), 0),
@@ -209,7 +214,8 @@ def _batch(arrays, dims, *, operator, call):
 
 
 def _lower(context, *arrays, operator, call):
-    # An export has no calls of the kernels: it can be loaded without this package, on every platform.
+    # An export has no calls of the kernels: it can be loaded without this package, on every
+    # platform.
     is_export = getattr(context.module_context.lowering_parameters, "for_export", False)
     function = operator.function(reference) if is_export else functools.partial(jax.core.eval_jaxpr, call.jaxpr, call.consts)
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)

@@ -1,6 +1,8 @@
-"""Automatic sharding: devices hold whole rows, and gradients of parameters are summed over the devices.
+"""Automatic sharding: devices hold whole rows, and gradients of parameters are summed over the
+devices.
 
-XLA would gather all rows on every device for a plain foreign call. `custom_partitioning` tells it how to split the call.
+XLA would gather all rows on every device for a plain foreign call. `custom_partitioning` tells it
+how to split the call.
 """
 
 import functools
@@ -31,13 +33,15 @@ def _specs(rows, *sides):
 
 
 def _split(function, local, kinds_in, kinds_out):
-    """`function`, split by rows. Each device runs `local(mesh axes that split the rows, *arrays)`. kinds: of the arrays."""
+    """`function`, split by rows. Each device runs `local(mesh axes that split the rows, *arrays)`.
+    kinds: of the arrays."""
     split = custom_partitioning(function)
 
     def shardings(mesh, args):
         spec = getattr(args[0].sharding, "spec", None)
         if spec is None:
-            # Without a sharded argument the program has devices but no mesh: everything is replicated.
+            # Without a sharded argument the program has devices but no mesh: everything is
+            # replicated.
             mesh, spec = Mesh(np.array(list(args[0].sharding.device_set)), ("devices",)), ()
         rank = len(args[0].shape)
         rows = (tuple(spec) + (None,) * (rank - len(spec)))[: rank - 1]
@@ -102,7 +106,8 @@ def _backward(norm, are_there, needs, dtypes):
     def part(axes, *args):
         if not axes or not (need_dweight or need_dbias):
             return local(*args)
-        # Float32 parameters give float32 partial sums, so that the sum over the devices is rounded once.
+        # Float32 parameters give float32 partial sums, so that the sum over the devices is rounded
+        # once.
         dy, x, weight, *rest = filled(args, are_there)
         weight = None if weight is None else weight.astype(jnp.float32)
         found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *present((dy, x, weight, *rest))))

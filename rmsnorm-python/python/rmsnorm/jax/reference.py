@@ -1,11 +1,13 @@
-"""The same norms with jax.numpy: for devices and dtypes without kernels, for exports, and for second and higher derivatives."""
+"""The same norms with jax.numpy: for devices and dtypes without kernels, for exports, and for
+second and higher derivatives."""
 
 import jax
 import jax.numpy as jnp
 
 
 def _wide(*arrays):
-    """The arrays in float64 if one is, otherwise in float32; None stays None. Explicit casts satisfy strict dtype promotion."""
+    """The arrays in float64 if one is, otherwise in float32; None stays None. Explicit casts
+    satisfy strict dtype promotion."""
     is_double = any(array is not None and array.dtype == jnp.float64 for array in arrays)
     return [None if array is None else array.astype(jnp.float64 if is_double else jnp.float32) for array in arrays]
 
@@ -23,7 +25,8 @@ def _normalized(rows, mean, rstd):
 
 
 def forward(norm, x, residual, weight, bias):
-    """(y, h, mean, rstd) of a `Norm`; h is None without a residual, mean for an RMS norm. 16-bit dtypes are computed in float32."""
+    """(y, h, mean, rstd) of a `Norm`; h is None without a residual, mean for an RMS norm. 16-bit
+    dtypes are computed in float32."""
     rows, stream, weight, bias = _wide(x, residual, weight, bias)
     h = None
     if residual is not None:
@@ -38,10 +41,11 @@ def forward(norm, x, residual, weight, bias):
 
 
 def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight, dbias):
-    """(dy, dh), the tangents of y and h, for tangents of the inputs (None for zero); dh is None if x and the residual have none.
+    """(dy, dh), the tangents of y and h, for tangents of the inputs (None for zero); dh is None if
+    x and the residual have none.
 
-    The Jacobian of h -> x_hat is symmetric, so `gradient`, a `backward` without a weight, also computes the
-    forward derivative. dtype: of y. h: the normalized rows.
+    The Jacobian of h -> x_hat is symmetric, so `gradient`, a `backward` without a weight, also
+    computes the forward derivative. dtype: of y. h: the normalized rows.
     """
     wide_h, wide_weight, wide_dx, wide_dresidual, wide_dweight, wide_dbias = _wide(h, weight, dx, dresidual, dweight, dbias)
     parts = [part for part in (wide_dx, wide_dresidual) if part is not None]
@@ -59,7 +63,8 @@ def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight
 
 
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
-    """(dx, dweight, dbias, dresidual); None for gradients that are not needed. dtypes: (of the parameters, of the residual)."""
+    """(dx, dweight, dbias, dresidual); None for gradients that are not needed. dtypes: (of the
+    parameters, of the residual)."""
     wide_dy, rows, wide_weight, arriving = _wide(dy, x, weight, dresidual_out)
     x_hat = _normalized(rows, mean, rstd)
     wdy = wide_dy if weight is None else wide_dy * (wide_weight + norm.weight_offset)

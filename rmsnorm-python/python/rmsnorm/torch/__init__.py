@@ -1,18 +1,20 @@
 """Fused RMSNorm and LayerNorm for PyTorch: functions, modules, and `patch` for whole models.
 
 They support reverse and forward mode and derivatives of any order, in eager mode and under
-`torch.compile`, `torch.export` and `torch.func`, with autocast, checkpointing, CUDA graphs, FSDP and
-DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and residual have
-the dtype of x or float32. Rows may be strided; x is copied once if its rows need more than two strides.
-`torch.nn.functional` computes everything the kernels do not support (float64, other devices), and the
-programs of exporters and TorchScript. The operators are `torch.ops.rmsnorm.*`.
+`torch.compile`, `torch.export` and `torch.func`, with autocast, checkpointing, CUDA graphs, FSDP
+and DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and
+residual have the dtype of x or float32. Rows may be strided; x is copied once if its rows need more
+than two strides. `torch.nn.functional` computes everything the kernels do not support (float64,
+other devices), and the programs of exporters and TorchScript. The operators are
+`torch.ops.rmsnorm.*`.
 
-eps: None means 2**-23 for an RMS norm (2**-52 for float64) and 1e-5 for a layer norm. All paths raise
-the same errors: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device,
-NotImplementedError for tensors that no path supports.
+eps: None means 2**-23 for an RMS norm (2**-52 for float64) and 1e-5 for a layer norm. All paths
+raise the same errors: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or
+device, NotImplementedError for tensors that no path supports.
 
 Calls run on PyTorch's current stream, and PyTorch allocates the results. On the CPU
-`torch.get_num_threads()` threads work. Results do not depend on the number of rows or threads, or on strides.
+`torch.get_num_threads()` threads work. Results do not depend on the number of rows or threads, or
+on strides.
 
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
 

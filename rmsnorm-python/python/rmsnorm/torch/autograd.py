@@ -1,15 +1,17 @@
-"""Derivatives: of eager calls, of `torch.func` transforms, in forward mode, of second order, and of the operators.
+"""Derivatives: of eager calls, of `torch.func` transforms, in forward mode, of second order, and of
+the operators.
 
-The Jacobian J(v) of the normalized row x_hat is symmetric, so the backward kernel, called with a tangent
-as dy and without a weight, also computes the forward derivative.
+The Jacobian J(v) of the normalized row x_hat is symmetric, so the backward kernel, called with a
+tangent as dy and without a weight, also computes the forward derivative.
 
 | derivatives | computed by |
 |---|---|
 | first, reverse and forward | the backward kernel |
 | second and higher | PyTorch's operations: `_rows` |
 
-There are two Functions. `torch.func` requires `setup_context`, but with it `apply` binds arguments by
-name, which costs about 40 us a call. `Norm` has none, for eager calls; `NormForTransforms` has it.
+There are two Functions. `torch.func` requires `setup_context`, but with it `apply` binds arguments
+by name, which costs about 40 us a call. `Norm` has none, for eager calls; `NormForTransforms` has
+it.
 """
 
 import torch
@@ -27,14 +29,16 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 def is_forward_mode():
     """Whether a tensor may be a dual number.
 
-    Dual numbers exist while a forward-mode level is entered. PyTorch's levels and this counter are both
-    per process, so the answer is right in every thread, including the threads of the backward pass.
+    Dual numbers exist while a forward-mode level is entered. PyTorch's levels and this counter are
+    both per process, so the answer is right in every thread, including the threads of the backward
+    pass.
     """
     return forward_ad._current_level >= 0
 
 
 def call_below_autograd(function, *args):
-    """`function(*args)` under `below_autograd`, in a third of its time: dense tensors need only one key excluded."""
+    """`function(*args)` under `below_autograd`, in a third of its time: dense tensors need only one
+    key excluded."""
     is_below = _is_excluded(_AUTOGRAD)
     if not is_below:
         _exclude(_AUTOGRAD, True)
@@ -56,7 +60,8 @@ def _gradients_below(*args):
 
 
 def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
-    """Saves the tensors that the gradients of a forward call need, and returns them. results: (y, h, mean, rstd), None if absent."""
+    """Saves the tensors that the gradients of a forward call need, and returns them. results: (y,
+    h, mean, rstd), None if absent."""
     _, h, mean, rstd = results
     ctx.is_layer, ctx.weight_offset = is_layer, weight_offset
     ctx.dtypes = x.dtype, None if bias is None else bias.dtype, None if residual is None else residual.dtype
@@ -68,8 +73,8 @@ def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
 
 
 def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `Norm` and `NormForTransforms`, None if not needed. `call` is `gradients` with its operators.
-    dy, dh: None for zeros."""
+    """The gradients of the arguments of `Norm` and `NormForTransforms`, None if not needed. `call`
+    is `gradients` with its operators. dy, dh: None for zeros."""
     h, weight, mean, rstd = ctx.saved_tensors
     y_dtype, bias_dtype, residual_dtype = ctx.dtypes
     if dy is None:
@@ -92,14 +97,16 @@ def _is_batch(dy, dh):
 
 
 def _gradients_again(dy, dh):
-    """A differentiable `gradients`. PyTorch loses the graph of a Function for a batch of `is_grads_batched`, so that uses operations."""
+    """A differentiable `gradients`. PyTorch loses the graph of a Function for a batch of
+    `is_grads_batched`, so that uses operations."""
     return _gradients_by_operations if torch.is_grad_enabled() and _is_batch(dy, dh) else _NormBackward.apply
 
 
 def _with_tangents(jvp):
     """Passes the saved tensors to a jvp without their tangents, and enables forward mode within it.
 
-    PyTorch disables forward mode in a jvp: second tangents, of nested `torch.func.jvp`, would silently be zero.
+    PyTorch disables forward mode in a jvp: second tangents, of nested `torch.func.jvp`, would
+    silently be zero.
     """
 
     def call(ctx, *tangents):
@@ -127,7 +134,8 @@ class Norm(torch.autograd.Function):
 
 
 class NormForTransforms(torch.autograd.Function):
-    """(y, h, mean, rstd) for transforms and forward mode; None if absent. mean and rstd have no gradient."""
+    """(y, h, mean, rstd) for transforms and forward mode; None if absent. mean and rstd have no
+    gradient."""
 
     @staticmethod
     def forward(*args):
@@ -241,7 +249,8 @@ class _NormBackward(torch.autograd.Function):
 
 
 class _QuantizedNorm(torch.autograd.Function):
-    """(codes, scales, h). Raises NotImplementedError where it is differentiated, instead of a silent zero."""
+    """(codes, scales, h). Raises NotImplementedError where it is differentiated, instead of a
+    silent zero."""
 
     @staticmethod
     def forward(*args):
@@ -292,11 +301,13 @@ def _scaled(rows, weight, weight_offset):
 
 
 def _rows(is_layer, h, mean, rstd):
-    """(x_hat, first, second) with PyTorch's operations, so that all three can be differentiated again.
+    """(x_hat, first, second) with PyTorch's operations, so that all three can be differentiated
+    again.
 
-    first(v) is the derivative of x_hat along v; second(u, v) is the derivative of first(u) along v. Both
-    are symmetric: first as a map, second in its arguments and as a map of either. mean and rstd arrive
-    as constants with the bits of the forward pass; terms of value zero give them their derivatives.
+    first(v) is the derivative of x_hat along v; second(u, v) is the derivative of first(u) along v.
+    Both are symmetric: first as a map, second in its arguments and as a map of either. mean and
+    rstd arrive as constants with the bits of the forward pass; terms of value zero give them their
+    derivatives.
     """
     average = lambda rows: rows.mean(-1, keepdim=True)  # noqa: E731
     zero = lambda tensor: tensor - tensor.detach()  # noqa: E731
@@ -342,7 +353,8 @@ def _each(info, dims, function, *args):
 
 
 def _register(name, names):
-    """Registers the derivatives of an operator, for autograd and for `torch.func`. names: of its parameters."""
+    """Registers the derivatives of an operator, for autograd and for `torch.func`. names: of its
+    parameters."""
     is_layer, below = "layer" in name, getattr(eager_ops, name)
     if name.endswith("_backward"):
         function, order = _NormBackward, ("dy", "x", "weight", "mean", "rstd", "dresidual_out", "weight_offset", "need_dweight",

@@ -1,9 +1,9 @@
-"""Checks of a call's arguments. They raise TypeError for a wrong type or dtype, ValueError for a wrong
-shape, value or device, NotImplementedError for a tensor that no path supports.
+"""Checks of a call's arguments. They raise TypeError for a wrong type or dtype, ValueError for a
+wrong shape, value or device, NotImplementedError for a tensor that no path supports.
 
-The kernels check the same in Rust, so a call that reaches them is not checked here. These checks run
-before `torch.nn.functional` is used instead, in the fake kernels, and after an error of the kernels, to
-raise it as a Python exception.
+The kernels check the same in Rust, so a call that reaches them is not checked here. These checks
+run before `torch.nn.functional` is used instead, in the fake kernels, and after an error of the
+kernels, to raise it as a Python exception.
 """
 
 import numbers
@@ -17,7 +17,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def default_eps(x: Tensor) -> float:
-    """The default eps of an RMS norm: the machine epsilon of the dtype of its arithmetic. TorchScript compiles this."""
+    """The default eps of an RMS norm: the machine epsilon of the dtype of its arithmetic.
+    TorchScript compiles this."""
     return 2.0**-52 if x.dtype == torch.float64 or x.dtype == torch.complex128 else 2.0**-23
 
 
@@ -99,8 +100,8 @@ def devices(tensors, main):
 
 def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
            normalized_shape: list[int] | None) -> list[int]:
-    """The normalized dimensions: normalized_shape, or the shape of the weight or bias, or the last dimension of x. Raises ValueError
-    for shapes that do not match. TorchScript compiles this."""
+    """The normalized dimensions: normalized_shape, or the shape of the weight or bias, or the last
+    dimension of x. Raises ValueError for shapes that do not match. TorchScript compiles this."""
     dims = list(x.shape[-1:])
     if normalized_shape is not None:
         dims = list(normalized_shape)
@@ -125,7 +126,8 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
 
 
 def operands(given):
-    """Raises for an operator's arguments that no kernel supports. given: by name of the schema. Traced shapes may be symbolic."""
+    """Raises for an operator's arguments that no kernel supports. given: by name of the schema.
+    Traced shapes may be symbolic."""
     # Imported here: only traces and meta tensors need it.
     from torch.fx.experimental.symbolic_shapes import sym_eq
 

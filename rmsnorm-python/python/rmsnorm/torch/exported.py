@@ -1,8 +1,8 @@
 """The functions as operators of exported programs, each one node: `rmsnorm::exported_*`.
 
-They are composite operators. An exported program runs the kernels, with the same bits as in eager mode.
-`run_decompositions()`, AOTInductor and the ONNX exporter decompose them into PyTorch's operators, so
-their programs load without this package.
+They are composite operators. An exported program runs the kernels, with the same bits as in eager
+mode. `run_decompositions()`, AOTInductor and the ONNX exporter decompose them into PyTorch's
+operators, so their programs load without this package.
 """
 
 import types
@@ -21,7 +21,8 @@ _ops = types.SimpleNamespace()
 
 
 def register(eager):
-    """Defines the operators. eager: `f(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)`, the kernels."""
+    """Defines the operators. eager: `f(is_layer, x, residual, weight, bias, eps, weight_offset,
+    cast_before_weight)`, the kernels."""
     for name, schema in _SCHEMAS.items():
         _library.define(f"exported_{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         # Transforms need the function itself: below them autograd Functions are not available.

@@ -1,5 +1,6 @@
-"""The same norms with PyTorch's operators, for tensors that no kernel supports (float64, other devices, other mixes of dtypes,
-nested tensors) and for programs that leave Python. TorchScript compiles these functions, and exporters trace them."""
+"""The same norms with PyTorch's operators, for tensors that no kernel supports (float64, other
+devices, other mixes of dtypes, nested tensors) and for programs that leave Python. TorchScript
+compiles these functions, and exporters trace them."""
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,8 @@ def checked(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before
 def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
          weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None = None,
          is_composed: bool = False) -> tuple[Tensor, Tensor | None]:
-    """(y, h); h is None without a residual. is_composed: compute the RMS norm with elementary operations."""
+    """(y, h); h is None without a residual. is_composed: compute the RMS norm with elementary
+    operations."""
     h = None if residual is None else (x + residual).to(residual.dtype)
     rows = x if h is None else h
     dims = [rows.size(-1)]

@@ -1,4 +1,5 @@
-"""The public functions: they choose the path of a call (eager kernels, transforms, compiler, exporter, fallback)."""
+"""The public functions: they choose the path of a call (eager kernels, transforms, compiler,
+exporter, fallback)."""
 
 import functools
 import warnings
@@ -29,7 +30,8 @@ _rms_norm_inference, _layer_norm_inference = eager_ops.rms_norm_inference, eager
 
 @functools.cache
 def _why_no_cuda(index):
-    """The reason why a CUDA device has no kernels, also given as a warning once; None if it has kernels."""
+    """The reason why a CUDA device has no kernels, also given as a warning once; None if it has
+    kernels."""
     reason = "PyTorch is not built for CUDA" if torch.version.cuda is None else _native.why_no_cuda(index)
     if reason is not None:
         warnings.warn(f"rmsnorm has no kernels for CUDA here, and torch.nn.functional is used instead: {reason}", stacklevel=6)
@@ -41,7 +43,8 @@ def _has_cuda(index):
     return _why_no_cuda(index) is None
 
 
-# Tracers treat the answer as a constant. Equals `torch.compiler.assume_constant_result`, which would import all of Dynamo.
+# Tracers treat the answer as a constant. Equals `torch.compiler.assume_constant_result`, which
+# would import all of Dynamo.
 _has_cuda._dynamo_marked_constant = True
 
 
@@ -91,7 +94,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if not _takes(x, residual, weight, bias):
         return fallback.checked(*args)
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
-        # Compilers can trace PyTorch's operations through every transform. No kernel supports zero columns.
+        # Compilers can trace PyTorch's operations through every transform. No kernel supports zero
+        # columns.
         return fallback.checked(*args)
     if not _is_compiling() and _is_functionalized():
         return fallback.checked(*args)
@@ -116,7 +120,8 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
 
 
 def _is_functionalized():
-    """Whether `torch.func.functionalize` is an active transform; it does not support autograd Functions."""
+    """Whether `torch.func.functionalize` is an active transform; it does not support autograd
+    Functions."""
     stack = torch._C._functorch.get_interpreter_stack() if _is_transformed() else None
     return any(one.key() == torch._C._functorch.TransformType.Functionalize for one in stack or ())
 
@@ -133,7 +138,8 @@ def _recorded(*args):
 
 
 def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape):
-    """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of torch.fx."""
+    """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of
+    torch.fx."""
     x, residual, weight, bias = tensors
     function = (rms_norm, add_rms_norm, layer_norm, add_layer_norm)[2 * is_layer + (residual is not None)]
     rows = (x,) if residual is None else (x, residual)
@@ -145,8 +151,8 @@ def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normal
 
 
 def _after_refusal(*args):
-    """Handles a RuntimeError of the kernels: raises the Python error for a wrong argument, uses PyTorch's norm for zero columns, or
-    raises the error again."""
+    """Handles a RuntimeError of the kernels: raises the Python error for a wrong argument, uses
+    PyTorch's norm for zero columns, or raises the error again."""
     checks.arguments(*args)
     if args[1].shape[-1] == 0:
         return fallback.norm(*args)
@@ -170,7 +176,8 @@ def _is_last(x, normalized_shape):
 
 
 def _is_eager(x, weight, bias=None, residual=None):
-    """Whether a call has plain dense tensors and 1-d parameters, and no transform, trace or forward mode is active."""
+    """Whether a call has plain dense tensors and 1-d parameters, and no transform, trace or forward
+    mode is active."""
     if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
     if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1):
@@ -181,7 +188,8 @@ def _is_eager(x, weight, bias=None, residual=None):
 
 
 def _by_position(args, shape, **named):
-    """(normalized_shape, weight, .., eps) from positional arguments, in the order of this package or of torch.nn.functional."""
+    """(normalized_shape, weight, .., eps) from positional arguments, in the order of this package
+    or of torch.nn.functional."""
     found, names = dict(named, normalized_shape=shape), list(named)
     if isinstance(args[0], Sequence):
         names.insert(0, "normalized_shape")
@@ -201,19 +209,23 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
              weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
 def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (12).
 
-    `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`: `rms_norm(x, normalized_shape, weight, eps)`.
+    `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`:
+    `rms_norm(x, normalized_shape, weight, eps)`.
 
-    x: (..., cols), or (..., *normalized_shape). weight: (cols), or normalized_shape; ones if None. The
-    result has the shape and dtype of x. It is computed in float32 and rounded once; with
-    `cast_before_weight` the normalized value is rounded to the dtype of x before the weight multiplies
-    it, as Llama does. `weight_offset` 1 is Gemma's `1 + w`.
-    normalized_shape: the last dimensions of x, normalized together; None means the shape of the weight,
-    or the last dimension. eps: None means 2**-23, or 2**-52 for float64.
-    Derivatives: gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel.
-    PyTorch's operations compute second and higher derivatives, and all transforms of `torch.func` within
+    x: (..., cols), or (..., *normalized_shape). weight: (cols), or normalized_shape; ones if None.
+    The result has the shape and dtype of x. It is computed in float32 and rounded once.
+    eps: None means 2**-23, or 2**-52 for float64. weight_offset: 1 is Gemma's `1 + w`.
+    cast_before_weight: round the normalized value to the dtype of x before the weight multiplies
+    it, as Llama does.
+    normalized_shape: the last dimensions of x, normalized together; None means the shape of the
+    weight, or the last dimension.
+
+    Gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. PyTorch's
+    operations compute second and higher derivatives, and all transforms of `torch.func` within
     `torch.compile`.
+
     Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device,
     NotImplementedError for tensors that no path supports.
 
@@ -244,14 +256,14 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
                eps: float | None = 1e-5) -> Tensor: ...
 def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None):
-    """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (6), gradients (7) to (12).
+    """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (12).
 
     `layer_norm(x, weight, bias, eps)`, or with the arguments of `torch.nn.functional.layer_norm`:
     `layer_norm(x, normalized_shape, weight, bias, eps)`.
 
-    x: (..., cols), or (..., *normalized_shape). weight, bias: (cols), or normalized_shape. The result has
-    the shape and dtype of x. The variance is computed from the centred row, not as a difference of
-    moments. eps: None means 1e-5. The rest is as in `rms_norm`.
+    x: (..., cols), or (..., *normalized_shape). weight, bias: (cols), or normalized_shape. The
+    result has the shape and dtype of x. The variance is computed from the centred row, not as a
+    difference of moments. eps: None means 1e-5. The rest is as in `rms_norm`.
 
     >>> import torch, rmsnorm.torch as rt
     >>> rt.layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
@@ -282,9 +294,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps:
 def add_rms_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
                  *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, Tensor]: ...
 def add_rms_norm(x, residual, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One kernel.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype
+    of x. One kernel.
 
-    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The rest is as in `rms_norm`.
+    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The
+    rest is as in `rms_norm`.
 
     >>> import torch, rmsnorm.torch as rt
     >>> y, h = rt.add_rms_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([1.0, 2.0]), 1e-6)
@@ -306,9 +320,11 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, bi
 def add_layer_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
                    bias: Tensor | None = None, eps: float | None = 1e-5) -> tuple[Tensor, Tensor]: ...
 def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normalized_shape=None):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. One kernel.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the
+    dtype of x. One kernel.
 
-    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The rest is as in `layer_norm`.
+    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The
+    rest is as in `layer_norm`.
 
     >>> import torch, rmsnorm.torch as rt
     >>> y, h = rt.add_layer_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))

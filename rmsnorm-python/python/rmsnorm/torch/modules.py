@@ -7,7 +7,8 @@ from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm`, computed by `rms_norm`. It has the same arguments, and `weight_offset` and `cast_before_weight`.
+    """`torch.nn.RMSNorm`, computed by `rms_norm`. It has the same arguments, and `weight_offset`
+    and `cast_before_weight`.
 
     >>> import torch, rmsnorm.torch as rt
     >>> rt.RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 4.0]])).detach()

@@ -1,8 +1,9 @@
-"""The operators `rmsnorm::*`. The native library has their kernels; this module has their fake kernels, for tracing.
+"""The operators `rmsnorm::*`. The native library has their kernels; this module has their fake
+kernels, for tracing.
 
-`autograd.py` registers the operators' derivatives with the dispatcher, for compiled and exported graphs,
-DTensor and direct calls of an operator. They cost some microseconds a call, so the functions of this
-package bypass them.
+`autograd.py` registers the operators' derivatives with the dispatcher, for compiled and exported
+graphs, DTensor and direct calls of an operator. They cost some microseconds a call, so the
+functions of this package bypass them.
 """
 
 import functools
@@ -37,7 +38,8 @@ eager_ops = types.SimpleNamespace(**{name: overload._op for name, overload in _o
 
 
 def _fake(operator, *args):
-    """The fake kernel of an operator: results without values, also on the meta device. It raises where the kernels do."""
+    """The fake kernel of an operator: results without values, also on the meta device. It raises
+    where the kernels do."""
     given = dict(zip(parameter_names[operator], args))
     checks.operands(given)
     found = tuple(_fake_result(name, given) for name in result_names[operator])
@@ -94,7 +96,8 @@ def forward(ops, is_layer, x, residual, weight, bias, eps, weight_offset, cast_b
 
 
 def gradients(ops, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):
-    """(dx, dweight, dbias, dresidual) of these operators; gradients that are not needed have no elements."""
+    """(dx, dweight, dbias, dresidual) of these operators; gradients that are not needed have no
+    elements."""
     if is_layer:
         return ops.layer_norm_backward(dy, h, weight, mean, rstd, dh, need_dweight, need_dbias, need_dresidual)
     dx, dweight, dresidual = ops.rms_norm_backward(dy, h, weight, rstd, dh, weight_offset, need_dweight, need_dresidual)

@@ -1,4 +1,5 @@
-"""`patch` finds the norms of a model by running each of its modules on test inputs, and replaces them."""
+"""`patch` finds the norms of a model by running each of its modules on test inputs, and replaces
+them."""
 
 import concurrent.futures
 import contextvars
@@ -74,7 +75,8 @@ def _parameters(forward):
 
 
 class Patch:
-    """The result of `patch`: the modules that it replaced and left. `undo()`, or leaving the `with` block, restores the model.
+    """The result of `patch`: the modules that it replaced and left. `undo()`, or leaving the `with`
+    block, restores the model.
 
     >>> import torch, rmsnorm.torch as rt
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
@@ -138,23 +140,25 @@ def _grouped(entries):
 
 
 def patch(model: torch.nn.Module) -> Patch:
-    """Makes the RMS and layer norms of a model use these kernels, and reports which: `print(patch(model))`.
+    """Makes the RMS and layer norms of a model use these kernels, and reports which:
+    `print(patch(model))`.
 
-    Every module that may be a norm is tested, whatever its class. Its forward runs on a copy of the module
-    with test weights on the CPU: in float32, bfloat16 and float16, with up to four dimensions before a row,
-    in training and evaluation, on rows from 1e-7 to 1e12, outliers, zeros, NaN and infinity, and with
-    gradients. The module is replaced if one norm of this package gives the same results in all tests.
-    `Patch.left` has the reason for each norm that is not replaced. A module is not replaced, too, if its
-    forward reads anything except weight, bias and plain values, changes anything, draws random numbers,
-    compares values or sizes, or clips its gradient. Not detected: behaviour that is specific to another
-    device, or that depends on global objects.
+    Every module that may be a norm is tested, also of unknown classes. Its forward runs on a copy
+    of the module with test weights on the CPU: in float32, bfloat16 and float16, with up to four
+    dimensions before a row, in training and evaluation, on rows from 1e-7 to 1e12, outliers, zeros,
+    NaN and infinity, and with gradients. The module is replaced if one norm of this package gives
+    the same results in all tests. `Patch.left` has the reason for each norm that is not replaced. A
+    module is not replaced, too, if its forward reads anything except weight, bias and plain values,
+    changes anything, draws random numbers, compares values or sizes, or clips its gradient. Not
+    detected: behaviour that is specific to another device, or that depends on global objects.
 
-    Each call reads weight, bias and eps from the module, so tools that manage them (FSDP, DataParallel,
-    prune, parametrize, PEFT, accelerate) keep working. The module's own forward runs for calls that were
-    not tested: more arguments than one tensor, other dtypes or shapes, 16 bits under autocast, or after a
-    change of a plain value or method that forward reads. State dict, parameters, `isinstance` and hooks
-    stay. The model can be copied, saved and wrapped before or after `patch`, with two exceptions: patch
-    before FullyShardedDataParallel, and after torch.ao.quantization, which looks for the exact class.
+    Each call reads weight, bias and eps from the module, so tools that manage them (FSDP,
+    DataParallel, prune, parametrize, PEFT, accelerate) keep working. The module's own forward runs
+    for calls that were not tested: more arguments than one tensor, other dtypes or shapes, 16 bits
+    under autocast, or after a change of a plain value or method that forward reads. State dict,
+    parameters, `isinstance` and hooks stay. The model can be copied, saved and wrapped before or
+    after `patch`, with two exceptions: patch before FullyShardedDataParallel, and after
+    torch.ao.quantization, which looks for the exact class.
 
     >>> import torch, rmsnorm.torch as rt
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
@@ -162,7 +166,8 @@ def patch(model: torch.nn.Module) -> Patch:
     1 norms by rmsnorm:
       1 x LayerNorm: layer_norm (1)
     """
-    # A new thread has none of the caller's modes: default device, FakeTensorMode, inference mode, autocast, transforms.
+    # A new thread has none of the caller's modes: default device, FakeTensorMode, inference mode,
+    # autocast, transforms.
     context = contextvars.copy_context()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         found, left = thread.submit(context.run, _found, model).result()

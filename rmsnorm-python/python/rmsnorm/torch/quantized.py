@@ -14,11 +14,11 @@ _SCALES = {"given": 0, "tensor": 1, "row": 2, "block": 3, "mx": 4}
 def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, scales: str = "row",
                        scale: Tensor | None = None, residual: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn,
                        weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, ...]:
-    """(codes, scales), or (codes, scales, h) with a residual: `codes * scales` approximates `rms_norm(x)`, or `rms_norm(h)` of
-    h = x + residual. One kernel.
+    """(codes, scales), or (codes, scales, h) with a residual: `codes * scales` approximates
+    `rms_norm(x)`, or `rms_norm(h)` of h = x + residual. One kernel.
 
-    Equations (Q1) to (Q5). codes: the shape of x, in `dtype`: float8_e4m3fn, float8_e5m2 or int8. A scale
-    multiplies its codes, as `scale_a` of `torch._scaled_mm` does (x seen as (rows, cols)):
+    Equations (Q1) to (Q5). codes: the shape of x, in `dtype`: float8_e4m3fn, float8_e5m2 or int8. A
+    scale multiplies its codes, as `scale_a` of `torch._scaled_mm` does (x seen as (rows, cols)):
 
     | scales | one scale for | returned tensor |
     |---|---|---|
@@ -28,8 +28,8 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     | "block" | 128 columns of a row | float32, (rows, ceil(cols / 128)), column-major |
     | "mx" | 32 columns of a row; powers of two | float8_e8m0fnu, 1-d, in cuBLAS's tiles of 128 x 4 |
 
-    Not differentiable: no result requires grad, and a tangent (forward mode) raises NotImplementedError.
-    To train, use `rms_norm`, or a straight-through estimator as in
+    Not differentiable: no result requires grad, and a tangent (forward mode) raises
+    NotImplementedError. To train, use `rms_norm`, or a straight-through estimator as in
     rmsnorm-core/examples/quantized_training.rs of the repository.
 
     >>> import torch, rmsnorm.torch as rt

@@ -1,4 +1,5 @@
-"""DTensor rules: devices hold whole rows, nothing is gathered, and gradients of parameters are partial sums."""
+"""DTensor rules: devices hold whole rows, nothing is gathered, and gradients of parameters are
+partial sums."""
 
 import importlib.abc
 import importlib.util
@@ -10,14 +11,16 @@ _MODULE = "torch.distributed.tensor"
 
 
 def _placements(x):
-    """The placements of x on one mesh dimension: (placement of the rows, placement of sums over rows) each."""
+    """The placements of x on one mesh dimension: (placement of the rows, placement of sums over
+    rows) each."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     return [(Replicate(), Replicate())] + [(Shard(dim), Partial()) for dim in range(x.ndim - 1)]
 
 
 def _rule(operator):
-    """The sharding rule of an operator: the placements of its results and arguments. Weight and bias are replicated."""
+    """The sharding rule of an operator: the placements of its results and arguments. Weight and
+    bias are replicated."""
 
     def rule(main, *args):
         from torch.distributed.tensor import Replicate
@@ -44,12 +47,14 @@ def _register():
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Registers the rules when DTensor is imported. Importing it here would cost every program more than half a second."""
+    """Registers the rules when DTensor is imported. Importing it here would cost every program more
+    than half a second."""
 
     is_asking = False
 
     def find_spec(self, name, path, target=None):
-        """The module's spec as the other finders return it. This finder stays installed until the module is executed."""
+        """The module's spec as the other finders return it. This finder stays installed until the
+        module is executed."""
         if name != _MODULE or self.is_asking:
             return None
         self.is_asking = True

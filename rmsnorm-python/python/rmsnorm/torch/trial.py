@@ -1,6 +1,8 @@
-"""The trial of a module: its own forward runs on many inputs, and each result is compared with a norm of this package.
+"""The trial of a module: its own forward runs on many inputs, and each result is compared with a
+norm of this package.
 
-A trial works on a twin: a copy of the module with test weights on the CPU, which records the attributes that forward reads.
+A trial works on a twin: a copy of the module with test weights on the CPU, which records the
+attributes that forward reads.
 """
 
 import collections
@@ -27,11 +29,13 @@ from .functional import layer_norm, rms_norm
 
 
 class ABSENT:
-    """Stands for a missing value. A class, since copies and pickles of a class are the same object."""
+    """Stands for a missing value. A class, since copies and pickles of a class are the same
+    object."""
 
 
-# The relative difference at which two results count as equal. In float32 the sums may be added in another order; in 16 bits a few
-# elements (`_MOST_NEIGHBOURS`) may be rounded to the neighbouring value.
+# The relative difference at which two results count as equal. In float32 the sums may be added in
+# another order; in 16 bits a few elements (`_MOST_NEIGHBOURS`) may be rounded to the neighbouring
+# value.
 _UNIT = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _MOST_NEIGHBOURS = 0.01
 _F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
@@ -91,8 +95,8 @@ class Found:
     settings: tuple
 
     def __call__(self, module, x):
-        """The norm of x with the module's current weight, bias and eps; None if the trial did not cover this call or a change of the
-        module."""
+        """The norm of x with the module's current weight, bias and eps; None if the trial did not
+        cover this call or a change of the module."""
         # A weight or bias that is None and that forward reads is one of the settings.
         weight = getattr(module, "weight", None) if self.has_weight else None
         bias = getattr(module, "bias", None) if self.has_bias else None
@@ -110,8 +114,8 @@ class Found:
         if shape is not None and (x.size(-1) != shape[-1] or dims > 1 and x.shape[-dims:] != shape
                                   or (parameter is not None and parameter.shape != shape)):
             return None
-        # Under autocast the module's operations may turn 16 bits into float32, as CUDA's do. TorchScript traces must run without this
-        # package.
+        # Under autocast the module's operations may turn 16 bits into float32, as CUDA's do.
+        # TorchScript traces must run without this package.
         if torch._C._is_any_autocast_enabled() and not (self.in_autocast and dtype is _F32) or _is_traced() is not None:
             return None
         for name, value in self.settings:
@@ -125,7 +129,8 @@ class Found:
 
 
 def _is_other(now, value):
-    """Whether a value has changed. True and 1 differ, as do -0.0 and 0.0; values that cannot be compared, such as tensors, differ."""
+    """Whether a value has changed. True and 1 differ, as do -0.0 and 0.0; values that cannot be
+    compared, such as tensors, differ."""
     try:
         return type(now) is not type(value) or bool(now != value) or repr(now) != repr(value)
     except Exception:
@@ -229,7 +234,8 @@ class Trials:
     def found(self, module):
         """The norm that a module computes. Raises `Left` with the reason if there is none.
 
-        Modules of one class share a trial if all attributes that forward has read are equal: its code cannot tell them apart.
+        Modules of one class share a trial if all attributes that forward has read are equal: its
+        code cannot tell them apart.
         """
         weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
         shape, original = _row_shape(module, weight, bias), type(module)
@@ -254,20 +260,23 @@ class Trials:
 
 
 def _attributes_of(module):
-    """The module's own attributes, parameters, buffers and submodules, without the attributes of every module."""
+    """The module's own attributes, parameters, buffers and submodules, without the attributes of
+    every module."""
     own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
     return own | {name: value for tensors in _TENSORS for name, value in vars(module)[tensors].items()}
 
 
 def _state(module, names):
-    """The attributes that a forward reads, in a form to compare: it differs if a value or a type differs."""
+    """The attributes that a forward reads, in a form to compare: it differs if a value or a type
+    differs."""
     own = _attributes_of(module)
     values = [(name, name in own, _copied(own.get(name))) for name in sorted(names)]
     return [(name, is_there, type(value), repr(value), value) for name, is_there, value in values]
 
 
 def _row_shape(module, weight, bias):
-    """The last dimensions that a module normalizes; None if neither normalized_shape nor a parameter tells."""
+    """The last dimensions that a module normalizes; None if neither normalized_shape nor a
+    parameter tells."""
     normalized_shape = vars(module).get("normalized_shape")
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
@@ -296,7 +305,8 @@ def _generators():
 
 @contextlib.contextmanager
 def _without_trace(classes):
-    """Restores random number generators and the module's classes after a trial, and raises `Left` if they changed."""
+    """Restores random number generators and the module's classes after a trial, and raises `Left`
+    if they changed."""
     generators = [(read, write, read()) for read, write in _generators()]
     attributes = [{name: (value, _copied(value)) for name, value in vars(cls).items()} for cls in classes]
     reason = None
@@ -350,7 +360,8 @@ class _Operators(TorchDispatchMode):
 
 
 class _Size(int):
-    """The size of a dimension before a row. It records comparisons, except with other sizes and with 0 and 1, which are tested."""
+    """The size of a dimension before a row. It records comparisons, except with other sizes and
+    with 0 and 1, which are tested."""
 
     def __new__(cls, value, told):
         self = super().__new__(cls, value)
@@ -381,7 +392,8 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "mod"):
 
 
 class _Queries(TorchFunctionMode):
-    """Records queries of the input that a norm does not need. dims: the number of dimensions of a row."""
+    """Records queries of the input that a norm does not need. dims: the number of dimensions of a
+    row."""
 
     def __init__(self, dims):
         super().__init__()
@@ -402,8 +414,8 @@ class _Queries(TorchFunctionMode):
 
 
 _NOT_ASKED = frozenset(("__len__", "grad_fn", "is_leaf", "storage_offset", "stride", "data_ptr", "_version", "is_inference"))
-# (device, sizes of the dimensions before a row): the operators must be the same for all entries of a line. Few elements, none, and
-# on the meta device many. None stands for the length of a row.
+# (device, sizes of the dimensions before a row): the operators must be the same for all entries of
+# a line. Few elements, none, and on the meta device many. None stands for the length of a row.
 _SIZES = (
     ("cpu", ((3,), (1,), (70,))),
     ("cpu", ((0, 6), (0, 1), (0, None), (None, 0), (1, 0), (2**16, 0))),
@@ -411,8 +423,8 @@ _SIZES = (
     ("meta", ((18,), (2**20,))),
     ("meta", ((3, 6), (2**16, 2**15))),
 )
-# Operators whose result depends on comparing values, so that tests on some values prove nothing about others; and operators that no
-# gradient of a norm needs.
+# Operators whose result depends on comparing values, so that tests on some values prove nothing
+# about others; and operators that no gradient of a norm needs.
 _PIECEWISE = frozenset((
     "_local_scalar_dense", "equal", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf", "isposinf", "isneginf",
     "sign", "sgn", "signbit", "floor", "ceil", "round", "trunc", "frac", "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "sort",
@@ -451,7 +463,8 @@ _CALLS = tuple(itertools.starmap(_Call, (
 
 
 class _Inputs:
-    """Rows of one shape, parameters and gradients, and the results of this package's norms for them."""
+    """Rows of one shape, parameters and gradients, and the results of this package's norms for
+    them."""
 
     def __init__(self, shape):
         self.shape, self.cols = shape, math.prod(shape)
@@ -480,7 +493,8 @@ class _Inputs:
         return f"rows of {' x '.join(map(str, self.shape))}"
 
     def _x(self, dtype, leading, is_finite=False):
-        """The rows in a dtype, with `leading` dimensions before the row; without NaN and infinity if `is_finite`."""
+        """The rows in a dtype, with `leading` dimensions before the row; without NaN and infinity
+        if `is_finite`."""
         rows = self._finite if is_finite else self._rows
         rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
         return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
@@ -490,8 +504,8 @@ class _Inputs:
         return [vector.to(dtype).view(self.shape) if is_there else None for vector, is_there in zip((self._weight, self._bias), has)]
 
     def gradients(self, y, *inputs):
-        """The gradients of the inputs that require them. dy has the sign of y: a module that detaches its statistics then misses a
-        large term."""
+        """The gradients of the inputs that require them. dy has the sign of y: a module that
+        detaches its statistics then misses a large term."""
         inputs = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
         if not inputs or not y.requires_grad:
             return [None] * len(inputs)
@@ -519,7 +533,8 @@ class _Inputs:
 
 
 def _distance(got, expected, scale, unit):
-    """(the largest difference, in units of the largest one that rounding explains; the fraction of the elements that differ)."""
+    """(the largest difference, in units of the largest one that rounding explains; the fraction of
+    the elements that differ)."""
     is_same = (got == expected) | (got.isnan() & expected.isnan())
     different = 1.0 - is_same.float().mean().item()
     if not different:
@@ -531,17 +546,20 @@ def _distance(got, expected, scale, unit):
 
 
 class Code:
-    """The code that a module's forward may run: forward, the methods and properties of its classes, and global functions and plain
-    values, all found by the names in the code."""
+    """The code that a module's forward may run: forward, the methods and properties of its classes,
+    and global functions and plain values, all found by the names in the code."""
 
     def __init__(self, original):
         #: The float constants of the code, and the default eps of torch's norms that it calls.
         self.numbers = []
-        #: The names of plain class attributes, and the strings of the code, which may name attributes.
+        #: The names of plain class attributes, and the strings of the code, which may name
+        #: attributes.
         self.names, self.words = set(), set()
-        #: Members of classes and global variables, which may be replaced later: {(namespace's id, name): (namespace, name, value)}.
+        #: Members of classes and global variables, which may be replaced later: {(namespace's id,
+        #: name): (namespace, name, value)}.
         self._members = {}
-        #: The names of methods and properties. An attribute of the module with such a name would hide them.
+        #: The names of methods and properties. An attribute of the module with such a name would
+        #: hide them.
         self.methods = set()
         self._classes, self._reached = [vars(cls) for cls in _classes_of(original)], set()
         self._original, self._own = original, original.forward
@@ -639,7 +657,8 @@ class _Trial:
         self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
         self._given = {name: None for name, is_there in zip(("weight", "bias"), self._has) if is_there}
         own = _attributes_of(module)
-        # The twin gets the plain attributes only: other parameters, modules and objects could change unnoticed.
+        # The twin gets the plain attributes only: other parameters, modules and objects could
+        # change unnoticed.
         self._plain = {name: _copied(value) for name, value in own.items() if name not in self._given}
         self._withheld = {name for name, value in self._plain.items() if value is ABSENT} | set(_TENSORS)
         self._plain = {name: value for name, value in self._plain.items() if value is not ABSENT}
@@ -776,7 +795,8 @@ class _Trial:
         return self._plain[name] if name in self._plain else _class_attribute(self._original, name)
 
     def _kind_and_eps(self, inputs, pair):
-        """(kind, name of the attribute that is eps or None, its value) of the norm that is equal in float32."""
+        """(kind, name of the attribute that is eps or None, its value) of the norm that is equal in
+        float32."""
         for call in (call for call in _CALLS if not call.records):
             got = self._own(inputs, pair, call)
             if got is not None:
@@ -814,14 +834,16 @@ class _Trial:
         raise Left(f"its eps, {alike[0][1]}, can be neither read from the module nor from the code of its forward")
 
     def _miss(self, inputs, kind, eps, pair, call, got):
-        """(the distance of a float32 result from the norm `kind`, where rounding explains at most 1; the norm's result)."""
+        """(the distance of a float32 result from the norm `kind`, where rounding explains at most
+        1; the norm's result)."""
         expected, _ = inputs.ours(kind, eps, pair, call, self._has)
         if got[0].dtype != _F32:
             return math.inf, expected
         return _distance(got[0], expected, inputs.scales(kind, eps, self._has)[0], _UNIT[_F32])[0], expected
 
     def _follows(self, inputs, kind, name, value, pair, call):
-        """Whether an attribute is the module's eps: after a change of it, the result equals the norm with the new eps."""
+        """Whether an attribute is the module's eps: after a change of it, the result equals the
+        norm with the new eps."""
         other = 0.01 if value is None else 2.0 * value + 0.01
         state = vars(self._twin)
         before = state.get(name, ABSENT)
