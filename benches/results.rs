@@ -105,7 +105,7 @@ fn every_result_tells_its_machine() {
         let times = times(&document["rows"]);
         assert!(!times.is_empty() && times.iter().all(|us| *us > 0.0), "{}: {times:?}", path.display());
     }
-    // Lists are peers' rows, which lie beside what was measured on the same machine.
+    // Lists are peers' rows; their folder has a report of the same machine.
     for (path, list) in &lists {
         assert!(reports.iter().any(|(report, _)| report.parent() == path.parent()), "{}", path.display());
         for row in list.as_array().unwrap() {

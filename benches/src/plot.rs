@@ -53,7 +53,9 @@ fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, BenchError> {
     let panels: Vec<_> = operations(figures).iter().filter_map(|figures| panels_of(figures)).collect();
     if panels.is_empty() {
         let what = format!("a plot needs {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
-        return Err(BenchError::Input(format!("--plot: {what}, of one operation and dtype; measure with --sweep")));
+        return Err(BenchError::Input(format!(
+            "--plot: {what}, of one operation and dtype: run `rmsnorm bench --sweep`"
+        )));
     }
     Ok(panels)
 }

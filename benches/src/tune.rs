@@ -117,7 +117,7 @@ impl Measurement for Tune<'_> {
         let mut table = built_in.clone();
         found.iter().for_each(|found| found.put(&mut table));
         task::join(&mut table, &unsplit);
-        // Joining rungs does not change what the table means; this checks that it is still valid.
+        // Joining rungs does not change the meaning of the table; this checks that it is valid.
         base.with_table(&table).map_err(BenchError::Input)?;
         let tuned = found.into_iter().map(|found| found.tuned).collect();
         Ok(Outcome { identity: base.identity(), table, tuned, not_reached, cases })

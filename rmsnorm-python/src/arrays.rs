@@ -43,7 +43,7 @@ fn to_python(error: Error) -> PyErr {
         }
         Error::EmptyRow => {
             let rule = "the last dimension must have at least 1 element, got 0";
-            PyValueError::new_err(format!("x: {rule}: no elements have no mean"))
+            PyValueError::new_err(format!("x: {rule}: an empty row has no mean"))
         }
         Error::Missing { .. } | Error::Unexpected { .. } => PyTypeError::new_err(message),
         Error::Unsupported { .. } => PyNotImplementedError::new_err(message),

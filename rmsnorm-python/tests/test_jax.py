@@ -750,7 +750,8 @@ def test_structs_are_those_of_the_installed_header(tmp_path):
     if not (include / "xla/ffi/api/c_api.h").exists() or compiler is None:
         pytest.skip("a C compiler and jaxlib's header: not both are here")
     header = (include / "xla/ffi/api/c_api.h").read_text()
-    # Names change from version to version; places do not. Of the table those functions are looked at that are called.
+    # Names may change in a new version, offsets do not. Only the functions that are called are
+    # compared.
     renamed = {"XLA_FFI_Extension_Base": "XLA_FFI_InternalExtension"}
     called = {"XLA_FFI_Error_Create", "XLA_FFI_Stream_Get", "XLA_FFI_DeviceOrdinal_Get"}
     lines, expected = [], []
