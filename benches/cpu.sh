@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Ours and a published CPU library, one after the other on the same machine, then sweeps:
+# Measures this project and a published CPU library, one after the other on the same machine, then
+# sweeps:
 #     bash benches/cpu.sh FOLDER [COMMAND..]
-# FOLDER holds the binary `rmsnorm`. COMMAND prints a list of the peers' rows, as docs/benchmarks.md describes it; they are to
-# visit several input sets in turn, as ours do, or they find their data in a cache. Without one ours is measured alone.
-# Writes before.json, peers.json, after.json and sweeps.json to $OUT (else the current folder), a table of each and a
-# picture of the sweeps. Nothing else should run meanwhile: about five minutes on two cores.
+# FOLDER has the binary `rmsnorm`. COMMAND prints a list of the peers' rows, as described in
+# docs/benchmarks.md. It must visit several input sets in turn, as `rmsnorm bench` does, or its data
+# is in a cache. Without COMMAND only this project is measured. Writes before.json, peers.json,
+# after.json and sweeps.json to $OUT (default: the current folder), a table of each and a plot of
+# the sweeps. Nothing else should run meanwhile: about five minutes on two cores.
 set -euo pipefail
 
-[ $# -ge 1 ] || { sed -n '2,8s/^# //p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm out=${OUT:-.}
 shift
 

@@ -1,13 +1,14 @@
-"""Puts one-line bugs into the real sources, one at a time, and runs the tests that should see them.
+"""Plants one-line bugs in the sources, one at a time, and runs the tests that should catch them.
 
-    python3 benches/mutants.py --check                    every bug still finds its place, exactly once
+    python3 benches/mutants.py --check                    checks that every bug's text occurs exactly once
     python3 benches/mutants.py [--out results.json]       every bug: hours on two cores
-    python3 benches/mutants.py --sample 14 --quick        a fixed sample, of every crate, by the first tests of each
+    python3 benches/mutants.py --sample 14 --quick        a fixed sample of every crate, with each crate's first tests
 
-The bugs are data: benches/mutants/rust.toml. Each is tried in a copy of the tree, so the checkout stays as it is; what it
-builds is kept in target/mutants. A bug ends as `caught` (a test failed, or hung), `survived`, or `unbuildable`, which counts
-for neither. The tests are those of the bug's own crate, then those of the crates that stand on it. In the end the tests that
-failed are run without a bug, and must pass. Exit code 1: a bug survived, did not build, or was not tried.
+The bugs are data: benches/mutants/rust.toml. Each is tried in a copy of the tree; the checkout does
+not change. Builds are kept in target/mutants. A bug ends as `caught` (a test failed or hung),
+`survived`, or `unbuildable` (counts as neither). The bug's crate is tested first, then the crates
+that depend on it. At the end the tests that failed are run without a bug, and must pass. Exit code
+1: a bug survived, did not build, or was not tried.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "benches/mutants/rust.toml"
 
-# For files below a folder: the packages whose tests are run, one after the other until one fails.
+# (folder, arguments of the test runs for its files). The runs follow each other until one fails.
 TESTS = [
     ("rmsnorm-spec/", [["-p", "rmsnorm-spec", "-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
     ("rmsnorm-conformance/", [["-p", "rmsnorm-conformance"], ["-p", "rmsnorm-cpu"]]),
@@ -39,13 +40,13 @@ TESTS = [
     ("rmsnorm-core/", [["-p", "rmsnorm-core"], ["-p", "rmsnorm-cli"]]),
     ("benches/", [["-p", "rmsnorm-bench", "--lib"], ["-p", "rmsnorm-cli"]]),
     ("rmsnorm-cli/", [["-p", "rmsnorm-cli"]]),
-    # NVRTC compiles here, and a software adapter runs; without them those tests are skipped, and bugs survive.
-    # First what takes seconds.
+    # These need NVRTC and a software adapter; without them tests are skipped, and bugs survive. The
+    # first run takes seconds.
     ("rmsnorm-cuda/", [["-p", "rmsnorm-cuda", "--lib", "--", "--skip", "programs"], ["-p", "rmsnorm-cuda"]]),
     ("rmsnorm-wgpu/", [["-p", "rmsnorm-wgpu", "--lib"], ["-p", "rmsnorm-wgpu", "--test", "gpu"], ["-p", "rmsnorm-wgpu"]]),
 ]
 
-# A test run that takes longer hangs.
+# A test run that takes longer counts as hanging.
 LIMIT_S = 400
 
 
@@ -54,7 +55,7 @@ def tests_of(path):
 
 
 def cargos(args):
-    """What comes before `--`; the rest is the tests' own."""
+    """cargo's arguments, before `--`; the rest is for the tests."""
     return list(itertools.takewhile("--".__ne__, args))
 
 
@@ -66,7 +67,7 @@ def load(path):
 
 
 def misplaced(bug, tree):
-    """Why the bug cannot be put into the tree, or None."""
+    """The reason why a bug cannot be planted in the tree, or None."""
     text = (tree / bug["file"]).read_text()
     count = text.count(bug["find"])
     if count != 1:
@@ -75,7 +76,7 @@ def misplaced(bug, tree):
 
 
 class Worker:
-    """A copy of the tree with a target folder of its own."""
+    """A copy of the tree with a separate target folder."""
 
     def __init__(self, number, runs=None):
         self.runs = runs
@@ -86,7 +87,7 @@ class Worker:
             "CARGO_INCREMENTAL": "1",
             "CARGO_PROFILE_DEV_DEBUG": "0",
             "RUST_BACKTRACE": "0",
-            # Mesa's layer that chooses among devices complains on stderr where there is no display server.
+            # Without a display server Mesa's device selection layer prints errors.
             "NODEVICE_SELECT": "1",
         }
         listed = subprocess.run(
@@ -105,7 +106,8 @@ class Worker:
                 shutil.copy(source, copy)
 
     def cargo(self, *args):
-        """The exit code, None if it did not end, and the output. Nothing that it started is left."""
+        """(exit code, or None after the time limit; output) of `cargo test`. All its processes are
+        ended."""
         process = subprocess.Popen(
             ["cargo", "test", "--quiet", *args], cwd=self.tree, env=self.env, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -119,7 +121,7 @@ class Worker:
             return None, ""
 
     def outcome(self, tests):
-        """(what became of it, the tests that failed)"""
+        """(outcome, names of the tests that failed)"""
         for args in tests[:self.runs]:
             if self.cargo(*cargos(args), "--no-run")[0] != 0:
                 return "unbuildable", []
@@ -132,13 +134,13 @@ class Worker:
         return "survived", []
 
     def failing(self, tests, names):
-        """Those of the tests that fail as the tree stands."""
+        """The tests, of these names, that fail without a bug."""
         names = {name for name in names if name != "(no end)"}
         failed = set()
         for args in tests[:self.runs] if names else []:
             code, output = self.cargo(*cargos(args), "--no-fail-fast", "--", "--exact", *sorted(names))
             if code != 0:
-                # A build or a process that ends early names no test.
+                # If a build fails or a process ends early, the output names no test.
                 failed |= {name for name in names if name in output} or names
         return sorted(failed)
 
@@ -157,7 +159,7 @@ class Worker:
 
 
 def summary(results):
-    """A line for each crate."""
+    """A table with a line per crate."""
     by_crate = {}
     for result in results:
         by_crate.setdefault(crate_of(result), []).append(result["outcome"])
@@ -170,14 +172,14 @@ def summary(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say whether every bug finds its place")
-    parser.add_argument("--sample", type=int, help="so many bugs, the same ones each time")
+    parser.add_argument("--check", action="store_true", help="only check that every bug's text occurs exactly once")
+    parser.add_argument("--sample", type=int, help="number of bugs of a fixed sample")
     parser.add_argument("--ids", nargs="+", help="these bugs")
     parser.add_argument("--crate", help="bugs whose id begins with this word")
-    parser.add_argument("--quick", action="store_true", help="only the first of a crate's test runs, which takes seconds")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other bug after so long")
+    parser.add_argument("--quick", action="store_true", help="only the first test run of a crate, which takes seconds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no new bug after this time")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first copy, beside another run")
+    parser.add_argument("--first", type=int, default=0, help="number of the first copy, to run next to another process")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
 
@@ -193,7 +195,8 @@ def main():
     if args.ids:
         bugs = [bug for bug in bugs if bug["id"] in args.ids]
     if args.sample:
-        # By a hash of the id, so that a bug that joins the list leaves the others in; crates take turns.
+        # Sorted by a hash of the id, so that a new bug hardly changes the sample; crates take
+        # turns.
         bugs = [bug for bug in bugs if not bug.get("needs_gpu")]
         bugs.sort(key=lambda bug: (crate_of(bug), hashlib.sha256(bug["id"].encode()).digest()))
         turns = itertools.zip_longest(*(list(group) for _, group in itertools.groupby(bugs, crate_of)))
@@ -220,7 +223,7 @@ def main():
                 print(f"{result['outcome']:<12}{result['id']:<48}{result['seconds']:>6} s  {', '.join(result['tests'][:2])}", flush=True)
                 if args.out:
                     args.out.write_text(json.dumps(results, indent=1))
-    # Without a bug these tests must pass, or nothing is learnt.
+    # Without a bug these tests must pass, or the result proves nothing.
     worker, by_tests = workers.get(), {}
     for result in results:
         by_tests.setdefault(json.dumps(tests_of(result["file"])), set()).update(result["tests"])

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A fixed sample of one-line bugs in the real sources, each of which some test must see: 20 minutes on two cores.
+# Tries a fixed sample of one-line bugs, each of which a test must catch: 20 minutes on two cores.
 #     bash benches/mutants.sh
-# Hand-made bugs first (benches/mutants.py, benches/mutants/rust.toml), two of every crate, then some of those that `cargo
-# mutants` makes of validation and of the cache, if it is installed (cargo install cargo-mutants). docs/internals/proof.md has the figures
-# of all of them, and how the kernels' texts are tried on a GPU.
+# First hand-made bugs (benches/mutants.py, benches/mutants/rust.toml), two of every crate. Then, if
+# it is installed (cargo install cargo-mutants), some bugs of `cargo mutants` in the validation and
+# the cache. docs/internals/proof.md has the results of all bugs, and describes the trials of kernels on a
+# GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

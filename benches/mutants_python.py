@@ -1,12 +1,14 @@
-"""Puts the one-line bugs of cosmic-ray's operators into the Python half, one at a time, and runs the tests that should see them.
+"""Plants the one-line bugs of cosmic-ray's operators in the Python package, one at a time, and runs
+the tests that should catch them.
 
     pip install cosmic-ray
     python benches/mutants_python.py rmsnorm/arrays.py --tests "test_arrays.py test_package.py" [--out results.json]
     python benches/mutants_python.py rmsnorm/torch/*.py --preload torch --sample 100 --tests test_torch_operators.py
 
-Each bug is tried in a copy of the package, in a process that is forked from one that has imported the frameworks: so a bug takes
-the time of its tests, and not of `import torch`. It ends as `caught` (a test failed, or hung), `unloadable` (the package could not
-be imported, which proves nothing of the tests), or `survived`. Exit code 1: a bug survived, or the tests fail without one.
+Each bug is tried in a copy of the package, in a fork of a process that has already imported the
+frameworks, to save the time of `import torch`. It ends as `caught` (a test failed or hung),
+`unloadable` (the package could not be imported, which proves nothing about the tests), or
+`survived`. Exit code 1: a bug survived, or the tests fail without one.
 """
 
 import argparse
@@ -25,9 +27,10 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What a cache remembers, and what a type checker reads, changes nothing that a test sees.
+# Removing a cache decorator, or one for type checkers, changes nothing that a test could see.
 SKIPPED = ("core/RemoveDecorator",)
-# Of an operator's replacements (one comparison for every other, say) so many are tried at a place.
+# The largest number of an operator's replacements (one comparison by each other one, say) that are
+# tried at a place.
 MOST_AT_A_PLACE = 2
 
 
@@ -60,7 +63,7 @@ def places(code):
 
 
 def annotated(code):
-    """Where annotations and overloads are, which run when a module is loaded and say nothing then."""
+    """The positions of annotations and overloads, which have no effect at run time."""
     for node in ast.walk(ast.parse(code)):
         if any(getattr(decorator, "id", None) == "overload" for decorator in getattr(node, "decorator_list", [])):
             yield (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
@@ -70,7 +73,8 @@ def annotated(code):
 
 
 def lost(code):
-    """(`Lost`, number, line) for each argument of a call that may get lost: None in the place of a name."""
+    """[(`Lost`, number, line)] of the bugs that replace an argument of a call by None, and the
+    arguments."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     values = [value for call in calls for value in [*call.args, *(keyword.value for keyword in call.keywords)]]
     values = [value for value in values if isinstance(value, (ast.Name, ast.Attribute))]
@@ -78,7 +82,7 @@ def lost(code):
 
 
 def mutated(code, name, occurrence):
-    """The file with that bug."""
+    """The file's text with this bug."""
     if name == "Lost":
         value, lines = lost(code)[1][occurrence], code.splitlines(keepends=True)
         line = lines[value.lineno - 1].encode()
@@ -91,7 +95,7 @@ def mutated(code, name, occurrence):
 
 
 def run(folder, tests, module, limit):
-    """The end of the tests in a forked process: `passed`, `caught`, `unloadable`."""
+    """Runs the tests in a forked process. Returns `passed`, `caught` or `unloadable`."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -126,9 +130,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="below rmsnorm-python/python")
     parser.add_argument("--tests", type=shlex.split, required=True, help="pytest's arguments, below rmsnorm-python/tests")
-    parser.add_argument("--preload", nargs="*", default=[], help="what is imported once")
-    parser.add_argument("--sample", type=int, help="so many of a fixed shuffle")
-    parser.add_argument("--again", type=pathlib.Path, help="results of a run, of which only the survivors are tried again")
+    parser.add_argument("--preload", nargs="*", default=[], help="modules to import once, before the forks")
+    parser.add_argument("--sample", type=int, help="number of bugs of a fixed sample")
+    parser.add_argument("--again", type=pathlib.Path, help="results of an earlier run: only its survivors are tried")
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts, so that N processes share the work")
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a run counts as hanging")
     parser.add_argument("--out", type=pathlib.Path)
@@ -139,7 +143,7 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         folder = pathlib.Path(work) / "rmsnorm-python"
         shutil.copytree(ROOT / "rmsnorm-python", folder, ignore=shutil.ignore_patterns("__pycache__", "src"))
-        # The bounds that the tests judge by.
+        # The tests' error bounds.
         golden = "rmsnorm-conformance/tests/golden"
         shutil.copytree(ROOT / golden, pathlib.Path(work) / golden)
         modules = {file: file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in options.files}

@@ -1,8 +1,10 @@
-//! Forward, forward with a residual, and backward, as criterion groups: `forward/rms_norm/bf16/4096x1024/cpu`.
+//! Forward, forward with a residual, and backward, as criterion groups:
+//! `forward/rms_norm/bf16/4096x1024/cpu`.
 //!
-//! The last part of an id is the backend, so a group compares backends that share its shape. Throughput counts the fewest
-//! bytes that must move. Operations, tensors, clocks and the check before the clock starts are those of `rmsnorm bench`,
-//! which also prints the copy bandwidth; criterion adds its statistics and the comparison with an earlier run.
+//! The last part of an id is the backend, so a group compares backends at one shape. Throughput
+//! counts the fewest bytes that must move. Operations, tensors, timers and the check before timing
+//! are the same as in `rmsnorm bench`, which also prints the copy bandwidth. Criterion adds
+//! statistics and compares with an earlier run.
 #![expect(clippy::expect_used, reason = "a benchmark that cannot run has nothing better to do than to stop")]
 
 use std::time::Duration;
@@ -29,7 +31,7 @@ fn main() {
 /// Every shape, dtype, operation and norm on one backend.
 struct Bench<'a> {
     criterion: &'a mut Criterion,
-    /// Of the device.
+    /// The device's name.
     name: &'a str,
 }
 
@@ -53,7 +55,7 @@ fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shap
         eprintln!("{} {shape}: skipped: {rule}", name);
         return;
     }
-    // Made by the first benchmark that the filter lets through: the tensors are large.
+    // Made by the first benchmark that the filter selects, since the tensors are large.
     let mut workload = None;
     for op in Op::USUAL {
         for norm in Norm::ALL {

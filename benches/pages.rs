@@ -1,4 +1,4 @@
-//! The pages of the repository: every relative link leads somewhere, and no page is too long to read.
+//! Checks the pages of the repository: every relative link has a target, and no page is too long.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The Markdown files below a folder. Folders of tools and of builds are left out.
+/// The Markdown files below a folder, without the folders of tools and builds.
 fn pages(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -26,7 +26,7 @@ fn pages(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A heading's anchor, as renderers make it.
+/// The anchor that renderers make of a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.to_lowercase().replace(' ', "-");
     kept.chars().filter(|letter| letter.is_alphanumeric() || "-_".contains(*letter)).collect()
@@ -54,7 +54,7 @@ fn relative_links_lead_to_files_and_headings() {
     let mut broken = Vec::new();
     for page in pages(&root()) {
         let (links, _) = links_and_anchors(&fs::read_to_string(&page).unwrap());
-        // A package's pages may name its items.
+        // A package's pages may link to its items.
         for link in
             links.iter().filter(|link| !link.contains("://") && !link.contains("::") && !link.starts_with("crate"))
         {

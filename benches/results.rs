@@ -1,4 +1,5 @@
-//! The committed results: that each can be read, tells its machine, and what its figures ran.
+//! Checks the committed results: each can be read and names its machine, and its figures name the
+//! plan that ran.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 type Parsed = (PathBuf, Value);
 
-/// Measured before rows told what they ran. No other file may lack it.
+/// The results of versions whose rows did not name the plan. All other files must name it.
 const UNRECORDED: [&str; 3] = ["h200-2026-11-21/", "cpu-zen5-2026-11-21/", "h200-wgpu-2026-11-21/f32-f16.json"];
 
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
@@ -31,7 +32,7 @@ fn parse(path: &Path, text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every JSON file, by what it is.
+/// Every JSON file, by kind.
 struct Results {
     /// Documents of `rmsnorm bench --json`.
     reports: Vec<Parsed>,
@@ -39,7 +40,7 @@ struct Results {
     groups: Vec<Parsed>,
     /// Documents of the Python package's benchmarks.
     python: Vec<Parsed>,
-    /// Peers' rows.
+    /// Lists of peers' rows.
     lists: Vec<Parsed>,
 }
 
@@ -55,7 +56,7 @@ impl Results {
     }
 }
 
-/// Each number below that value whose name is `us`.
+/// All numbers named `us` within a value.
 fn times(value: &Value) -> Vec<f64> {
     match value {
         Value::Object(fields) => {
@@ -104,7 +105,7 @@ fn every_result_tells_its_machine() {
         let times = times(&document["rows"]);
         assert!(!times.is_empty() && times.iter().all(|us| *us > 0.0), "{}: {times:?}", path.display());
     }
-    // Lists are peers' rows, which lie beside what was measured on the same machine.
+    // Lists are peers' rows; their folder has a report of the same machine.
     for (path, list) in &lists {
         assert!(reports.iter().any(|(report, _)| report.parent() == path.parent()), "{}", path.display());
         for row in list.as_array().unwrap() {
@@ -113,8 +114,8 @@ fn every_result_tells_its_machine() {
     }
 }
 
-/// Every row tells at which commit it was measured, and the plan that ran. Of Python's, whose figures are a framework's as much as ours, the
-/// document tells the commit and the frameworks' versions.
+/// Every row names its commit and the plan that ran. Documents of the Python benchmarks name the
+/// commit and the frameworks' versions.
 #[test]
 fn every_figure_tells_what_it_ran() {
     let mut recorded = 0;

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# On the device machine: the four tools of compute-sanitizer over the smoke profile, side by side.
-#     bash benches/sanitize.sh FOLDER SECONDS [TOOL...]         # FOLDER holds `rmsnorm`; every tool gets SECONDS
-# First the profile with no tool, which fills the kernel cache (compiling under a tool is waiting), then for each tool a
-# planted error, to see that it finds anything here at all. Logs: $OUT/san-TOOL.txt. Flags for the suite: SUITE (default
-# "--profile smoke"). Ends with 1 if anything was found, or a tool did not run to its end.
+# On the GPU machine: runs the smoke profile under the four tools of compute-sanitizer, in parallel.
+#     bash benches/sanitize.sh FOLDER SECONDS [TOOL...]         # FOLDER has `rmsnorm`; every tool gets SECONDS
+# First runs the profile without a tool, which fills the kernel cache (compiling under a tool is
+# slow), then for each tool a planted error, to check that the tool finds errors here. Logs:
+# $OUT/san-TOOL.txt. Flags of the suite: SUITE (default "--profile smoke"). Exits with 1 if anything
+# was found, or a tool did not finish.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm limit=$2
 shift 2
 tools=("$@")
@@ -16,8 +17,9 @@ export RMSNORM_CACHE_DIR=${RMSNORM_CACHE_DIR:-/tmp/rmsnorm-cache}
 PATH=$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer
 compute-sanitizer --version | tail -1
 
-# What is told to one tool alone. Racecheck sees shared memory (a cluster's neighbours' only in part): races between
-# blocks in global memory, such as those of the locks, are for the repeated runs to show.
+# The flags of a tool. Racecheck checks shared memory only (in part for the other blocks of a
+# cluster): repeated runs of the suite look for races between blocks in global memory, such as in
+# the locks.
 flags_of() {
     case $1 in
     memcheck) echo '--leak-check no --padding 256 --track-stream-ordered-races all' ;;
@@ -26,7 +28,7 @@ flags_of() {
     esac
 }
 
-# under TOOL PORT LOG SECONDS COMMAND...: the exit status is 9 where the tool found something
+# under TOOL PORT LOG SECONDS COMMAND...: the exit status is 9 if the tool found an error
 under() {
     local flags
     read -ra flags <<<"$(flags_of "$1")"
@@ -70,7 +72,7 @@ fi
 tail -3 "$out/san-none.txt"
 echo "with no tool: $((SECONDS - start)) s; kernels compiled: $(find "$RMSNORM_CACHE_DIR" -type f 2>/dev/null | wc -l)"
 
-# one TOOL PORT: a line for what was planted, a line for what was found
+# one TOOL PORT: runs a tool on its planted error and on the suite, and prints a line
 one() {
     local tool=$1 log=$out/san-$1.txt start=$SECONDS status=0 summary found=unknown
     if [ -x "$work/planted" ]; then

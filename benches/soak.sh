@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# On the device machine: random cases (the first CASES, else 300, of the full profile), seed after seed, until the time
-# is up. Nearly every case is a program of its own, to be compiled first.
+# On the GPU machine: runs random cases (the first CASES, default 300, of the full profile), seed
+# after seed, until the time is up. Nearly every case is a separate program that must be compiled
+# first.
 #     bash benches/soak.sh FOLDER SECONDS [PROCESSES [FIRST_SEED]]
-# A run says nothing before its end, so none is begun that the last one's length says will not finish. Summaries go to
-# $OUT/soak.txt, the output of each failed run to $OUT/soak-failed.txt.
+# A run prints nothing before its end, so no run is started that would not finish, judging by the
+# last one. Summaries go to $OUT/soak.txt, the output of each failed run to $OUT/soak-failed.txt.
 set -uo pipefail
-[ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s/^# //p' "$0"; exit 2; }
 rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2)) processes=${3:-6} first=${4:-1}
 out=${OUT:-.} failed=$(mktemp -d)
 export RMSNORM_CACHE_DIR=${RMSNORM_CACHE_DIR:-/tmp/rmsnorm-cache} RAYON_NUM_THREADS=2
@@ -28,7 +29,7 @@ for ((i = 0; i < processes; i++)); do
     worker $((first + i)) &
 done
 wait
-# 124: not at its end in time, which is no failure.
+# 124: not finished in time, which is not a failure.
 complete=$(grep -c 'exit status 0' "$out/soak.txt") late=$(grep -c 'exit status 124' "$out/soak.txt")
 bad=$(grep -vcE 'exit status (0|124),' "$out/soak.txt")
 for log in "$failed"/*; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the wheel to publish, for any Linux of the last decade (manylinux_2_17), and tests it in fresh environments, without and with
-# the frameworks that are named: bash rmsnorm-python/wheel.sh [torch] [jax]. The wheel is left in dist/.
+# Builds the wheel for any Linux of the last decade (manylinux_2_17), and tests it in fresh environments, without frameworks
+# and with the named ones: bash rmsnorm-python/wheel.sh [torch] [jax]. The wheel is written to dist/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ environment() {
 
 environment build 'maturin>=1.9.4,<2' ziglang
 mkdir -p "$work/out"
-# No path of this machine: neither of its cargo home nor of this checkout, in panics or elsewhere.
+# The wheel must not contain paths of this machine, such as its cargo home or this checkout.
 RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$PWD=rmsnorm" \
     PATH="$work/build/bin:$PATH" "$work/build/bin/maturin" build --release --locked --zig --compatibility manylinux_2_17 \
     --out "$work/out"

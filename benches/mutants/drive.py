@@ -1,28 +1,29 @@
 #!/usr/bin/env python3
-"""Plants the bugs of a list, one after the other, and sees which of them a run of the binary catches.
+"""Plants the bugs of a list, one after the other, and reports which of them a run of the binary
+catches.
 
     drive.py BINARY LIST.toml [options] --out results.json -- ARGS...
 
-ARGS are those of the binary, as `conformance --backend cuda --profile core`. {id} in them is the bug's id, {dir} its
-temporary folder. Options:
+ARGS are the binary's arguments, such as `conformance --backend cuda --profile core`. {id} in them
+is the bug's id, {dir} its temporary folder. Options:
 
-    --jobs N         so many at once (1)
-    --seconds S      no new ones are started after so many seconds in all; what runs then may end (no limit)
-    --each S         seconds a bug may take (600)
-    --out FILE       the results, written anew after each bug; bugs that FILE has already are not run again
-    --only REGEX     bugs whose id, class or file matches
-    --skip REGEX     not those
-    --sort KEY       list (the order of the list), likely (those expected to survive or about order last), spread (a bug
-                     of each file and class in turn: for lists that will not be finished)
-    --cache PATH     RMSNORM_CACHE_DIR: own (default: an empty folder for each bug), off, or a folder for all. A folder
-                     for all is safe: entries are named by a hash of their text
-    --ids FILE       ids of cases, one a line, as `conformance --list` prints them. A bug whose `cases` is a regex is then
-                     run on those that match, --pick N of them (60) spread over the list, and on nothing else
-    --baseline       runs the binary as it is first; without a pass nothing else is run
+    --jobs N         bugs that run at once (1)
+    --seconds S      start no new bug after this time; running bugs may end (no limit)
+    --each S         time limit of a bug in seconds (600)
+    --out FILE       the results, rewritten after each bug; bugs that are already in FILE are not run again
+    --only REGEX     only bugs with a matching id, class or file
+    --skip REGEX     no bugs with a matching id, class or file
+    --sort KEY       list (the order of the list), likely (bugs that may survive, or that change an order, last), spread
+                     (the files and classes in turn: for lists that will not be finished)
+    --cache PATH     RMSNORM_CACHE_DIR: own (default: an empty folder for each bug), off, or one folder for all. One folder
+                     is safe: entries are named by a hash of their text
+    --ids FILE       ids of cases, one per line, as `conformance --list` prints them. A bug with a regex `cases` is then
+                     run only on --pick N (60) of the matching cases, spread over the list
+    --baseline       first runs the binary without a bug; it must pass
 
-The verdict of a bug, by the exit code: caught (1, or 101: a test), survived (0), nothing (1, though no case failed: they
-were all skipped), timeout, crash (a signal: caught too),
-broken (2, or the text does not compile: the bug is no bug), bad (it could not be planted).
+The verdict of a bug, from the exit code: caught (1, or 101 from a test), survived (0), nothing (1,
+but all cases were skipped), timeout, crash (a signal; counts as caught), broken (2, or the text
+does not compile: not a valid bug), bad (the bug could not be planted).
 
 Python 3.11 or later, standard library only.
 """
@@ -42,10 +43,11 @@ from pathlib import Path
 
 import patch
 
-# A file that is being written when another thread forks stays open in that child, and cannot be run until it is gone.
+# A file that is open for writing during another thread's fork stays open in the child, and cannot
+# be executed until then.
 SPAWN = threading.Lock()
 
-# What the compilers say of a text that is none.
+# The compilers' messages for invalid text.
 NO_PROGRAM = re.compile(
     r"does not compile|[Ss]hader validation|[Ss]hader '|parsing error|create_shader_module|nvrtcCompileProgram gives"
 )
@@ -65,7 +67,7 @@ def environment(cache, folder):
 
 
 def stop(process):
-    """Ends the process and what it has started; it has a session of its own."""
+    """Ends a process and its children. The process must have its own session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -73,14 +75,14 @@ def stop(process):
 
 
 def lines_of(path, most):
-    """The first failures of a run's output: each with what follows it."""
+    """The first failures in a run's output, each with the next line."""
     lines = path.read_text(errors="replace").splitlines()
     found = [index for index, line in enumerate(lines) if FAILED.match(line)][:most]
     return [" | ".join(line.strip()[:400] for line in lines[index:index + 2]) for index in found]
 
 
 def run(binary, folder, args, options, name):
-    """Runs a binary; what came of it."""
+    """Runs a binary and returns its result."""
     out, err = Path(folder, "stdout"), Path(folder, "stderr")
     args = [arg.replace("{id}", name).replace("{dir}", folder) for arg in args]
     began = time.monotonic()
@@ -109,7 +111,7 @@ def run(binary, folder, args, options, name):
         else "survived" if code == 0
         else "broken" if no_program or code not in (1, 101) and code > 0
         else "crash" if code < 0
-        # No case failed: none passed either, or what ran was too little for its profile.
+        # No case failed, but none passed, or too few ran for the profile.
         else "nothing" if counts and result["failed"] == 0
         else "caught"
     )
@@ -120,7 +122,7 @@ def run(binary, folder, args, options, name):
 
 
 class Results:
-    """What is known so far, on disk at any time."""
+    """The results so far, which are always on disk."""
 
     def __init__(self, path):
         self.path, self.lock, self.bugs = Path(path), threading.Lock(), {}
@@ -153,7 +155,7 @@ def sorted_bugs(bugs, key):
 
 
 def table(bugs, results):
-    """What became of the bugs, by class, and those that no one caught."""
+    """Prints the verdicts by class, and the bugs that were not caught."""
     verdicts = ["caught", "timeout", "crash", "survived", "nothing", "broken", "bad"]
     print(f"\n{'class':<14}" + "".join(f"{verdict:>10}" for verdict in verdicts) + f"{'not run':>10}")
     for name in sorted({bug["class"] for bug in bugs}) + ["all"]:
@@ -208,7 +210,7 @@ def main():
     results = Results(options.out)
 
     def named(bug):
-        """The cases that reach the bug, as arguments."""
+        """The cases that reach a bug, as arguments."""
         matching = [id for id in ids if "cases" in bug and re.search(bug["cases"], id)]
         picked = matching[::max(1, -(-len(matching) // options.pick))]
         return [word for id in picked for word in ("--case", id)]

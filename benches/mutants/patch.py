@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Plants one bug of a list into the kernel texts that a binary of rmsnorm has embedded.
+"""Plants a bug of a list in the kernel texts that are embedded in a binary of rmsnorm.
 
-    patch.py BINARY LIST.toml ID OUT     writes a copy of the binary with that bug
+    patch.py BINARY LIST.toml ID OUT     writes a copy of the binary with the bug
     patch.py --check BINARY LIST.toml    checks every bug of the list
-    patch.py --apply ROOT LIST.toml ID   the same in the file itself, below ROOT (a copy of the repository)
+    patch.py --apply ROOT LIST.toml ID   plants the bug in the source file below ROOT (a copy of the repository)
 
 Python 3.11 or later, standard library only.
 """
@@ -27,7 +27,7 @@ def load(path):
             sys.exit(f"{path}: bug {index} ({bug.get('id')}): lacks {sorted(lacks)}, has unknown {sorted(more)}")
     ids = [bug["id"] for bug in bugs]
     for name in {name for name in ids if ids.count(name) > 1}:
-        sys.exit(f"{path}: {name} is there twice")
+        sys.exit(f"{path}: the id {name} occurs twice")
     return bugs
 
 
@@ -39,7 +39,7 @@ def bug_of(bugs, name):
 
 
 def padded(bug):
-    """What is looked for and what takes its place, of the same length."""
+    """(text to find, replacement of the same length)."""
     find, replace = bug["find"].encode(), bug["replace"].encode()
     if len(replace) > len(find):
         raise ValueError(f"replace is {len(replace) - len(find)} bytes too long")
@@ -49,7 +49,7 @@ def padded(bug):
 
 
 def place(data, find):
-    """Where the text is; it must be there once."""
+    """The offset of the text, which must occur once."""
     at = data.find(find)
     if at < 0:
         raise ValueError("the binary does not have the text")
@@ -59,7 +59,7 @@ def place(data, find):
 
 
 def patch(binary, bug, out):
-    """Writes a copy of the binary with that bug."""
+    """Writes a copy of the binary with a bug."""
     find, replace = padded(bug)
     shutil.copyfile(binary, out)
     with open(out, "r+b") as file:
@@ -70,7 +70,7 @@ def patch(binary, bug, out):
 
 
 def sources(bug, root):
-    """The texts of the bug's folder, by their paths. WGSL is in two."""
+    """{path: text} of the files in the bug's folder; WGSL is in two folders."""
     wgsl = ["shaders", "rmsnorm-wgpu/src/source"]
     folder = str(Path(bug["file"]).parent)
     files = [path for each in (wgsl if folder in wgsl else [folder]) for path in sorted((Path(root) / each).iterdir())]
@@ -106,7 +106,7 @@ def check(binary, path, root):
 
 def main(args):
     if len(args) in (3, 4) and args[0] == "--check":
-        # The repository, to check that the text is in that file alone.
+        # The repository, to check that no other file has the text.
         root = args[3] if len(args) == 4 else Path(__file__).resolve().parents[2]
         sys.exit(check(args[1], args[2], root) and 1)
     if len(args) == 4 and args[0] == "--apply":

@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
-"""Puts all mutants that `cargo mutants` makes of some files into one program, which has the one that RMSNORM_MUTANT names.
+"""Builds all mutants that `cargo mutants` makes of some files into one program. RMSNORM_MUTANT
+selects one at run time.
 
     switch.py plant TREE LIST.json -p PACKAGE -f GLOB ...     rewrites the files of TREE, a clone, and writes the list
     switch.py run LIST.json --out results.json [options] -- PROGRAM ARGS...
-                                                              the program once for each mutant of the list
+                                                              runs the program once for each mutant of the list
 
-Between the two, TREE is built as usual, with RUSTFLAGS="--cap-lints warn": one build for hundreds of mutants, which then run
-where there is no compiler, as on the machine with the GPU. What cannot be chosen at run time is in the list with the reason,
-`unfit`; most of that does not compile, the rest is for `cargo mutants` itself. TREE is checked again and again until it
-compiles: a mutant that breaks it is taken out.
+Between the two, TREE is built as usual, with RUSTFLAGS="--cap-lints warn". One build has hundreds
+of mutants, which can run on machines without a compiler, such as the GPU machine. Mutants that
+cannot be selected at run time are in the list with the reason, `unfit`; most of them do not
+compile, the others can be tried with `cargo mutants`. `plant` checks TREE until it compiles, and
+removes the mutants that break it.
 
-Options of run: --jobs N (1), --seconds S for all (no limit), --each S (100), --only REGEX of names, --again FILE (what survived
-in that file alone). {mutant} in ARGS is the number. The program is run without a mutant first, and must pass. A mutant may ask
-for all of the memory: `ulimit -v` before.
+Options of run: --jobs N (1), --seconds S for all (no limit), --each S (100), --only REGEX of names,
+--again FILE (only the survivors in that file). {mutant} in ARGS is the number. The program first
+runs without a mutant, and must pass. A mutant may allocate all memory: set `ulimit -v`.
 
-The verdict, by the exit code: survived (0), caught (any other), timeout (it counts as caught, as with cargo mutants).
+The verdict, from the exit code: survived (0), caught (any other), timeout (counts as caught, as
+with cargo mutants).
 
-Python 3.11 or later, with drive.py and patch.py beside it; tree-sitter, tree-sitter-rust and `cargo mutants` for plant.
+Needs Python 3.11 or later, with drive.py and patch.py in the same folder; plant also needs
+tree-sitter, tree-sitter-rust and `cargo mutants`.
 """
 import argparse
 import json
@@ -31,25 +35,25 @@ from pathlib import Path
 from drive import stop
 
 FUNCTION = '''
-/// The mutant that is in force: 0 is none.
+/// The number of the selected mutant; 0 is none.
 pub(crate) fn mutant_in_force() -> u32 {
     static NUMBER: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     *NUMBER.get_or_init(|| std::env::var("RMSNORM_MUTANT").map_or(0, |number| number.parse().unwrap()))
 }
 '''
 NUMBER = "crate::mutant_in_force()"
-# By which a number is found in a line that does not compile.
+# The suffix that identifies a mutant's number in a line that does not compile.
 MARK = "_u32"
 MARKED = re.compile(rf"\b(\d+){MARK}\b")
 COMPARISONS = {"<", ">", "<=", ">="}
 
 
 class Unfit(Exception):
-    """A mutant that no expression can choose at run time."""
+    """A mutant that cannot be selected at run time."""
 
 
 class File:
-    """A source file with its mutants, each at the node that it changes."""
+    """A source file with its mutants, by the syntax node that they change."""
 
     def __init__(self, path, mutants):
         import tree_sitter
@@ -110,7 +114,8 @@ class File:
         return node
 
     def strip_const(self, node):
-        """A constant function cannot ask which mutant is in force."""
+        """Marks the function around a node to lose its `const`: a const function cannot call
+        `mutant_in_force`."""
         while node is not None and node.type not in ("function_item", "const_item", "static_item"):
             node = node.parent
         if node is None or node.type != "function_item":
@@ -119,7 +124,8 @@ class File:
         self.plain.update(modifier.id for modifier in modifiers if b"const" in modifier.text)
 
     def is_plain(self, node):
-        """Whether it loses its `const`: not where all of the function's mutants have been taken out again."""
+        """Whether a function loses its `const`. It keeps it if all its mutants have been
+        removed."""
         if node.id not in self.plain:
             return False
         function = range(node.parent.start_byte, node.parent.end_byte)
@@ -215,7 +221,8 @@ def plant(args):
 
 
 def take_out_what_breaks(args, mutants, files):
-    """Takes out the mutants that an error names, or makes functions plain that call what is no constant any more."""
+    """Removes the mutants that an error names, or the `const` of functions that call a function
+    without it."""
     command = ["cargo", "check", "--quiet", "--message-format=json", "--all-features"]
     for package in args.package:
         command += ["-p", package]
@@ -236,7 +243,8 @@ def take_out_what_breaks(args, mutants, files):
 
 
 def blamed_for(error, args, mutants, files):
-    """The mutant whose text an error points at; else all of the line's, else all that the message shows."""
+    """The mutant whose text an error points at; otherwise all mutants of the line, or all in the
+    message."""
     by_number = {mutant["number"]: mutant for mutant in mutants if "unfit" not in mutant}
     in_constant = re.match(r"cannot call non-const .*`(?:.*::)?(\w+)` in (constants|statics)", error["message"])
     if in_constant:
@@ -252,7 +260,7 @@ def blamed_for(error, args, mutants, files):
                 return [by_number[number] for number in before[-1:] or [number for _, number in places]]
     shown = error["rendered"]
     if error["code"] and error["code"]["code"] == "E0004":
-        # It shows where the match begins.
+        # This error shows only the beginning of the match.
         span = error["spans"][0]
         lines = Path(args.tree, span["file_name"]).read_text().split("\n")
         shown = "\n".join(lines[span["line_start"] :][:20])
@@ -265,7 +273,7 @@ def name_of_function(mutant):
 
 
 def make_plain(error, args, files):
-    """The function around an error is no constant one any more."""
+    """Removes the `const` of the function around an error."""
     if not error["code"] or error["code"]["code"] != "E0015":
         return False
     span = next(span for span in error["spans"] if span["is_primary"])

@@ -1,4 +1,5 @@
-//! Tensors on a device whose element type is a value. So the benchmark is compiled once for each device, not once for each dtype.
+//! Device tensors whose element type is a run-time value, so that the benchmark is compiled once
+//! per device, not once per dtype.
 
 use std::ops::Range;
 
@@ -9,7 +10,7 @@ use rmsnorm_core::{AnyElement, AnyIn, AnyOut, DType, Element, Error, F8E4M3, Sto
 
 use crate::Measurable;
 
-/// A tensor of one of the types that are measured.
+/// A tensor of any measured type.
 pub(crate) enum Buffer<D: Harness> {
     F32(D::Buffer<f32>),
     F16(D::Buffer<f16>),
@@ -18,7 +19,7 @@ pub(crate) enum Buffer<D: Harness> {
     E8m0(D::Buffer<u8>),
 }
 
-/// Runs `body` with the elements of a buffer, whichever type they have.
+/// Runs `body` with the elements of a buffer of any type.
 macro_rules! each {
     ($buffer:expr, $elements:ident => $body:expr) => {
         match $buffer {
@@ -31,7 +32,7 @@ macro_rules! each {
     };
 }
 
-/// The same with the elements of two buffers of floats.
+/// Runs `body` with the elements of two buffers of the same float type.
 macro_rules! both {
     ($buffers:expr, $one:ident, $other:ident => $body:expr) => {
         match $buffers {
@@ -48,7 +49,7 @@ macro_rules! both {
 
 pub(crate) use both;
 
-/// Runs `body` with the type that elements are stored as, and the buffer's variant.
+/// Runs `body` with the Rust type of a storage, and the variant of [`Buffer`].
 macro_rules! typed {
     ($storage:expr; $element:ident, $variant:ident => $body:expr) => {
         match $storage {
@@ -68,14 +69,14 @@ macro_rules! typed {
 }
 
 pub(crate) fn no_floats() -> Error {
-    Error::Unsupported { rule: "two buffers are of floats of one type".into() }
+    Error::Unsupported { rule: "both buffers must have the same float type".into() }
 }
 
 fn not_measured() -> Error {
-    Error::Unsupported { rule: "codes are measured as e4m3".into() }
+    Error::Unsupported { rule: "codes must be e4m3 to be measured".into() }
 }
 
-/// A NaN of that type.
+/// The bits of a NaN; for E4M3 and E8M0, too.
 const fn nan(storage: Storage) -> u32 {
     match storage {
         Storage::Float(DType::F32) => f32::NAN.to_bits(),
@@ -100,18 +101,18 @@ fn repeat<D: Measurable, E: Element>(
 }
 
 impl<D: Measurable> Buffer<D> {
-    /// These elements.
+    /// A buffer with these elements.
     pub(crate) fn upload(device: &D, elements: &Bits) -> Result<Self, Error> {
         typed!(elements.storage; E, variant => Ok(variant(device.upload(&from_bits::<E>(elements))?)))
     }
 
-    /// So many NaN, from the host.
+    /// A buffer of `len` NaNs, uploaded from the host.
     pub(crate) fn nan(device: &D, storage: impl Into<Storage>, len: usize) -> Result<Self, Error> {
         let storage = storage.into();
         typed!(storage; E, variant => Ok(variant(device.upload(&vec![<E as AnyElement>::from_bits(nan(storage)); len])?)))
     }
 
-    /// As many buffers of floats as are asked for, of `len` elements, each of them the period again and again.
+    /// `count` buffers of `len` floats, each of which repeats the period.
     pub(crate) fn repeat(device: &D, period: &Bits, len: usize, count: usize) -> Result<Vec<Self>, Error> {
         match period.storage {
             Storage::Float(DType::F32) => repeat(device, period, (len, count), Buffer::F32),
@@ -129,12 +130,13 @@ impl<D: Measurable> Buffer<D> {
         each!(self, elements => AnyElement::any_out(device.view_mut(elements, range)))
     }
 
-    /// Some elements, after all enqueued work is done.
+    /// Downloads some elements, after all enqueued work is done.
     pub(crate) fn download(&self, device: &D, range: Range<usize>) -> Result<Bits, Error> {
         each!(self, elements => Ok(Bits::of(&device.download_part(elements, range)?)))
     }
 
-    /// Copies some floats to as many of another buffer, in one of the device's ways. Enqueues, like a call.
+    /// Enqueues a copy of some floats to another buffer. `way`: a number below
+    /// [`Measurable::COPIES`].
     pub(crate) fn copy(
         device: &D,
         (from, source): (&Self, Range<usize>),
@@ -144,7 +146,7 @@ impl<D: Measurable> Buffer<D> {
         both!((from, to), from, to => device.copy(device.view(from, source), device.view_mut(to, target), way))
     }
 
-    /// How many floats another buffer does not have, bit for bit.
+    /// The number of floats that differ in another buffer, compared bit by bit.
     pub(crate) fn count_unlike(&self, device: &D, other: &Self) -> Result<usize, Error> {
         both!((self, other), from, to => {
             let (from, to) = (device.download(from)?, device.download(to)?);

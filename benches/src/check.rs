@@ -1,8 +1,9 @@
-//! The judgement before the clock starts: what is timed must be right.
+//! The check before timing: a result must be right.
 //!
-//! Outputs are filled with NaN, the call is made, and the first and the last rows are held to the bounds of math.md;
-//! of dweight and dbias, sums over all rows, as many columns as are cheap. Inputs are known without the device, so only
-//! what is judged is downloaded. The copy that a call is compared with is held to all of its elements.
+//! Outputs are filled with NaN, the call runs, and the first and the last rows are compared with
+//! the bounds of math.md. dweight and dbias are sums over all rows; some of their columns are
+//! checked. The host knows the inputs, so only checked outputs are downloaded. The copy is checked
+//! in all elements.
 
 use std::ops::Range;
 
@@ -19,31 +20,33 @@ use crate::pattern::Pattern;
 use crate::workload::{GIVEN_SCALE, problem, spec, tensors, unset_codes, unset_scales};
 use crate::{Measurable, Op, Operation, Quant, Shape, Workload};
 
-/// Rows at either end of a result that are judged, at most.
+/// The largest number of rows that are checked at each end of a result.
 const JUDGED_ROWS: usize = 16;
 
-/// Elements at either end of a result that are judged, unless that is less than a row. The device waits meanwhile: this
-/// takes a tenth of a second.
+/// The largest number of elements that are checked at each end of a result, but at least one row.
+/// The device is idle during the check, which takes a tenth of a second.
 const JUDGED_ELEMENTS: usize = 1 << 18;
 
-/// Terms of the sums over rows that are judged, at most, unless that is less than two columns: all columns of 4096x256.
+/// The largest number of terms of the checked sums over rows, but at least two columns. It covers
+/// all columns of 4096x256.
 const JUDGED_TERMS: usize = 1 << 20;
 
 impl<D: Measurable> Workload<'_, D> {
-    /// Runs the operation once and gives the number of elements that are outside their error bounds.
+    /// Runs the operation once. Returns the number of elements outside their error bounds.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend's.
     pub fn wrong_elements(&mut self, operation: Operation) -> Result<usize, Error> {
         self.wrong_after(operation, &|workload, operation| workload.call(operation, 0))
     }
 
-    /// The same of that device, which has the tensors of this one and plans of its own.
+    /// [`wrong_elements`](Self::wrong_elements) of another backend on the same device, which has
+    /// other plans.
     pub(crate) fn wrong_elements_on(&mut self, device: &D, operation: Operation) -> Result<usize, Error> {
         self.wrong_after(operation, &|workload, operation| workload.call_on(device, operation, 0))
     }
 
-    /// The same for calls that are made in this way, on the first set.
+    /// The number of wrong elements of the first set, with `call` to run an operation.
     fn wrong_after(
         &mut self,
         operation: Operation,
@@ -51,7 +54,7 @@ impl<D: Measurable> Workload<'_, D> {
     ) -> Result<usize, Error> {
         self.poison()?;
         if operation.op == Op::Backward {
-            // It needs the statistics of x alone.
+            // Backward needs the statistics of x without a residual.
             call(self, Operation { op: Op::Forward, ..operation })?;
             self.poison_rows_of_out()?;
         }
@@ -59,7 +62,8 @@ impl<D: Measurable> Workload<'_, D> {
         self.wrong_results(operation)
     }
 
-    /// Elements of the first set that are outside their bounds, if that operation was the last.
+    /// The number of elements of the first set outside their bounds. `operation` must be the last
+    /// one that ran.
     fn wrong_results(&self, operation: Operation) -> Result<usize, Error> {
         let judge = Judge {
             operation,
@@ -73,18 +77,19 @@ impl<D: Measurable> Workload<'_, D> {
         judge.wrong()
     }
 
-    /// Copies the first and the last set in each of the device's ways, onto NaN, and gives the number of elements that
-    /// did not arrive: every percentage rests on the copy.
+    /// Copies the first and the last set in each of the device's ways, onto NaN. Returns the number
+    /// of elements that were not copied. Every percentage in reports depends on the copy.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's.
     pub fn wrong_copies(&mut self) -> Result<usize, Error> {
         let (len, last) = (self.shape.elements(), self.sets.len() - 1);
         let judged = if last == 0 { vec![0] } else { vec![0, last] };
         let mut wrong = 0;
         for way in 0..D::COPIES {
             for &set in &judged {
-                // First gone, then made anew: a device may have no room for both. Not by a copy, whose faults this is about.
+                // Freed before it is made again, since a device may not have room for both.
+                // Uploaded, since the copy is under test.
                 self.sets[set].out = Buffer::nan(self.device, self.dtype, 0)?;
                 self.sets[set].out = Buffer::nan(self.device, self.dtype, len)?;
                 self.copy(set, way)?;
@@ -94,12 +99,12 @@ impl<D: Measurable> Workload<'_, D> {
         Ok(wrong)
     }
 
-    /// Elements of a set's x that its `out` does not have, bit for bit.
+    /// The number of elements in which a set's x and `out` differ, compared bit by bit.
     fn not_copied(&self, set: usize) -> Result<usize, Error> {
         self.sets[set].x.count_unlike(self.device, &self.sets[set].out)
     }
 
-    /// NaN wherever a result is judged: an element that is not written must not pass.
+    /// Writes NaN to all checked results, so that an element that is not written fails.
     fn poison(&mut self) -> Result<(), Error> {
         let (device, Shape { rows, cols }) = (self.device, self.shape);
         for statistic in [&mut self.mean, &mut self.rstd, &mut self.next_mean, &mut self.next_rstd] {
@@ -135,7 +140,7 @@ fn poison_rows<D: Measurable>(
     Buffer::copy(device, (&nan, 0..elements.len()), (matrix, elements), 0)
 }
 
-/// The first and the last rows, without a row twice.
+/// The first and the last rows, without duplicates.
 fn judged_rows(shape: Shape) -> Vec<Range<usize>> {
     let Shape { rows, cols } = shape;
     let most = (JUDGED_ELEMENTS / cols).clamp(1, JUDGED_ROWS);
@@ -150,7 +155,7 @@ fn elements(shape: Shape, rows: &Range<usize>) -> Range<usize> {
 
 /// The outputs of a call on a device.
 trait Results {
-    /// Some elements of a tensor; of scales, of those by the quantization of that operation.
+    /// Some elements of an output of this operation.
     fn part(&self, operation: Operation, tensor: Tensor, elements: Range<usize>) -> Result<Bits, Error>;
 }
 
@@ -177,12 +182,12 @@ impl<D: Measurable> Results for Workload<'_, D> {
             (Tensor::ScalesColumnwise, &self.scales_along[scales_along]),
         ];
         let found = outputs.into_iter().find(|(output, _)| *output == tensor);
-        let (_, buffer) = found.ok_or(Error::Missing { arg: tensor.name(), why: "it is no output" })?;
+        let (_, buffer) = found.ok_or(Error::Missing { arg: tensor.name(), why: "it is not an output" })?;
         buffer.download(self.device, elements)
     }
 }
 
-/// What judges the results of an operation, whatever the device.
+/// Judges the results of an operation, for any device.
 struct Judge<'w> {
     operation: Operation,
     shape: Shape,
@@ -194,7 +199,7 @@ struct Judge<'w> {
     results: &'w dyn Results,
 }
 
-/// The inputs of forward in some rows, and the sum that the call has stored.
+/// The inputs of forward for some rows, and the sum that the call has stored.
 struct Inputs {
     x: Vec<f64>,
     residual: Option<Vec<f64>>,
@@ -204,7 +209,7 @@ struct Inputs {
 }
 
 impl Judge<'_> {
-    /// Elements outside their bounds.
+    /// The number of elements outside their bounds.
     fn wrong(&self) -> Result<usize, Error> {
         match self.operation.op {
             Op::Backward => self.wrong_in_backward(),
@@ -222,7 +227,7 @@ impl Judge<'_> {
             wrong += self.wrong_rows(&truth, &rows, &SUM_AND_STATISTICS)?;
             let (next_weight, next_bias) = (self.vector(tensors::NEXT_WEIGHT), self.vector(tensors::NEXT_BIAS));
             match &inputs.sum {
-                // The next norm is that of the sum as it was stored.
+                // The next norm's input is the sum as it was stored.
                 Some(sum) if is_after => {
                     let bias = (self.operation.norm == Norm::Layer).then_some(&*next_bias);
                     let inputs = ForwardInputs { x: sum, residual: None, weight: Some(&next_weight), bias };
@@ -237,8 +242,9 @@ impl Judge<'_> {
         Ok(wrong)
     }
 
-    /// Codes by the scales that came back, scales of rows and blocks by the largest results. Of a tensor's `amax` and own scale some
-    /// rows tell that they are no less than theirs.
+    /// Checks codes with the returned scales, and the scales of rows and blocks with the largest
+    /// results. A tensor's `amax` and its own scale must not be smaller than the checked rows
+    /// require.
     fn wrong_in_codes(&self, quant: Quant) -> Result<usize, Error> {
         let Shape { rows: count, cols } = self.shape;
         let (asked, groups) = (quant.spec(self.shape), quant.spec(self.shape).scale.groups(cols));
@@ -250,7 +256,8 @@ impl Judge<'_> {
             let inputs = self.inputs(&rows)?;
             let truth = self.truth(&rows, &inputs);
             wrong += self.wrong_rows(&truth, &rows, &SUM_AND_STATISTICS)?;
-            // As if these rows were all, with scales row by row; one that was found is as good as one that was given.
+            // The checked rows are treated as a whole matrix with row-major scales, and a scale of
+            // the tensor as a given one.
             let (of_rows, scale) = match groups {
                 Some(_) => (asked.layout(ScaleLayout::RowMajor), f64::from(GIVEN_SCALE)),
                 None => {
@@ -284,7 +291,7 @@ impl Judge<'_> {
         Ok(wrong)
     }
 
-    /// Codes and scales along columns, of the first block of rows.
+    /// Checks the columnwise codes and scales of the first block of rows.
     fn wrong_along_columns(&self, quant: Quant) -> Result<usize, Error> {
         let Shape { rows: count, cols } = self.shape;
         let along = quant.spec(self.shape).columnwise();
@@ -293,7 +300,7 @@ impl Judge<'_> {
         };
         let rows = 0..height.min(count);
         let inputs = self.inputs(&rows)?;
-        // As if these rows were all, with scales column by column.
+        // The block is treated as a whole matrix.
         let alone = quant.spec(self.shape).layout(ScaleLayout::RowMajor).columnwise_layout(ScaleLayout::RowMajor);
         let truth = self.truth(&rows, &inputs);
         let truth = self.quantized(&rows, alone, f64::from(GIVEN_SCALE), &truth)?.columnwise();
@@ -305,7 +312,7 @@ impl Judge<'_> {
     }
 
     fn wrong_in_backward(&self) -> Result<usize, Error> {
-        // The statistics that it was given: zeros for the mean of an RMS norm.
+        // The statistics that backward has read; the mean of an RMS norm is zero.
         let count = self.shape.rows;
         let rstd = self.results.part(self.operation, Tensor::Rstd, 0..count)?.values();
         let mean = match self.operation.norm {
@@ -313,7 +320,7 @@ impl Judge<'_> {
             Norm::Layer => self.results.part(self.operation, Tensor::Mean, 0..count)?.values(),
         };
         let weight = self.vector(tensors::WEIGHT);
-        // A NaN that backward is given excuses a NaN that it gives.
+        // Counted here, since a NaN input would excuse a NaN result.
         let mut wrong = rstd.iter().chain(&mean).filter(|value| !value.is_finite()).count();
         for rows in judged_rows(self.shape) {
             let elements = elements(self.shape, &rows);
@@ -326,8 +333,9 @@ impl Judge<'_> {
         Ok(wrong + self.wrong_in_columns(&mean, &rstd)?)
     }
 
-    /// The sums over all rows, in columns from the first to the last at even distances. A column's sum depends on no
-    /// other column once the statistics are given, so the columns are judged as if they were all there are.
+    /// Checks the sums over all rows, in evenly spaced columns from the first to the last. With
+    /// given statistics a column's sum depends on no other column, so the columns are checked as a
+    /// matrix of their own.
     fn wrong_in_columns(&self, mean: &[f64], rstd: &[f64]) -> Result<usize, Error> {
         let Shape { rows, cols } = self.shape;
         let count = (JUDGED_TERMS / rows).clamp(2, cols.max(2)).min(cols);
@@ -343,7 +351,7 @@ impl Judge<'_> {
         Ok(wrong)
     }
 
-    /// The inputs of these rows.
+    /// The inputs for some rows.
     fn inputs(&self, rows: &Range<usize>) -> Result<Inputs, Error> {
         let elements = elements(self.shape, rows);
         let adds = self.operation.op.has_residual();
@@ -356,7 +364,7 @@ impl Judge<'_> {
         })
     }
 
-    /// What forward must make of them.
+    /// The expected results of forward for these inputs.
     fn truth<'a>(&'a self, rows: &Range<usize>, inputs: &'a Inputs) -> ForwardTruth<'a> {
         let Inputs { x, residual, weight, bias, sum } = inputs;
         let residual = residual.as_deref().map(|residual| (residual, self.dtype));
@@ -364,7 +372,7 @@ impl Judge<'_> {
         ForwardTruth::new(&self.spec(rows), inputs, self.dtype, sum.as_deref(), self.model())
     }
 
-    /// The codes and scales that are due. A scale that is given is used as it is.
+    /// The expected codes and scales. `scale` is used if `quant` has a given scale.
     fn quantized<'a>(
         &'a self,
         rows: &Range<usize>,
@@ -381,8 +389,8 @@ impl Judge<'_> {
         BackwardTruth::new(spec, inputs, Statistics::Given, self.operation.reduction, self.model())
     }
 
-    /// Elements of some rows of outputs that are outside their bounds: each is judged as the first tensor, and is the second. Those that
-    /// the operation does not have are none.
+    /// The number of wrong elements in some rows of outputs. A pair is (the tensor with whose
+    /// bounds it is checked, the output). Outputs that the operation does not have are skipped.
     fn wrong_rows(
         &self,
         truth: &ForwardTruth<'_>,
@@ -393,18 +401,18 @@ impl Judge<'_> {
         there.map(|&(judged, tensor)| Ok(failures(&truth.judge_bits(judged, &self.rows_of(tensor, rows)?)))).sum()
     }
 
-    /// Some rows of a matrix or of statistics.
+    /// Downloads some rows of a matrix or of statistics.
     fn rows_of(&self, tensor: Tensor, rows: &Range<usize>) -> Result<Bits, Error> {
         let elements = if tensor.shape() == TensorShape::Rows { rows.clone() } else { elements(self.shape, rows) };
         self.results.part(self.operation, tensor, elements)
     }
 
-    /// All of a tensor, which has so many elements; none of one that the operation does not have.
+    /// Downloads all `len` elements of a tensor; none if the operation does not have the tensor.
     fn all(&self, tensor: Tensor, len: usize) -> Result<Bits, Error> {
         self.results.part(self.operation, tensor, 0..if self.tensors.has(tensor) { len } else { 0 })
     }
 
-    /// That of these rows alone.
+    /// The spec of a call on these rows only.
     fn spec(&self, rows: &Range<usize>) -> NormSpec {
         spec(self.operation, Shape { rows: rows.len(), ..self.shape })
     }
@@ -429,12 +437,13 @@ const SUM_AND_STATISTICS: [(Tensor, Tensor); 3] =
 const NEXT: [(Tensor, Tensor); 3] =
     [(Tensor::Y, Tensor::Y), (Tensor::Rstd, Tensor::NextRstd), (Tensor::Mean, Tensor::NextMean)];
 
-/// The elements in these places.
+/// The elements at these indices.
 fn pick(elements: &Bits, places: impl Iterator<Item = usize>) -> Bits {
     Bits { storage: elements.storage, bits: places.map(|place| elements.bits[place]).collect() }
 }
 
-/// Elements outside their bounds. Inputs are finite and small: of every element something is due.
+/// The number of elements outside their bounds, including elements without a verdict: inputs are
+/// finite and small, so every element has a bound.
 const fn failures(verdict: &Verdict) -> usize {
     verdict.failures + verdict.open
 }
@@ -469,7 +478,7 @@ mod tests {
         }
     }
 
-    /// The judge as it is called after an operation, on the results of no operation at all.
+    /// Judges results that no operation has written.
     #[test]
     fn what_is_not_written_is_wrong() {
         let backend = CpuBackend::new();
@@ -489,14 +498,14 @@ mod tests {
         }
     }
 
-    /// Right results of an earlier call do not pass for those of one that writes nothing.
+    /// Right results of an earlier call do not pass as the results of a call that writes nothing.
     #[test]
     fn what_an_earlier_call_left_is_wrong() {
         let backend = CpuBackend::new();
         let mut workload = workload(&backend, DType::F32, 20, 100);
         for operation in operations() {
             assert_eq!(workload.wrong_elements(operation).unwrap(), 0);
-            // All 20 rows are judged. Backward gets its statistics.
+            // All 20 rows are checked. Backward gets its statistics.
             let all_but_this = |workload: &mut OnCpu<'_>, made: Operation| {
                 if made.op == operation.op { Ok(()) } else { workload.call(made, 0) }
             };
@@ -505,7 +514,7 @@ mod tests {
         }
     }
 
-    /// NaN in the statistics that backward is given excuses no NaN in its results.
+    /// NaN in the statistics that backward reads does not excuse NaN in its results.
     #[test]
     fn statistics_that_are_not_numbers_are_wrong() {
         let backend = CpuBackend::new();
@@ -544,7 +553,8 @@ mod tests {
         assert_eq!(workload.not_copied(0).unwrap(), 1);
     }
 
-    /// Each set in turn, and no other: a copy of the same set again would find it in the cache.
+    /// Each call copies the next set, and only this set: copying one set again would measure the
+    /// cache.
     #[test]
     fn a_copy_is_of_the_set_that_is_asked_for() {
         let backend = CpuBackend::new();
@@ -584,7 +594,7 @@ mod tests {
         let whole = Operation { norm: Norm::Layer, op: Op::Backward, reduction: GradReduction::Partials };
         let mut workload = workload(&backend, DType::F32, rows, cols);
         assert_eq!(workload.wrong_elements(whole).unwrap(), 0);
-        // The same sums, but of all rows less the last.
+        // The same sums, without the last row.
         workload.shape.rows = rows - 1;
         workload.call(whole, 0).unwrap();
         workload.shape.rows = rows;

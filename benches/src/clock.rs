@@ -1,4 +1,4 @@
-//! Samples of a duration.
+//! Samples of the time of a call.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +6,10 @@ use rmsnorm_core::Error;
 
 use crate::measurable::{Measurable, Mode};
 
-/// The fewest samples of anything.
+/// The smallest number of samples of a call.
 const FEWEST_SAMPLES: usize = 7;
 
-/// Seconds a call, sorted. Of no samples, every quantile is NaN.
+/// Seconds per call, sorted. Without samples every quantile is NaN.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
 
@@ -20,12 +20,12 @@ impl Samples {
         Samples(seconds)
     }
 
-    /// The middle sample.
+    /// The median, in seconds.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The sample below which this share of all samples lies.
+    /// The sample below which the fraction `share` of the samples lies, in seconds.
     pub fn quantile(&self, share: f64) -> f64 {
         let last = self.0.len().saturating_sub(1);
         self.0.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
@@ -37,29 +37,31 @@ impl Samples {
     }
 }
 
-/// How much to sample.
+/// The number and the duration of samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
-    /// Different calls that alternate, at least 1.
+    /// The number of calls that alternate, at least 1.
     pub turns: usize,
-    /// Input sets that each of them visits.
+    /// The number of input sets that each call visits.
     pub sets: usize,
-    /// Seconds of all samples together; there are at least seven of each turn.
+    /// Seconds for all samples together. Each call gets at least seven samples.
     pub seconds: f64,
 }
 
-/// What was measured of a turn.
+/// The measurements of one of the alternating calls.
 #[derive(Clone, Debug)]
 pub struct Timing {
-    /// Seconds a call.
+    /// Seconds per call.
     pub samples: Samples,
-    /// How they were taken.
+    /// The timer of the samples.
     pub mode: Mode,
 }
 
-/// Samples of several calls that take turns, so that a disturbance of the machine meets all of them; one timing a turn.
+/// Samples several calls in turn, so that a disturbance of the machine affects all of them. Returns
+/// one timing per turn.
 ///
-/// `call` gets the device to call, the number of the turn and that of the input set, which grows with every call.
+/// `call` gets the device, the number of the turn, and the number of the input set, which grows
+/// with every call.
 ///
 /// # Errors
 /// The first error of a call.

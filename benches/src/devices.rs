@@ -1,4 +1,4 @@
-//! How each backend is measured: its clock, its copies, and what it has room for.
+//! The timer, the copies and the size limits of each backend.
 
 mod cpu;
 pub(crate) mod cuda;

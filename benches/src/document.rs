@@ -1,6 +1,6 @@
-//! The document that `rmsnorm bench --json` writes, and that `compare` reads.
+//! The JSON document that `rmsnorm bench --json` writes and `compare` reads.
 //!
-//! What documents did not always have is optional, so that old ones can still be read.
+//! Fields that older documents do not have are optional.
 
 use std::fmt;
 use std::path::Path;
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::figure::read_text;
 use crate::{BenchError, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
 
-/// The commit that the program was built from, with a `+` if files had changed since; `unknown` outside a repository.
+/// The commit that the program was built from, with a `+` if the tree had uncommitted changes;
+/// `unknown` outside a repository.
 pub const REVISION: &str =
     git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
 
@@ -23,7 +24,7 @@ pub struct Document {
     /// The day of the run, as in `2026-11-27`. Older documents lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,
-    /// What they ran on.
+    /// The machine of the run.
     pub machine: Machine,
     /// A report for each backend.
     pub reports: Vec<Report>,
@@ -32,38 +33,39 @@ pub struct Document {
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The devices that were measured, with their drivers and other versions. Older documents have them in the reports.
+    /// The measured devices, with their drivers and other versions. Older documents have them only
+    /// in the reports.
     #[serde(default)]
     pub devices: Vec<String>,
     /// The operating system.
     pub os: String,
     /// The processor's architecture.
     pub arch: String,
-    /// The processor's own name, where the system tells it.
+    /// The processor's name; `None` if the system does not report it.
     pub processor: Option<String>,
-    /// Threads that the system offers.
+    /// The number of hardware threads.
     pub threads: usize,
 }
 
 /// The measurements of one backend.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Its name, such as `cuda:1`.
+    /// The backend's name, such as `cuda:1`.
     pub backend: String,
-    /// What it ran on.
+    /// The device's description.
     pub device: String,
-    /// Which table of tiles its plans were made by. Older documents lack it.
+    /// The tuning table of its plans. Older documents do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tuning: Option<String>,
     /// The measurements.
     pub rows: Vec<Measured>,
-    /// Each rule by which the backend refused a row.
+    /// The rules of `Unsupported` errors.
     #[serde(default)]
     pub unsupported: Vec<String>,
-    /// The sizes that it does not take, and why.
+    /// The sizes that were skipped, and the reasons.
     #[serde(default)]
     pub skipped: Vec<String>,
-    /// What ended the measurement before its end.
+    /// The error that ended the measurement early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
@@ -71,66 +73,68 @@ pub struct Report {
 /// One measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// As criterion has it: `forward/rms_norm/bf16/4096x1024/cpu`; a reduction that is not the default follows.
+    /// The criterion id, `forward/rms_norm/bf16/4096x1024/cpu`, followed by a reduction that is not
+    /// the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// `forward`, `add_forward` or `backward`.
     pub op: String,
     /// `rms_norm` or `layer_norm`.
     pub norm: String,
-    /// How backward sums the gradients of parameters; none in forward.
+    /// The reduction of the parameters' gradients in backward; `None` in forward.
     pub reduction: Option<String>,
     /// The dtype of all tensors.
     pub dtype: String,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub cols: usize,
-    /// How time was taken.
+    /// The timer: a name of [`Mode`].
     #[serde(default)]
     pub mode: String,
-    /// Input sets that were visited in turn.
+    /// The number of input sets that were visited in turn.
     #[serde(default)]
     pub sets: usize,
-    /// Whether they exceed the caches.
+    /// Whether the sets exceed the caches.
     pub cold: bool,
-    /// The fewest bytes a call must move.
+    /// The fewest bytes that a call must move.
     pub bytes: usize,
-    /// Microseconds of a call, the median.
+    /// The median time of a call, in microseconds.
     pub us: f64,
-    /// The same, 5 % of the samples are below.
+    /// The 5 % quantile of the time, in microseconds.
     pub us_p5: f64,
-    /// The same, 5 % of the samples are above.
+    /// The 95 % quantile of the time, in microseconds.
     pub us_p95: f64,
     /// GB/s, from the median.
     pub gbs: f64,
-    /// GB/s of the device's copy, which alternated with the calls: one matrix read and one written.
+    /// GB/s of the device's copy (one matrix read and one written), which alternated with the
+    /// calls.
     pub copy_gbs: f64,
-    /// Microseconds of that copy, the median. Older documents lack it.
+    /// The median time of the copy, in microseconds. Older documents do not have it.
     #[serde(default)]
     pub copy_us: f64,
-    /// Their ratio.
+    /// `gbs / copy_gbs`.
     pub of_copy: f64,
-    /// The commit it was measured at, for the reader.
+    /// The commit that was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// The plan that ran, in a line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<String>,
-    /// Microseconds that the host was in the first call of these kernels, which compiled them or read them from disk; none where an
-    /// earlier row had it.
+    /// Host time of the first call of these kernels, in microseconds: it compiled them or read them
+    /// from disk. `None` if an earlier row ran the same kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_call_us: Option<f64>,
-    /// Every sample, in microseconds.
+    /// All samples, in microseconds.
     #[serde(default)]
     pub samples_us: Vec<f64>,
 }
 
 impl Document {
-    /// The document of a file.
+    /// Reads the document of a file.
     ///
     /// # Errors
-    /// If the file cannot be read, or is no document.
+    /// If the file cannot be read, or is not a document.
     pub fn read(path: &Path) -> Result<Self, BenchError> {
         let refuse = |error| {
             BenchError::Input(format!(
@@ -141,8 +145,9 @@ impl Document {
         serde_json::from_str(&read_text(path)?).map_err(refuse)
     }
 
-    /// Adds a later run on the same machine. Rows of one backend, device and table of tiles come under one report, by operation, length
-    /// and number of rows; a row that was measured again takes the place of the earlier one.
+    /// Adds a later run on the same machine. One report has all rows of a backend, device and
+    /// tuning table, sorted by operation, columns and rows. A row that was measured again replaces
+    /// the earlier one.
     pub fn append(&mut self, later: Document) {
         let devices = &mut self.machine.devices;
         let new = |device: &String| !devices.contains(device);
@@ -181,13 +186,14 @@ impl Report {
 }
 
 impl Machine {
-    /// Whether figures of the two can stand in one document. They may be of different devices.
+    /// Whether both are the same machine, so that one document may have both runs. Devices may
+    /// differ.
     pub fn is_same(&self, other: &Machine) -> bool {
         let Machine { devices: _, os, arch, processor, threads } = self;
         (os, arch, processor, threads) == (&other.os, &other.arch, &other.processor, &other.threads)
     }
 
-    /// This machine, with the devices of these backends.
+    /// The current machine, with the devices of these backends.
     pub fn this(backends: &[AnyBackend]) -> Self {
         Machine {
             devices: backends.iter().map(ToString::to_string).collect(),
@@ -199,7 +205,7 @@ impl Machine {
     }
 }
 
-/// All but the devices: `linux, x86_64, AMD EPYC, 2 threads`.
+/// The machine without its devices: `linux, x86_64, AMD EPYC, 2 threads`.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Machine { devices: _, os, arch, processor, threads } = self;
@@ -214,7 +220,8 @@ fn processor() -> Option<String> {
 }
 
 impl Measured {
-    /// An operation that took this time on that device, and a copy of one of its matrices that one: but for its sets, plan and first call.
+    /// The row of an operation with this timing, next to the samples of the copy of one matrix.
+    /// Sets, plan and first call are not set.
     pub fn new(
         operation: Operation,
         (dtype, shape): (DType, Shape),
@@ -223,7 +230,7 @@ impl Measured {
         copy: &Samples,
     ) -> Self {
         let (Operation { norm, op, reduction }, samples) = (operation, &timing.samples);
-        // Criterion has the default reduction alone.
+        // Criterion measures the default reduction only, so its ids do not name it.
         let is_default = reduction == GradReduction::default();
         let behind = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
         let bytes = operation.bytes(dtype, shape);
@@ -257,14 +264,14 @@ impl Measured {
         }
     }
 
-    /// The operation, and the reduction behind it unless that is the default: `backward locks`.
+    /// The operation, followed by a reduction that is not the default: `backward locks`.
     pub fn name(&self) -> String {
         let default = reduction_name(GradReduction::default());
         let reduction = self.reduction.as_deref().filter(|&reduction| reduction != default);
         reduction.map_or(self.op.clone(), |reduction| format!("{} {reduction}", self.op))
     }
 
-    /// Whether the time holds gaps between launches.
+    /// Whether the time includes gaps between launches.
     pub fn has_gaps(&self) -> bool {
         self.mode == Mode::Events.name()
     }
@@ -320,7 +327,7 @@ mod tests {
         assert_eq!((first.skipped.len(), second.rows.len()), (1, 1));
     }
 
-    /// Both rates count what is read and what is written.
+    /// Both rates count bytes read and bytes written.
     #[test]
     fn rates_are_of_bytes_that_move() {
         let shape = Shape { rows: 10, cols: 3 };

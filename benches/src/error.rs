@@ -1,14 +1,14 @@
-//! Why a measurement was not made.
+//! The errors of measurements.
 
 use rmsnorm_core::Error;
 
-/// Why there is no measurement, or no table or picture of one.
+/// The reason why there is no measurement, or no table or plot of one.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// A result or a copy was wrong, so that its time means nothing. The message says which.
+    /// A result or a copy was wrong, so its time means nothing. The message names it.
     #[error("{0}")]
     Wrong(String),
-    /// What was asked for cannot be done: a size, a file, a device.
+    /// The request cannot be fulfilled: a size, a file, a device.
     #[error("{0}")]
     Input(String),
 }

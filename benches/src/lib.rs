@@ -1,8 +1,8 @@
-//! How fast the backends are: what `rmsnorm bench`, `rmsnorm compare` and the criterion benchmarks are made of.
+//! Speed of the backends: the library behind `rmsnorm bench`, `rmsnorm compare` and the criterion benchmarks.
 //!
-//! Rates count the fewest bytes an operation must move, so that they compare with a plain copy. Tensors come in several
-//! sets that are visited in turn and together exceed every cache, unless the call is too small for that. A result is
-//! checked before it is timed. How time is taken is a matter of the backend: [`Measurable`].
+//! Rates count the fewest bytes that an operation must move, so that they compare with a plain copy. Tensors
+//! exist in several sets that are visited in turn and together exceed every cache, unless the call is too
+//! small. A result is checked before it is timed. Each backend supplies its own timer: [`Measurable`].
 //!
 //! ```text
 //! selection -> workload (operation, pattern) -> check -> clock (measurable, devices) -> document -> figure -> tables, targets, plot

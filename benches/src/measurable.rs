@@ -1,4 +1,4 @@
-//! What measuring needs of a backend: a clock, a copy to compare with, and how much it can hold.
+//! The interface of a measured backend: a timer, a copy to compare with, and size limits.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use rmsnorm_tuning::Tunable;
 
 use crate::Shape;
 
-/// A call that is timed, made to that device on the input set of that number modulo their count. The device is the one that
-/// is measured, or one that keeps the calls to submit them together.
+/// A timed call: on a device, and on the input set of a number modulo the number of sets. The
+/// device is the measured one, or a recorder that collects calls to submit them together.
 pub(crate) type Call<'c, D> = dyn FnMut(&D, usize) -> Result<(), Error> + 'c;
 
 type In<'a, D, T> = <<D as Harness>::Backend as NormBackend>::In<'a, T>;
@@ -17,31 +17,33 @@ type Out<'a, D, T> = <<D as Harness>::Backend as NormBackend>::Out<'a, T>;
 
 /// A backend that can be measured.
 pub trait Measurable: Harness + Tunable {
-    /// The shapes that are measured unless others are asked for: a common one first, a decode step last.
+    /// The default shapes: a common one first, a decode step last.
     const SHAPES: &'static [Shape];
 
-    /// How many ways to copy there are. Operations are compared with the fastest.
+    /// The number of ways to copy. Operations are compared with the fastest one.
     const COPIES: usize;
 
-    /// Seconds that a sample lasts, by repeating the call: the clock's own cost must not show.
+    /// The duration of a sample in seconds. Calls are repeated to reach it, to hide the timer's
+    /// cost.
     const SAMPLE_SECONDS: f64;
 
-    /// Calls that were made ready to be timed: a graph on CUDA, nothing on the CPU.
+    /// Prepared calls: a graph on CUDA, nothing on the CPU.
     type Batch;
 
-    /// How many sets of tensors a measurement visits, where a matrix has this many bytes.
+    /// The sets of tensors that a measurement visits, for matrices of this many bytes.
     fn sets(&self, matrix_bytes: usize) -> Sets;
 
-    /// Bytes of a matrix in a sweep, at most: several times the caches.
+    /// The largest number of bytes of a matrix in a sweep: several times the caches.
     fn sweep_bytes(&self) -> usize;
 
-    /// Whether tensors of that shape, with this many bytes in all, can be measured here.
+    /// Whether tensors of this shape, with `bytes` in all, can be measured.
     ///
     /// # Errors
-    /// The rule that forbids it, in words.
+    /// The rule that forbids it.
     fn admit(&self, shape: Shape, bytes: usize) -> Result<(), String>;
 
-    /// That many buffers of `len` elements, each of them the period again and again. Without a period, `len` must be 0.
+    /// `count` buffers of `len` elements, each of which repeats the period. `len` must be 0 if the
+    /// period is empty.
     ///
     /// # Errors
     /// If the device has no room or fails.
@@ -53,42 +55,43 @@ pub trait Measurable: Harness + Tunable {
         (0..count).map(|_| self.upload(&elements)).collect()
     }
 
-    /// Copies one view to the other, in the way of that number below [`COPIES`](Self::COPIES). Enqueues, like a call.
+    /// Enqueues a copy of one view to the other. `way`: a number below [`COPIES`](Self::COPIES).
     ///
     /// # Errors
-    /// `Length` if the lengths differ; nothing is written then. What the device says.
+    /// `Length` if the lengths differ; nothing is written then. The device's.
     fn copy<T: Element>(&self, from: In<'_, Self, T>, to: Out<'_, Self, T>, way: usize) -> Result<(), Error>;
 
-    /// How many kernels were compiled or found on disk so far; 0 where there are none to compile.
+    /// The number of kernels compiled or read from disk so far; 0 if the backend compiles none.
     fn kernels(&self) -> usize;
 
-    /// Makes a call on each of that many sets, so that all is compiled and loaded, and prepares to repeat them.
+    /// Makes a call on each of `sets` sets, which compiles and loads the kernels, and prepares to
+    /// repeat the calls.
     ///
     /// # Errors
-    /// The first error of a call. What the device says.
+    /// The first error of a call. The device's.
     fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Self::Batch, Error>;
 
-    /// Seconds a call, on average over calls on these sets; where a batch can be repeated as a whole only, over at
-    /// least as many.
+    /// The average seconds per call over calls on these sets, or over more calls if a batch can be
+    /// repeated only as a whole.
     ///
     /// # Errors
-    /// The first error of a call. What the device says.
+    /// The first error of a call. The device's.
     fn time(&self, batch: &Self::Batch, sets: Range<usize>, call: &mut Call<'_, Self>) -> Result<f64, Error>;
 
-    /// How [`time`](Self::time) measures that batch.
+    /// The timer that [`time`](Self::time) uses for this batch.
     fn mode(&self, batch: &Self::Batch) -> Mode;
 }
 
-/// How many sets of tensors there are.
+/// The number of sets of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sets {
-    /// Their number, at least 1.
+    /// The number of sets, at least 1.
     pub count: usize,
     /// Whether input and output of all sets together exceed the caches.
     pub is_cold: bool,
 }
 
-/// How time is taken.
+/// A timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The host's clock around a loop of calls.
@@ -115,18 +118,18 @@ impl Mode {
 
 /// A measurement of any backend: a closure that is generic over its argument, like [`Task`](rmsnorm_core::Task).
 pub trait Measurement {
-    /// What it gives.
+    /// The result of the measurement.
     type Output;
 
     /// Measures this backend.
     fn run<D: Measurable>(self, device: &D) -> Self::Output;
 }
 
-/// Runs a measurement on the backend, whichever it is; on a CUDA device on a stream whose calls can be captured into a
-/// graph.
+/// Runs a measurement on any backend. On a CUDA device it runs on a stream whose calls can be
+/// captured into a graph.
 ///
 /// # Errors
-/// `Device` if there is no such stream.
+/// `Device` if there is no such stream, `Unsupported` for a backend without a timer.
 pub fn measure<M: Measurement>(backend: &AnyBackend, measurement: M) -> Result<M::Output, Error> {
     if let Some(backend) = backend.as_cpu() {
         Ok(measurement.run(backend))
@@ -135,7 +138,7 @@ pub fn measure<M: Measurement>(backend: &AnyBackend, measurement: M) -> Result<M
     } else if let Some(backend) = backend.as_wgpu() {
         Ok(measurement.run(backend))
     } else {
-        let rule = format!("{} has no clock here", backend.device());
+        let rule = format!("{} cannot be measured: it has no timer", backend.device());
         Err(Error::Unsupported { rule })
     }
 }

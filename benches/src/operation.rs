@@ -1,4 +1,4 @@
-//! What is measured: operations, their sizes, and the bytes they move.
+//! The measured operations, their sizes, and the bytes that they move.
 
 use std::str::FromStr;
 
@@ -8,37 +8,39 @@ use crate::BenchError;
 use crate::quant::Quant;
 use crate::selection::MOST_ELEMENTS;
 
-/// What is done with the tensors.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// y from x and weight (and bias, for layer norm), with rstd (and mean).
     Forward,
-    /// The same with a residual added to x and its sum stored.
+    /// `Forward` of x + residual, with the sum stored.
     AddForward,
-    /// residual_out from x, weight (and bias), added to a residual after the norm, with rstd (and mean).
+    /// residual_out = residual + the norm of x, from x, weight (and bias), with rstd (and mean).
     ForwardAdd,
-    /// The same, and y, the next norm of that sum, with parameters and statistics of its own.
+    /// `ForwardAdd`, and y = the next norm of residual_out, with separate parameters and
+    /// statistics.
     ForwardAddForward,
-    /// dx and dweight (and dbias, for layer norm), second stage included.
+    /// dx and dweight (and dbias, for layer norm), including the sum of partial sums.
     Backward,
-    /// `Forward` to codes.
+    /// `Forward` to FP8 codes.
     QuantizedForward(Quant),
-    /// `AddForward` to codes.
+    /// `AddForward` to FP8 codes.
     AddQuantizedForward(Quant),
 }
 
 impl Op {
-    /// What is measured unless others are asked for.
+    /// The operations that are measured by default.
     pub const USUAL: [Op; 3] = [Op::Forward, Op::AddForward, Op::Backward];
 
-    /// Every one, in the order of reports.
+    /// All operations, in the order of reports.
     pub fn all() -> Vec<Op> {
         let codes = [Op::QuantizedForward, Op::AddQuantizedForward].into_iter().flat_map(|op| Quant::ALL.map(op));
         Op::USUAL.into_iter().chain([Op::ForwardAdd, Op::ForwardAddForward]).chain(codes).collect()
     }
 
-    /// The name on the command line, without how it quantizes: `forward`, `add_forward`, `backward`, `forward_add`,
-    /// `forward_add_forward`, `quantized_forward` or `add_quantized_forward`.
+    /// The name on the command line, without the quantization: `forward`, `add_forward`,
+    /// `backward`, `forward_add`, `forward_add_forward`, `quantized_forward` or
+    /// `add_quantized_forward`.
     pub const fn kind(self) -> &'static str {
         match self {
             Op::Forward => "forward",
@@ -51,7 +53,8 @@ impl Op {
         }
     }
 
-    /// The name used in bench ids and in reports: the kind, of the last two with a dot and the name of how they quantize.
+    /// The name in bench ids and reports: the kind, followed by a dot and the quantization's name
+    /// if it has one.
     pub fn name(self) -> String {
         match self.quant() {
             Some(quant) => format!("{}.{}", self.kind(), quant.name()),
@@ -67,7 +70,7 @@ impl Op {
         }
     }
 
-    /// How it quantizes, if it does.
+    /// The quantization; `None` if the operation has none.
     pub const fn quant(self) -> Option<Quant> {
         match self {
             Op::Forward | Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward | Op::Backward => None,
@@ -76,19 +79,19 @@ impl Op {
     }
 }
 
-/// An operation that is measured.
+/// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The kind of norm.
     pub norm: Norm,
-    /// What is done.
+    /// The kind of operation.
     pub op: Op,
-    /// How backward sums dweight and dbias. Forward has no use for it.
+    /// The reduction of dweight and dbias in backward. Forward ignores it.
     pub reduction: GradReduction,
 }
 
 impl Operation {
-    /// Every norm with every one of these, backward with every one of these reductions.
+    /// Every norm with every op, and backward with every reduction.
     pub fn product(norms: &[Norm], ops: &[Op], reductions: &[GradReduction]) -> Vec<Operation> {
         let mut operations = Vec::new();
         for &norm in norms {
@@ -100,14 +103,15 @@ impl Operation {
         operations
     }
 
-    /// The id of benchmarks and reports, to which the backend's name is added: `forward/rms_norm/bf16/4096x1024`.
+    /// The id in benchmarks and reports, without the backend's name:
+    /// `forward/rms_norm/bf16/4096x1024`.
     pub fn id(self, dtype: DType, shape: Shape) -> String {
         format!("{}/{}/{dtype}/{shape}", self.op.name(), self.norm.name())
     }
 
     /// The fewest bytes that must move: every matrix once, every vector once.
     pub fn bytes(self, dtype: DType, shape: Shape) -> usize {
-        // In place of y there may be codes.
+        // Quantized operations write codes in place of y; these are counted below.
         let matrices = match self.op {
             Op::QuantizedForward(_) => 1,
             Op::Forward => 2,
@@ -115,12 +119,13 @@ impl Operation {
             Op::AddForward | Op::ForwardAddForward => 4,
         };
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
-        // Weight and rstd; bias and mean, too.
+        // Weight and rstd; for layer norm also bias and mean.
         let vectors = match self.norm {
             Norm::Rms => norms,
             Norm::Layer => 2 * norms,
         };
-        // Backward reads the weight alone, and has a gradient for each parameter.
+        // Backward reads no bias, and writes a gradient for each parameter: one vector more than
+        // forward.
         let gradients = usize::from(self.op == Op::Backward);
         let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
         let elements = matrices * shape.elements() + (vectors + gradients) * shape.cols;
@@ -128,11 +133,11 @@ impl Operation {
     }
 }
 
-/// The ways of summing weight gradients that are compared, by [`reduction_name`].
+/// The measured reductions of weight gradients.
 pub const REDUCTIONS: [GradReduction; 3] =
     [GradReduction::Partials, GradReduction::Locks { groups: 64 }, GradReduction::Atomics];
 
-/// The name used on the command line and in reports: `partials`, `locks` or `atomics`.
+/// The name on the command line and in reports: `partials`, `locks` or `atomics`.
 pub const fn reduction_name(reduction: GradReduction) -> &'static str {
     match reduction {
         GradReduction::Partials => "partials",
@@ -141,22 +146,22 @@ pub const fn reduction_name(reduction: GradReduction) -> &'static str {
     }
 }
 
-/// The size of a matrix. Its [`Display`](std::fmt::Display) form, `4096x1024`, is what [`FromStr`] reads.
+/// The size of a matrix. [`FromStr`] reads its [`Display`](std::fmt::Display) form, `4096x1024`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub cols: usize,
 }
 
 impl Shape {
-    /// Elements of one matrix.
+    /// The number of elements of a matrix.
     pub const fn elements(self) -> usize {
         self.rows * self.cols
     }
 
-    /// Bytes of one matrix.
+    /// The bytes of a matrix.
     pub const fn bytes(self, dtype: DType) -> usize {
         self.elements() * dtype.size()
     }
@@ -164,7 +169,7 @@ impl Shape {
 
 impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Through a string, so that a width pads the whole.
+        // Formatted as one string, so that a width pads the whole shape.
         f.pad(&format!("{}x{}", self.rows, self.cols))
     }
 }
@@ -173,7 +178,7 @@ impl FromStr for Shape {
     type Err = BenchError;
 
     /// # Errors
-    /// If the text is no shape, or one that no memory holds.
+    /// If the text is not a shape, or the shape is empty or exceeds the address space.
     fn from_str(text: &str) -> Result<Self, BenchError> {
         let wrong = |why: &str| BenchError::Input(format!("{why}, got {text:?}"));
         let form = || wrong("expected rows x cols as in 4096x1024");
@@ -183,7 +188,7 @@ impl FromStr for Shape {
         match shape.rows.checked_mul(shape.cols) {
             Some(1..=MOST_ELEMENTS) => Ok(shape),
             Some(0) => Err(wrong("rows and cols must be at least 1")),
-            Some(_) | None => Err(wrong("no memory holds that many elements")),
+            Some(_) | None => Err(wrong("rows x cols exceed the address space")),
         }
     }
 }

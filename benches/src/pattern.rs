@@ -1,14 +1,16 @@
-//! The values of tensors: a fixed pattern, so that the judge knows any element without asking the device for it.
+//! The values of tensors: a fixed pattern, so that the check knows every input element without a
+//! download.
 
 use rmsnorm_core::conformance::testing::{Bits, value};
 use rmsnorm_core::{DType, Element, bf16, f16};
 
-/// Elements until the pattern repeats. A prime: no row length divides it, so rows differ.
+/// The period of the pattern, in elements. It is a prime: no row length divides it, so rows differ.
 const PERIOD: usize = 1_048_583;
 
-/// The test kit's values: a constant tensor would flatter a branch or a denormal.
+/// The test kit's values. They vary, since constant tensors could favour one branch or hide the
+/// cost of subnormals.
 ///
-/// Every tensor is the pattern from an element of its own on, again and again.
+/// Every tensor repeats the pattern, beginning at a different element.
 #[derive(Clone, Debug)]
 pub(super) struct Pattern(Bits);
 
@@ -17,24 +19,24 @@ impl Pattern {
         Pattern(values(dtype, 0, 0..PERIOD))
     }
 
-    /// What repeats in the tensor of that number; less if it has fewer elements than that.
+    /// The period of a tensor with `len` elements: all of it if it is shorter than a period.
     pub(super) fn period(&self, tensor: usize, len: usize) -> Bits {
         self.tensor(tensor, len.min(PERIOD))
     }
 
-    /// The tensor of that number, with this many elements.
+    /// The tensor of this number, with `len` elements.
     pub(super) fn tensor(&self, tensor: usize, len: usize) -> Bits {
         let bits = self.0.bits.iter().cycle().skip(first(tensor)).take(len).copied().collect();
         Bits { storage: self.0.storage, bits }
     }
 
-    /// An element of that tensor.
+    /// An element of the tensor of this number.
     pub(super) fn value(&self, tensor: usize, index: usize) -> f64 {
         self.0.value((first(tensor) + index) % PERIOD)
     }
 }
 
-/// The test kit's values of that dtype in these places, other ones for each seed.
+/// The test kit's values at these indices; each seed has different values.
 pub(super) fn values(dtype: DType, seed: u64, places: impl Iterator<Item = usize>) -> Bits {
     fn of<E: Element>(seed: u64, places: impl Iterator<Item = usize>) -> Bits {
         Bits::of(&places.map(|place| value::<E>(seed, place)).collect::<Vec<_>>())
@@ -46,7 +48,8 @@ pub(super) fn values(dtype: DType, seed: u64, places: impl Iterator<Item = usize
     }
 }
 
-/// Where in the pattern a tensor begins; far apart for neighbours.
+/// The element of the pattern at which a tensor begins. Tensors with successive numbers begin far
+/// apart.
 const fn first(tensor: usize) -> usize {
     tensor * 104_729 % PERIOD
 }

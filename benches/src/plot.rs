@@ -1,4 +1,4 @@
-//! Figures as a picture: for every operation the rate over the length of rows at about equal bytes, under the rate of
+//! Plots: for every operation the rate over the row length at about equal bytes, with the rate of
 //! the copy, and the time over the number of rows.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,23 +11,23 @@ use plotters::prelude::*;
 use crate::BenchError;
 use crate::figure::{Figure, Subject, sources};
 
-/// Size of a panel, in pixels.
+/// The size of a panel, in pixels.
 const PANEL: (u32, u32) = (560, 330);
 
-/// Fewest points of a curve.
+/// The smallest number of points of a curve.
 const FEWEST: usize = 3;
 
 const FONT: &str = "sans-serif";
 
-/// Whether a picture can be drawn of these figures, whatever their times.
+/// Whether a plot of these figures can be drawn. It does not depend on their times.
 ///
 /// # Errors
-/// If no operation has enough of them.
+/// If no operation has enough figures.
 pub fn require(figures: &[Figure]) -> Result<(), BenchError> {
     panels(&drawable(figures)).map(drop)
 }
 
-/// The picture as SVG, panels for every operation that has enough figures.
+/// The plot as SVG, with panels for every operation that has enough figures.
 ///
 /// # Errors
 /// As [`require`].
@@ -44,7 +44,7 @@ pub fn svg(figures: &[Figure]) -> Result<String, BenchError> {
     Ok(svg)
 }
 
-/// Those whose times hold nothing but the operation.
+/// The figures whose times have no gaps between launches.
 fn drawable(figures: &[Figure]) -> Vec<&Figure> {
     figures.iter().filter(|figure| !figure.has_gaps).collect()
 }
@@ -52,14 +52,15 @@ fn drawable(figures: &[Figure]) -> Vec<&Figure> {
 fn panels(figures: &[&Figure]) -> Result<Vec<[Option<Panel>; 2]>, BenchError> {
     let panels: Vec<_> = operations(figures).iter().filter_map(|figures| panels_of(figures)).collect();
     if panels.is_empty() {
-        let what =
-            format!("a picture takes {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
-        return Err(BenchError::Input(format!("--plot: {what}, of one operation and dtype")));
+        let what = format!("a plot needs {FEWEST} row lengths of one size, or {FEWEST} numbers of rows of one length");
+        return Err(BenchError::Input(format!(
+            "--plot: {what}, of one operation and dtype: run `rmsnorm bench --sweep`"
+        )));
     }
     Ok(panels)
 }
 
-/// A line of panels for every operation; where none has both kinds, two operations a line.
+/// One line of panels per operation. If no operation has both kinds, two operations share a line.
 fn lines(panels: Vec<[Option<Panel>; 2]>) -> Vec<[Option<Panel>; 2]> {
     if panels.iter().any(|line| line.iter().all(Option::is_some)) {
         return panels;
@@ -68,23 +69,24 @@ fn lines(panels: Vec<[Option<Panel>; 2]>) -> Vec<[Option<Panel>; 2]> {
     iter::from_fn(|| Some([Some(single.next()?), single.next()])).collect()
 }
 
-/// How many panels the longest line has.
+/// The number of panels of the longest line.
 fn most_across(lines: &[[Option<Panel>; 2]]) -> usize {
     lines.iter().map(|line| line.iter().flatten().count()).max().unwrap_or(1)
 }
 
-/// Points of one source, by the quantity on the horizontal axis.
+/// The points of one source: {horizontal value: vertical value}.
 type Curve = BTreeMap<usize, f64>;
 
-/// What is drawn in one system of axes.
+/// One chart.
 struct Panel {
     title: String,
-    /// What the horizontal axis has.
+    /// The label of the horizontal axis.
     across: &'static str,
-    /// What the vertical axis has; it is logarithmic where that is a time.
+    /// The label of the vertical axis. The axis is logarithmic for a time.
     up: &'static str,
     curves: Vec<(String, Curve)>,
-    /// The copy of each of our backends: its rate, or the time that it takes for as many bytes.
+    /// The copy of each backend of this project: its rate, or its time for as many bytes as the
+    /// operation moves.
     copies: Vec<(String, Curve)>,
 }
 
@@ -108,8 +110,8 @@ fn operations<'f>(figures: &[&'f Figure]) -> Vec<Vec<&'f Figure>> {
 fn panels_of(figures: &[&Figure]) -> Option<[Option<Panel>; 2]> {
     let Figure { subject: first, source: leading, .. } = figures.first()?;
     let name = format!("{} {} {}", first.norm, first.op, first.dtype);
-    // About equal bytes: the size, to the nearest power of two, that most row lengths have; the first source's where a source
-    // has enough of it, else its own.
+    // About equal bytes: the size (to the nearest power of two) with the most row lengths. Each
+    // source uses the first source's size if it has enough points of it, otherwise its own.
     let size = |figure: &Figure| (figure.subject.rows as f64 * figure.subject.cols as f64).log2().round() as i64;
     let lengths = |source: &str| {
         let own = figures.iter().filter(|f| f.is_cold && f.source == source);
@@ -135,7 +137,7 @@ fn panels_of(figures: &[&Figure]) -> Option<[Option<Panel>; 2]> {
         curves: rates,
         copies: curves(&ours(&of_size), |f| Some((f.subject.cols, f.copy_gbs?))),
     };
-    // The length of which the first source, else all, have the most numbers of rows.
+    // The row length with the most numbers of rows in the first source, otherwise in all sources.
     let counts =
         |figures: &mut dyn Iterator<Item = &&Figure>| Groups::of(figures.map(|f| (f.subject.cols, f.subject.rows)));
     let own = counts(&mut figures.iter().filter(|f| f.source == *leading));
@@ -157,7 +159,7 @@ fn ours<'f>(figures: &[&'f Figure]) -> Vec<&'f Figure> {
     figures.iter().copied().filter(|figure| figure.is_ours).collect()
 }
 
-/// The bytes of 2^`size` elements, in the largest unit that holds them.
+/// The bytes of 2^`size` elements, in the largest unit of which they are a multiple.
 fn bytes(size: i64, dtype: &str) -> String {
     let bits = size + if dtype == "f32" { 2 } else { 1 };
     match bits {
@@ -168,7 +170,7 @@ fn bytes(size: i64, dtype: &str) -> String {
     }
 }
 
-/// The different values of each key.
+/// The distinct values of each key.
 struct Groups<K>(BTreeMap<K, BTreeSet<usize>>);
 
 impl<K: Ord + Copy> Groups<K> {
@@ -180,12 +182,12 @@ impl<K: Ord + Copy> Groups<K> {
         Groups(groups)
     }
 
-    /// The key with the most values; the greatest of several.
+    /// The key with the most values; the largest key if several have as many.
     fn largest(&self) -> Option<K> {
         self.0.iter().max_by_key(|(key, values)| (values.len(), **key)).map(|(key, _)| *key)
     }
 
-    /// Whether the key has values for a curve.
+    /// Whether the key has enough values for a curve.
     fn has_enough(&self, key: K) -> bool {
         self.0.get(&key).is_some_and(|values| values.len() >= FEWEST)
     }
@@ -205,7 +207,7 @@ fn curves(figures: &[&Figure], point: impl Fn(&Figure) -> Option<(usize, f64)>) 
     curves
 }
 
-/// A colour for every source: always the same for those that are known.
+/// A colour for every source. Known sources have fixed colours.
 fn colours(sources: &[&str]) -> Vec<(String, RGBColor)> {
     let mut others =
         [RGBColor(0, 0, 0), RGBColor(23, 158, 174), RGBColor(181, 126, 20), RGBColor(122, 88, 64)].into_iter().cycle();
@@ -246,7 +248,7 @@ fn draw(
 
 fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours: &[(String, RGBColor)]) -> Drawn {
     let is_time = panel.up == "microseconds";
-    // Axes are linear in the logarithm: to base 2 across, to base 10 up, where that is a time.
+    // Coordinates are logarithms: to base 2 across, and to base 10 up for a time.
     let height = move |value: f64| if is_time { value.log10() } else { value };
     let across = |at: usize| (at as f64).log2();
     let every = || panel.curves.iter().chain(&panel.copies).flat_map(|(_, curve)| curve);
@@ -293,7 +295,8 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
     }
-    // Times grow to the right; rates leave room below, on the side with fewer low points.
+    // The legend: times grow to the right, so upper left; rates leave room below, on the side with
+    // fewer low points.
     let low = |is_left: bool| {
         let is_there =
             |(at, value): (&usize, &f64)| *value < 0.6 * top && (across(*at) < (left + right) / 2.0) == is_left;
@@ -314,12 +317,13 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
     Ok(())
 }
 
-/// What stands for a dashed line in the legend.
+/// The symbol of a dashed line in the legend.
 fn dashes(colour: RGBColor) -> impl Fn((i32, i32)) -> PathElement<(i32, i32)> {
     move |(x, y)| PathElement::new([(x, y), (x + 6, y)], colour.stroke_width(1))
 }
 
-/// The number whose logarithm to base 2 that is, if it is whole: `4096`, `128k`, `1M`.
+/// The number with this logarithm to base 2: `4096`, `128k`, `1M`; empty if the logarithm is not
+/// whole.
 fn power_of_two(log: f64) -> String {
     if (log - log.round()).abs() > 1e-6 || !(0.0..=62.0).contains(&log) {
         return String::new();

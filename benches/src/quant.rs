@@ -1,35 +1,35 @@
-//! The ways of quantizing that are measured.
+//! The measured quantizations.
 
 use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_core::{Tensor, TensorSet};
 
 use crate::Shape;
 
-/// How a measured call makes its codes, which are E4M3 of `y` in f32.
+/// The quantization of a measured call. All codes are E4M3, quantized from `y` in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quant {
-    /// One scale that is given: static.
+    /// Static scaling: one given scale.
     Tensor,
-    /// The same, and the tensor's `amax` for the calls that follow.
+    /// Delayed scaling: one given scale, and the tensor's `amax` for later calls.
     Delayed,
-    /// The same, and the codes transposed.
+    /// `Delayed`, and the codes also transposed.
     Transposed,
-    /// One scale, the tensor's own.
+    /// Current scaling: one scale, computed from the tensor.
     Current,
     /// A scale for each row.
     Row,
     /// An f32 scale for each 128 columns, column-major as matrix products on Hopper read them.
     Block128,
-    /// A byte for each 32 columns.
+    /// An E8M0 scale for each 32 columns.
     Mx,
-    /// As `Block128`, and a copy along columns by scales of its own.
+    /// `Block128`, and a columnwise copy with separate scales.
     Block128Columnwise,
-    /// As `Mx`, and a copy along columns by scales of its own.
+    /// `Mx`, and a columnwise copy with separate scales.
     MxColumnwise,
 }
 
 impl Quant {
-    /// Every one.
+    /// All quantizations.
     pub const ALL: [Quant; 9] = [
         Quant::Tensor,
         Quant::Delayed,
@@ -58,7 +58,7 @@ impl Quant {
         }
     }
 
-    /// The spec of a call on that shape.
+    /// The spec of a call with this shape.
     pub fn spec(self, shape: Shape) -> QuantSpec {
         let spec = |scale| QuantSpec::new(CodeType::E4m3, scale);
         let column_major = |rows: usize| ScaleLayout::ColumnMajor { ld: rows.next_multiple_of(4) };
@@ -74,7 +74,7 @@ impl Quant {
         }
     }
 
-    /// The optional tensors of codes that its calls have.
+    /// The optional output tensors of its calls.
     pub const fn tensors(self) -> TensorSet {
         match self {
             Quant::Delayed => TensorSet::of(&[Tensor::Amax]),

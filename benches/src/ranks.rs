@@ -1,7 +1,8 @@
-//! Norms over the ranks of a group: how long a call takes that all of them make.
+//! Timings of norms that all ranks of a group compute together.
 //!
-//! Every case is checked before and after it is timed: of a sum all ranks have the same bits, those of the definition where a way promises them,
-//! and y is within its bounds on some rows. A time is that of the slowest rank.
+//! Every case is checked before and after it is timed: all ranks must have the same bits of a sum,
+//! the sum must have the bits of its definition if the method promises them, and some rows of y
+//! must be within their bounds. The slowest rank counts.
 
 mod cpu;
 mod cuda;
@@ -24,22 +25,22 @@ use crate::pattern::values;
 use crate::{BenchError, Measurable, Shape};
 use meeting::Meeting;
 
-/// Trials of which the median is taken.
+/// The number of trials. The median counts.
 const TRIALS: usize = 7;
 
-/// What a group does.
+/// An operation of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanksOp {
     /// The norm of the sum over ranks and a residual, with the sum stored.
     ForwardReduced,
-    /// The same with the residual stream divided by rows, and all of y on every rank.
+    /// `ForwardReduced` with the residual divided among ranks by rows, and all of y on every rank.
     ForwardReducedRows,
-    /// The norm of rows whose columns are divided among ranks; a case's columns are those of each.
+    /// The norm of rows whose columns are divided among ranks. A case has the columns of one rank.
     ForwardColumns,
 }
 
 impl RanksOp {
-    /// Every one.
+    /// All operations.
     pub const ALL: [RanksOp; 3] = [RanksOp::ForwardReduced, RanksOp::ForwardReducedRows, RanksOp::ForwardColumns];
 
     /// The name on the command line and in reports.
@@ -52,64 +53,65 @@ impl RanksOp {
     }
 }
 
-/// The shapes that are measured unless others are asked for.
+/// The default shapes.
 pub const SHAPES: [&str; 7] = ["1x4096", "8x4096", "8x8192", "64x8192", "256x8192", "1024x8192", "4096x8192"];
 
-/// A call.
+/// A measured call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RanksCase {
     /// The operation.
     pub op: RanksOp,
     /// The norm.
     pub norm: Norm,
-    /// Of all tensors.
+    /// The dtype of all tensors.
     pub dtype: DType,
-    /// Of x on each rank.
+    /// The shape of x on each rank.
     pub shape: Shape,
 }
 
-/// Elements of an x at the most: the host has those of all ranks.
+/// The largest number of elements of an x: the host keeps the x of all ranks.
 pub const MOST_ELEMENTS: usize = 1 << 28;
 
-/// Whether an x of that shape can be measured.
+/// Whether an x of this shape can be measured.
 pub fn is_measurable(shape: Shape) -> bool {
     shape.rows > 0 && shape.cols > 0 && shape.rows.checked_mul(shape.cols).is_some_and(|len| len <= MOST_ELEMENTS)
 }
 
-/// Where ranks are.
+/// The place of the ranks.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// Threads of this process, each with one of the backend's.
+    /// Threads of this process, each with a single-threaded backend.
     Threads(CpuBackend),
-    /// GPUs, one for each rank.
+    /// GPUs, one per rank.
     Gpus,
 }
 
-/// What was measured.
+/// A measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct RanksRow {
     /// The operation's name.
     pub op: &'static str,
-    /// How the call was made.
+    /// The method of the call.
     pub way: &'static str,
     /// The norm's name.
     pub norm: &'static str,
     /// The dtype's name.
     pub dtype: &'static str,
-    /// Rows of x.
+    /// The rows of x.
     pub rows: usize,
-    /// Columns of x.
+    /// The columns of x.
     pub cols: usize,
-    /// Microseconds a call, of the slowest rank: the median of seven trials.
+    /// Microseconds per call of the slowest rank, the median of seven trials.
     pub us: f64,
-    /// Bytes that a rank sends in a call, at the least.
+    /// The fewest bytes that a rank must send in a call.
     pub sent: usize,
 }
 
-/// Measures all cases, each in every way that there is, and hands out each row as it comes.
+/// Measures all cases with every available method. `each` gets each row as soon as it is measured.
 ///
 /// # Errors
-/// The first of any rank: a wrong result, a device that is missing, a case that a backend does not take.
+/// The first error of any rank: a wrong result, a missing device, a case that a backend does not
+/// support.
 pub fn measure(
     place: &Place,
     ranks: usize,
@@ -122,18 +124,18 @@ pub fn measure(
     }
 }
 
-/// Room for the largest x; where rows have owners, for two of each of theirs.
+/// The bytes of a peer group's buffer: the largest x, and twice the rows that a rank owns.
 fn most_bytes(cases: &[RanksCase], ranks: usize) -> usize {
     let bytes = |case: &RanksCase| {
         let rows = case.shape.rows.max(2 * case.shape.rows.div_ceil(ranks));
-        // A row begins at a whole slot.
+        // A row begins at a multiple of 16 bytes.
         rows * (case.shape.cols * case.dtype.size()).next_multiple_of(16)
     };
     cases.iter().map(bytes).max().unwrap_or(0)
 }
 
 impl RanksCase {
-    /// The elements of the residual and of the sum that a rank has.
+    /// The elements of the residual and of the sum on a rank.
     fn of_stream(&self, rank: usize, ranks: usize) -> Range<usize> {
         let Shape { rows, cols } = self.shape;
         match self.op {
@@ -143,34 +145,35 @@ impl RanksCase {
     }
 }
 
-/// How a call is made, by one rank.
+/// A method to make a call, on one rank.
 trait Way {
-    /// In words.
+    /// The method's name in reports.
     fn name(&self, op: RanksOp) -> &'static str;
 
-    /// What is promised of its outputs.
+    /// The guarantee of its outputs.
     fn promise(&self, op: RanksOp) -> Promise;
 
-    /// Microseconds a call on this rank, of each trial, and what the calls before and after them gave. All ranks are here at once.
+    /// Measures the microseconds per call of each trial on this rank, and the outputs of a call
+    /// before and after the trials. All ranks must call it at once.
     fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError>;
 }
 
-/// What a way's outputs must be.
+/// The guarantee of a method's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Promise {
-    /// The sum has the bits of its definition, y is its norm.
+    /// The sum has the bits of its definition, and y is its norm.
     ExactSum,
-    /// The same of the rows that each rank owns, and y is that of all.
+    /// As `ExactSum`, but each rank has the sum of the rows that it owns, and y of all rows.
     ExactRows,
-    /// y is the norm of the sum, whatever that is.
+    /// y is the norm of the sum that the call has stored; the sum may differ from the definition.
     SomeSum,
     /// y of all ranks together is the norm of whole rows.
     WholeRows,
-    /// Nothing: what the same call takes on its own.
+    /// No guarantee: the call without an exchange, for comparison.
     Nothing,
 }
 
-/// What every call of a rank reads.
+/// The weight and bias of all calls of a rank.
 struct Parameters<D: Measurable> {
     weight: Buffer<D>,
     bias: Option<Buffer<D>>,
@@ -196,12 +199,13 @@ impl<D: Measurable> Tensors<D> {
     fn new(device: &D, rank: usize, case: &RanksCase) -> Result<Self, BenchError> {
         let len = case.shape.elements();
         let matrix = |seed| Buffer::upload(device, &values(case.dtype, seed, 0..len));
-        // Neither output is what must come out.
+        // Outputs are NaN, so that elements that are not written fail.
         let unset = || Buffer::nan(device, case.dtype, len);
         Ok(Tensors { x: matrix(rank as u64)?, residual: matrix(data::RESIDUAL)?, y: unset()?, sum: unset()? })
     }
 
-    /// The call that a rank makes on them, of which it has this part of the residual and of the sum, if the case has these.
+    /// The arguments of a rank's call. `stream`: the elements of the residual and the sum that the
+    /// rank has, if the case has a residual.
     fn args<'a>(
         &'a mut self,
         device: &D,
@@ -228,7 +232,8 @@ impl<D: Measurable> Tensors<D> {
     }
 }
 
-/// A rank's call on tensors of that shape, which with divided columns are those of one rank.
+/// Makes a rank's call. `spec` has the shape of the rank's tensors; with divided columns these are
+/// its own columns.
 fn call_of_group<N: ShardedNorm>(
     rank: &N,
     op: RanksOp,
@@ -246,18 +251,19 @@ fn call_of_group<N: ShardedNorm>(
     Ok(())
 }
 
-/// The sum, and y.
+/// The sum and y.
 type Outputs = [Bits; 2];
 
-/// What one rank found.
+/// The measurements of one rank.
 struct Measured {
-    /// Microseconds a call, by trial.
+    /// Microseconds per call, by trial.
     us: [f64; TRIALS],
-    /// Of a call before the trials and of one after.
+    /// The outputs of a call before the trials and of a call after them.
     outputs: [Outputs; 2],
 }
 
-/// The ways that one rank has. Made on its thread: a communicator waits for the others.
+/// Makes the methods of one rank, on the rank's thread: making a communicator waits for the other
+/// ranks.
 type Make = Box<dyn FnOnce() -> Result<Vec<Box<dyn Way>>, BenchError> + Send>;
 
 struct Ranks {
@@ -272,7 +278,7 @@ fn run(group: Ranks, cases: &[RanksCase], each: &mut dyn FnMut(&RanksRow)) -> Re
     let rows = thread::scope(|scope| {
         for (rank, make) in ranks.into_iter().enumerate() {
             let (meeting, arithmetic) = (&meeting, &arithmetic);
-            // Only one of them reports.
+            // Only rank 0 reports.
             let sender = (rank == 0).then(|| sender.clone());
             scope.spawn(move || {
                 let outcome =
@@ -296,11 +302,11 @@ fn run(group: Ranks, cases: &[RanksCase], each: &mut dyn FnMut(&RanksRow)) -> Re
     }
 }
 
-/// What a rank's thread has.
+/// The state of a rank's thread.
 struct Seat<'a> {
     rank: usize,
     meeting: &'a Meeting,
-    /// Of one rank.
+    /// Only on rank 0.
     sender: Option<Sender<RanksRow>>,
     arithmetic: &'a Arithmetic,
 }
@@ -321,7 +327,7 @@ fn run_rank(ways: &mut [Box<dyn Way>], seat: Seat<'_>, cases: &[RanksCase]) -> R
             let trials = meeting.gather(rank, us)?;
             if let Some(sender) = &seat.sender {
                 let row = row(case, &**way, ranks, &trials);
-                // Whoever listened is gone with the whole.
+                // The receiver is dropped only if the measurement ends.
                 sender.send(row).unwrap_or_default();
             }
         }
@@ -329,7 +335,7 @@ fn run_rank(ways: &mut [Box<dyn Way>], seat: Seat<'_>, cases: &[RanksCase]) -> R
     Ok(())
 }
 
-/// By trial the slowest rank, of these the median.
+/// The row of a case: the slowest rank of each trial, then the median of the trials.
 fn row(case: &RanksCase, way: &dyn Way, ranks: usize, trials: &[[f64; TRIALS]]) -> RanksRow {
     let slowest = |trial: usize| trials.iter().map(|us| us[trial]).fold(0.0, f64::max);
     let mut us: [f64; TRIALS] = std::array::from_fn(slowest);
@@ -337,7 +343,7 @@ fn row(case: &RanksCase, way: &dyn Way, ranks: usize, trials: &[[f64; TRIALS]]) 
     let Shape { rows, cols } = case.shape;
     let sent = match case.op {
         RanksOp::ForwardReduced | RanksOp::ForwardReducedRows => {
-            // A ring's: on two ranks no other sum sends less or more.
+            // The bytes of a ring all-reduce. On two ranks every all-reduce sends as many.
             2 * (ranks - 1) * rows * cols * case.dtype.size() / ranks
         }
         RanksOp::ForwardColumns if way.promise(case.op) == Promise::Nothing => 0,
@@ -381,19 +387,19 @@ mod tests {
         let columns = cases.map(|case| RanksCase { op: RanksOp::ForwardColumns, ..case });
         let rows = measure(&Place::Threads(backend.clone()), 3, &columns, &mut |_| {}).unwrap();
         assert!(rows.iter().all(|row| row.us > 0.0 && row.op == "forward_columns"), "{rows:?}");
-        // A number of each row to each other rank, or layer norm's three.
+        // One number per row to each other rank; layer norm sends three.
         let sent: Vec<_> = rows.iter().map(|row| (row.norm, row.rows, row.sent)).collect();
         assert!(sent.contains(&("layer_norm", 1, 2 * 3 * 4)) && sent.contains(&("rms_norm", 5, 2 * 5 * 4)), "{sent:?}");
         let mut seen = Vec::new();
         let rows = measure(&Place::Threads(backend), 3, &cases, &mut |row| seen.push(row.us)).unwrap();
         assert_eq!(seen, rows.iter().map(|row| row.us).collect::<Vec<_>>());
         let shapes: Vec<_> = rows.iter().map(|row| (row.dtype, row.norm, row.rows, row.cols)).collect();
-        // By dtype, in the order of all dtypes.
+        // Sorted by dtype, in the order of `DType::ALL`.
         let mut expected = vec![("f32", "layer_norm", 1, 7), ("f32", "rms_norm", 5, 64), ("bf16", "rms_norm", 3, 100)];
         expected.sort_by_key(|(dtype, ..)| DType::ALL.iter().position(|it| it.name() == *dtype));
         assert_eq!(shapes, expected);
         assert!(rows.iter().all(|row| row.us > 0.0 && row.sent > 0), "{rows:?}");
-        // A ring's: two thirds of x, there and back.
+        // A ring all-reduce sends two thirds of x twice.
         assert_eq!(rows.iter().find(|row| row.rows == 3).map(|row| row.sent), Some(2 * 2 * 600 / 3));
     }
 

@@ -1,9 +1,9 @@
-//! The measurements behind `rmsnorm bench`: how long an operation takes, and how long a plain copy takes on the same
-//! device in the same run. What an operation is and moves stands in `operation`, and how a device's time is taken in
-//! `measurable`.
+//! The measurements behind `rmsnorm bench`: the time of an operation, and the time of a plain copy
+//! on the same device in the same run. `operation` defines the operations and their bytes,
+//! `measurable` the timers.
 //!
-//! Samples of the copy and of the operation alternate, so that a disturbance of the machine meets both. A result is
-//! judged before it is timed.
+//! Samples of the copy and of the operation alternate, so that a disturbance of the machine affects
+//! both. A result is checked before it is timed.
 
 use rmsnorm_core::cuda::DriverFailure;
 use rmsnorm_core::wgpu::WgpuFailure;
@@ -14,51 +14,51 @@ use crate::{
     BenchError, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
 };
 
-/// No memory holds the tensors of larger matrices, and no size in bytes overflows below. What a device has room for is
-/// asked later.
+/// The largest number of elements of a matrix: no size in bytes overflows with it. The device's own
+/// limit is checked later.
 pub const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
 
-/// What to measure: the product of all of it.
+/// The measurements to make: the product of all lists.
 #[derive(Clone, Debug)]
 pub struct Selection {
     /// The kinds of norm.
     pub norms: Vec<Norm>,
-    /// What is done with the tensors.
+    /// The operations.
     pub ops: Vec<Op>,
-    /// How backward sums the weight gradients.
+    /// The reductions of the weight gradients in backward.
     pub reductions: Vec<GradReduction>,
     /// The sizes.
     pub shapes: Shapes,
     /// The dtypes of all tensors.
     pub dtypes: Vec<DType>,
-    /// Seconds of samples for each row of the table.
+    /// Seconds of sampling for each row of the table.
     pub seconds: f64,
 }
 
-/// Which sizes to measure.
+/// The sizes to measure.
 #[derive(Clone, Debug)]
 pub enum Shapes {
-    /// All that stand for the device.
+    /// All default shapes of the device.
     OfDevice,
-    /// A common one of the device, and a decode step.
+    /// A common shape of the device, and a decode step.
     Two,
-    /// Those of these sweeps, as many bytes as the device is measured with.
+    /// The shapes of these sweeps, with [`Measurable::sweep_bytes`].
     Sweeps(Vec<Sweep>),
-    /// These.
+    /// These shapes.
     Given(Vec<Shape>),
 }
 
-/// Shapes of which one side grows.
+/// Shapes with a growing side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweep {
-    /// Row lengths, at a fixed number of bytes.
+    /// Growing row lengths, at a fixed number of bytes.
     Cols,
-    /// Numbers of rows, of one length.
+    /// Growing numbers of rows, of one length.
     Rows,
 }
 
 impl Sweep {
-    /// Every one.
+    /// Both sweeps.
     pub const ALL: [Sweep; 2] = [Sweep::Cols, Sweep::Rows];
 
     /// The name on the command line.
@@ -69,8 +69,8 @@ impl Sweep {
         }
     }
 
-    /// Its shapes, of at most so many bytes a matrix. Lengths are powers of two and some of models between them; numbers
-    /// of rows are powers of two.
+    /// The shapes of the sweep, with at most `bytes` per matrix. Row lengths are powers of two and
+    /// some lengths of models; numbers of rows are powers of two.
     fn shapes(self, bytes: usize, dtype: DType) -> Vec<Shape> {
         let elements = bytes / dtype.size();
         match self {
@@ -87,21 +87,22 @@ impl Sweep {
     }
 }
 
-/// So many rows, or fewer by less than 64, as the targets' shapes have them: whole pages, which drivers copy fastest, and
-/// whole blocks of every tile.
+/// Rounds a number of rows down to a multiple of 64, if it is at least 64, as in the targets'
+/// shapes. The matrix then has whole pages, which drivers copy fastest, and whole blocks of every
+/// tile.
 fn even(rows: usize) -> usize {
     if rows < 64 { rows } else { rows / 64 * 64 }
 }
 
-/// Lengths of rows in a sweep.
+/// The row lengths of a sweep.
 const SWEPT_COLS: [usize; 16] =
     [128, 256, 512, 768, 1024, 1536, 2048, 2560, 4096, 5120, 7168, 8192, 12288, 16384, 32768, 65536];
 
-/// The length of the rows whose number is swept.
+/// The row length of a sweep of the number of rows.
 const SWEPT_ROWS_COLS: usize = 4096;
 
 impl Shapes {
-    /// Whether they were asked for one by one, so that each must be measured.
+    /// Whether the user has listed the shapes, so that each must be measured.
     const fn is_given(&self) -> bool {
         matches!(self, Shapes::Given(_))
     }
@@ -118,25 +119,25 @@ impl Shapes {
     }
 }
 
-/// What became of a row.
+/// The outcome of a row.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was measured.
+    /// The row was measured.
     Measured(Box<Measured>),
-    /// The backend has no such operation, and says so with this rule.
+    /// The backend does not support the operation, with the rule of its error.
     Unsupported(Operation, String),
 }
 
-/// Whether the backend takes every size that was asked for; known before anything is measured. A size that merely stands
-/// for the device may be refused, and is left out then.
+/// Checks, before anything is measured, that the backend can measure every listed size. Default
+/// sizes are not checked: they are skipped later if they do not fit.
 ///
 /// # Errors
-/// The first size that it does not take, and why.
+/// The first size that cannot be measured, and the reason.
 pub fn admit(backend: &AnyBackend, selection: &Selection) -> Result<(), BenchError> {
     crate::measure(backend, Admit(selection))?
 }
 
-/// The sizes that will be measured, and whether each exceeds the caches.
+/// The sizes that will be measured: (shape, dtype, whether it exceeds the caches).
 ///
 /// # Errors
 /// If the device fails.
@@ -173,11 +174,11 @@ impl Measurement for Admit<'_> {
     }
 }
 
-/// Measures a selection. `progress` is called with every row as it is done, and with the number of rows in all. Gives the
-/// sizes that the backend does not take, each with the reason.
+/// Measures a selection. `progress` gets each row when it is done, and the total number of rows.
+/// Returns the skipped sizes, each with the reason.
 ///
 /// # Errors
-/// If a call is refused, or an element of a result is outside its error bound.
+/// If a call fails, or an element of a result is outside its error bound.
 pub fn measure(
     backend: &AnyBackend,
     selection: &Selection,
@@ -198,7 +199,7 @@ impl Measurement for Measure<'_> {
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let operations = self.selection.operations();
         let (mut sizes, mut skipped) = (self.selection.sizes(device), Vec::new());
-        // What was asked for has been admitted. If there is no room for it after all, that is an error.
+        // Listed sizes were checked by `admit`. If one does not fit now, that is an error.
         if !self.selection.shapes.is_given() {
             sizes.retain(|&(shape, dtype)| {
                 let refusal = self.selection.admit(device, shape, dtype).err();
@@ -216,7 +217,7 @@ impl Measurement for Measure<'_> {
     }
 }
 
-/// Whether an error is that of a device without room.
+/// Whether an error says that the device is out of memory.
 fn is_out_of_memory(error: &Error) -> bool {
     let Error::Device { source, .. } = error else { return false };
     let cuda = source.downcast_ref::<DriverFailure>().is_some_and(DriverFailure::is_out_of_memory);
@@ -224,7 +225,7 @@ fn is_out_of_memory(error: &Error) -> bool {
 }
 
 impl Selection {
-    /// Every shape in every dtype, none twice: a shape's dtypes one after the other, where they share shapes.
+    /// Every shape in every dtype, without duplicates. All dtypes of a shape follow each other.
     fn sizes<D: Measurable>(&self, device: &D) -> Vec<(Shape, DType)> {
         let of_dtype = |&dtype| (dtype, self.shapes.on(device, dtype));
         let lists: Vec<(DType, Vec<Shape>)> = self.dtypes.iter().map(of_dtype).collect();
@@ -247,7 +248,7 @@ impl Selection {
         device.admit(shape, workload_bytes(device, shape, dtype, &self.operations()))
     }
 
-    /// Measures the operations on one size, or gives the reason why there is no room for it.
+    /// Measures the operations on one size. Returns the reason if the device has no room for it.
     fn measure<D: Measurable>(
         &self,
         (device, name): (&D, Device),
@@ -257,7 +258,7 @@ impl Selection {
     ) -> Result<Option<String>, BenchError> {
         let mut workload = match Workload::new(device, shape, dtype, operations) {
             Ok(workload) => workload,
-            // Some devices do not tell beforehand that there is no room.
+            // Some devices report a lack of memory only on allocation.
             Err(error) if !self.shapes.is_given() && is_out_of_memory(&error) => {
                 return Ok(Some(error.to_string()));
             }
@@ -265,7 +266,7 @@ impl Selection {
         };
         let wrong = workload.wrong_copies()?;
         if wrong > 0 {
-            return Err(BenchError::Wrong(format!("copy {dtype} {shape}: {wrong} elements did not arrive")));
+            return Err(BenchError::Wrong(format!("copy {dtype} {shape}: {wrong} elements were not copied")));
         }
         for &operation in operations {
             let first_call = workload.first_call(operation);
@@ -306,7 +307,7 @@ impl Selection {
     }
 }
 
-/// The copy that operations are compared with: the way of the shortest median.
+/// The copy that operations are compared with: the one with the smallest median.
 fn fastest(copies: impl Iterator<Item = Samples>) -> Samples {
     copies.min_by(|a, b| a.median().total_cmp(&b.median())).unwrap_or_default()
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::{BenchError, Shape};
 
-/// The shapes of a name, in the order of the list.
+/// The shapes that a name stands for, in the order of the list.
 ///
 /// # Errors
-/// If it is neither a shape nor an `@` and the name of a list.
+/// If the name is neither a shape nor `@` with the name of a list.
 pub fn named(name: &str) -> Result<Vec<Shape>, BenchError> {
     let Some(list) = name.strip_prefix('@') else { return Ok(vec![name.parse()?]) };
     let lists = lists()?;

@@ -1,4 +1,5 @@
-//! Speeds that are aimed at, and whether figures reach them. `targets.toml` has those of this project.
+//! Target speeds, and the comparison of figures with them. The targets of this project are in
+//! `targets.toml`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde::Deserialize;
 use crate::figure::{Figure, Subject, read_text};
 use crate::{BenchError, Op, Shape};
 
-/// The file: its comment says what the entries mean.
+/// The file. The comment in `targets.toml` describes the entries.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -40,11 +41,11 @@ struct Lengths {
     of_copy: f64,
 }
 
-/// What one operation of a backend should reach.
+/// The target of one operation of a backend.
 #[derive(Clone, Debug)]
 pub struct Target {
     backend: Device,
-    /// As tables name it: `rms_norm forward`.
+    /// The name in tables: `rms_norm forward`.
     operation: String,
     dtype: DType,
     shapes: Shapes,
@@ -59,18 +60,18 @@ enum Shapes {
 
 #[derive(Clone, Copy, Debug)]
 enum Limit {
-    /// At least so many percent of the copy's rate.
+    /// At least this percentage of the copy's rate.
     OfCopy(f64),
-    /// At most so many microseconds.
+    /// At most this many microseconds.
     Us(f64),
-    /// At most the microseconds of the fastest published kernel.
+    /// At most the time of the fastest published kernel.
     BestPeer,
 }
 
 /// The targets of a file.
 ///
 /// # Errors
-/// If it cannot be read, or has a target that no figure can be held to.
+/// If the file cannot be read, or has an invalid target.
 pub fn read(path: &Path) -> Result<Vec<Target>, BenchError> {
     let refuse = |why: String| BenchError::Input(format!("cannot read {}: {why}", path.display()));
     parse(&read_text(path)?).map_err(refuse)
@@ -86,7 +87,10 @@ fn parse(text: &str) -> Result<Vec<Target>, String> {
         let known = targets.len();
         entry.add_to(&mut targets).map_err(|why| format!("a target of {}: {why}", entry.backend))?;
         if targets.len() == known {
-            return Err(format!("an entry of {} without a target", entry.backend));
+            return Err(format!(
+                "an entry of {} without a target: add of_copy, us, best_peer or lengths",
+                entry.backend
+            ));
         }
     }
     Ok(targets)
@@ -95,7 +99,8 @@ fn parse(text: &str) -> Result<Vec<Target>, String> {
 impl Entry {
     fn add_to(&self, targets: &mut Vec<Target>) -> Result<(), String> {
         let backend: Device = self.backend.parse().map_err(|error| format!("{error}"))?;
-        let dtype = DType::from_name(&self.dtype).ok_or_else(|| format!("{:?} is no dtype", self.dtype))?;
+        let dtype = DType::from_name(&self.dtype)
+            .ok_or_else(|| format!("dtype must be f32, f16 or bf16, got {:?}", self.dtype))?;
         let mut limits = Vec::new();
         let shape = |text: &String| text.parse().map(Shapes::One).map_err(|error: BenchError| error.to_string());
         for (text, &percent) in &self.of_copy {
@@ -109,7 +114,7 @@ impl Entry {
         }
         for &Lengths { cols, elements, of_copy } in &self.lengths {
             if cols[0] == 0 || cols[0] > cols[1] {
-                return Err(format!("cols must be the least and the most, got {cols:?}"));
+                return Err(format!("cols must be the least and the most columns, at least 1, got {cols:?}"));
             }
             limits.push((Shapes::Lengths { cols, elements }, Limit::OfCopy(positive(of_copy)?)));
         }
@@ -118,7 +123,7 @@ impl Entry {
                 .iter()
                 .flat_map(|norm| Op::all().into_iter().map(|op| format!("{} {}", norm.name(), op.name())));
             let operation = names.find(|name| name == operation).ok_or_else(|| {
-                format!("operations are a norm and an operation, as in \"rms_norm forward\", got {operation:?}")
+                format!("operations must be a norm and an operation, as in \"rms_norm forward\", got {operation:?}")
             })?;
             let target = |&(shapes, limit)| Target { backend, operation: operation.clone(), dtype, shapes, limit };
             targets.extend(limits.iter().map(target));
@@ -142,19 +147,20 @@ impl Shapes {
     }
 }
 
-/// A figure held to a target, in words.
+/// The comparison of a figure with a target, as text.
 struct Verdict {
     measured: String,
     target: String,
-    /// By how much, if it is missed.
+    /// The difference; `None` if the target is met.
     missed: Option<String>,
 }
 
 impl Target {
-    /// Whether this is what the figure measures.
+    /// Whether the target applies to a figure.
     fn is_for(&self, Figure { subject, source, is_ours, .. }: &Figure) -> bool {
         let Subject { norm, op, dtype, .. } = subject;
-        // A source is a backend with the number of its device, and a file's name if it came twice.
+        // A source is a backend, its device's number, and a file's name if two files have the same
+        // backend.
         let backend = source.split([':', ' ']).next().unwrap_or_default();
         *is_ours
             && backend == self.backend.to_string()
@@ -163,9 +169,9 @@ impl Target {
             && self.shapes.has(subject)
     }
 
-    /// `None` if the figure lacks what the target is about: a copy, cold caches or a peer.
+    /// `None` if the figure cannot be compared: it has no copy or warm caches, or there is no peer.
     fn judge(&self, figure: &Figure, all: &[Figure]) -> Option<Verdict> {
-        // A target is missed by as much as the table shows.
+        // Differences are rounded as in the table: one that shows as 0 is met.
         let missed = |by: f64, digits: usize, unit: &str| {
             let by = format!("{:.digits$}", by.max(0.0));
             by.parse::<f64>().is_ok_and(|by| by > 0.0).then(|| format!("{by} {unit}"))
@@ -191,7 +197,7 @@ impl Target {
     }
 }
 
-/// Every figure of ours that has a target, in Markdown, and how many meet it.
+/// A Markdown table of all figures of this project that have a target, and the number that meet it.
 pub fn table(figures: &[Figure], targets: &[Target]) -> String {
     let mut lines = String::new();
     let (mut met, mut judged, mut without) = (0, 0, 0);
@@ -270,7 +276,8 @@ mod tests {
         assert_eq!(table, "0 of 0 figures meet their targets; targets without a figure: 1\n");
     }
 
-    /// Another backend, another dtype, a peer, data in the cache and a shape outside are not held to a target.
+    /// Targets do not apply to another backend, another dtype, a peer, warm caches or another
+    /// shape.
     #[test]
     fn figures_without_a_target_are_left_out() {
         let lengths = "lengths = [{ cols = [64, 128], elements = 512, of_copy = 95 }]";
@@ -281,7 +288,7 @@ mod tests {
             [figure("cuda", 8, 129, 1.0, 990.0), figure("cuda", 7, 64, 1.0, 990.0), figure("wgpu", 8, 64, 1.0, 990.0)];
         let out = [&out[..], &[cached, other, figure("quack", 8, 64, 1.0, 990.0)]].concat();
         assert_eq!(outcomes(&out, lengths), ["0 of 0 figures meet their targets; targets without a figure: 1"]);
-        // The number of a device and a file's name are no other backend.
+        // A device's number and a file's name do not change the backend.
         let measured = [figure("cuda:1 (now)", 8, 64, 1.0, 990.0), figure("cuda", 4, 128, 1.0, 940.0)];
         assert_eq!(
             outcomes(&measured, lengths)[2..],
@@ -301,9 +308,9 @@ mod tests {
             (of("us = { 8by64 = 1 }"), "a target of cuda: expected rows x cols as in 4096x1024, got \"8by64\""),
             (of("us = { 8x64 = 0 }"), "a limit must be above 0, got 0"),
             (of("of_copy = { 8x64 = nan }"), "a limit must be above 0, got NaN"),
-            (of("lengths = [{ cols = [2, 1], elements = 1, of_copy = 1 }]"), "the least and the most, got [2, 1]"),
+            (of("lengths = [{ cols = [2, 1], elements = 1, of_copy = 1 }]"), "columns, at least 1, got [2, 1]"),
             (of("us = { 8x64 = 1 }").replace("cuda", "tpu"), "a device is one of cpu, cuda and wgpu, got \"tpu\""),
-            (of("us = { 8x64 = 1 }").replace("bf16", "f64"), "\"f64\" is no dtype"),
+            (of("us = { 8x64 = 1 }").replace("bf16", "f64"), "dtype must be f32, f16 or bf16, got \"f64\""),
             (of("us = { 8x64 = 1 }").replace("forward", "sideways"), "got \"rms_norm sideways\""),
         ];
         for (text, words) in cases {

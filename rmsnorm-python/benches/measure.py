@@ -1,4 +1,5 @@
-"""How the benchmarks time: what they share. Results are checked before anything is timed."""
+"""Common parts of the benchmarks: timing and reports. Results are checked before anything is
+timed."""
 
 import argparse
 import ctypes
@@ -12,7 +13,7 @@ import rmsnorm
 
 
 def arguments(description, **defaults):
-    """The options of a benchmark, of which each has a default."""
+    """The options of a benchmark. Each has a default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (defaults | dict(rounds=25, out="")).items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -20,7 +21,8 @@ def arguments(description, **defaults):
 
 
 def keep_freed_memory():
-    """Has glibc keep what is freed: else some results are in pages that the system zeroes first, by chance of what was freed before."""
+    """Makes glibc keep freed memory. Otherwise some results are in new pages, which the kernel
+    zeroes first, depending on chance."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except OSError:
@@ -31,7 +33,7 @@ def keep_freed_memory():
 
 
 def _summary(times):
-    """Of each name's times the median, the least, and the median of their ratios to the first name's."""
+    """{name: (median time, least time, median ratio to the first name's times)}."""
     first = times[next(iter(times))]
     return {
         name: dict(us=statistics.median(found), least_us=min(found),
@@ -41,9 +43,10 @@ def _summary(times):
 
 
 def in_turn(calls, rounds, seconds):
-    """Medians of each call's time in us, one process, in turn: {name: `_summary`'s}.
+    """Times calls in turn, in us: {name: summary}.
 
-    Machines drift; ratios of neighbours do not. Each measurement repeats a call until `seconds` have passed.
+    The speed of a machine drifts, but ratios of successive samples do not. A sample repeats a call
+    for `seconds`.
     """
     repeats = {}
     for name, call in calls.items():
@@ -64,7 +67,8 @@ def in_turn(calls, rounds, seconds):
 
 
 def queued(calls, rounds, length, torch):
-    """As `in_turn`, of time on a CUDA device: `length` calls are queued behind a pause, so that the host's time is hidden."""
+    """`in_turn` for a CUDA device: `length` calls are queued behind a pause, which hides the host's
+    time."""
     times = {name: [] for name in calls}
     for name, call in calls.items():
         for _ in range(3):
@@ -84,7 +88,8 @@ def queued(calls, rounds, length, torch):
 
 
 def report(device, rows, **versions):
-    """What figures are of: the machine, its device, the commit that ours was built from, and the versions of what it is measured with."""
+    """A report: the rows with the machine, the device, the commit of this package and the versions
+    of the frameworks."""
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     machine = dict(os=platform.system().lower(), arch=platform.machine(), processor=names[0] if names else None, threads=os.cpu_count(),
@@ -93,14 +98,14 @@ def report(device, rows, **versions):
 
 
 def show(title, rows):
-    """A table: the first row is what the others are compared with."""
+    """Prints a table. The ratios compare with the first row."""
     print(title)
     for name, found in rows.items():
         print(f"    {name:34s} {found['us']:10.2f} us   least {found['least_us']:10.2f}   x first {found['ratio']:6.2f}", flush=True)
 
 
 def write(path, report):
-    """The report as a file, if one is asked for."""
+    """Writes the report to a file, if a path is given."""
     if path:
         with open(path, "w") as file:
             json.dump(report, file, indent=1)

@@ -1,4 +1,5 @@
-"""What a small call costs in PyTorch, 1x4096: the host's time of one thread, this package's functions beside PyTorch's own.
+"""Times a small PyTorch call, 1x4096: host time on one thread, for this package's functions and
+PyTorch's.
 
     python rmsnorm-python/benches/torch_calls.py [--device cuda] [--out FILE]
 """

@@ -1,9 +1,11 @@
-"""PyTorch: norms of this package beside PyTorch's own, compiled ones, Liger and Quack, through their Python functions, in one process.
+"""Times the norms of this package, PyTorch (eager and compiled), Liger and Quack, called from
+Python in one process.
 
     python rmsnorm-python/benches/torch_speed.py [--device cuda] [--shapes 4096x1024,..] [--threads 1,2] [--out FILE]
 
-Weights have the dtype of the activations, or that of --weights. Each result is compared with float64 first. Input sets are visited in turn;
-on CUDA they exceed the L2, and calls are queued behind a pause. Peers that are not installed, or that fail, are named.
+Weights have the dtype of the activations, or the one of --weights. Each result is compared with
+float64 before it is timed. Input sets are visited in turn; on CUDA they exceed the L2, and calls
+are queued behind a pause. Peers that are not installed, or that fail, are skipped with a message.
 """
 
 import itertools
@@ -37,7 +39,7 @@ def quack():
 
 
 def providers(op, cols, device):
-    """Functions of x and the parameters, by name: ours first."""
+    """(name, function of x and the parameters). This package comes first."""
     if op == "rms_norm":
         yield "ours", lambda x, w: rt.rms_norm(x, w, EPS)
         yield "F.rms_norm", lambda x, w: F.rms_norm(x, (cols,), w, EPS)
@@ -49,7 +51,7 @@ def providers(op, cols, device):
             for name, make in (("Liger", liger), ("Quack", quack)):
                 try:
                     yield name, make()
-                except Exception as error:  # A peer that cannot be imported is not compared with.
+                except Exception as error:  # A peer that cannot be imported is skipped.
                     print(f"without {name}: {error}")
     else:
         yield "ours", lambda x, w, b: rt.layer_norm(x, w, b, EPS)
@@ -68,7 +70,7 @@ def off(got, truth):
 
 
 def copy_us(shape, dtype, device, sets, rounds):
-    """The device's copy of as many bytes as forward moves, by the same method."""
+    """The time of a copy of as many bytes as forward moves, in us."""
     pairs = [(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)) for _ in range(sets)]
     turn = itertools.cycle(pairs)
 
@@ -100,13 +102,14 @@ def run(op, shape, dtype, weight_dtype, device, rounds, sets):
             if not error < limit:
                 if "ours" in name:
                     raise ArithmeticError(f"{name}: results are off by {error:.1e}")
-                # PyTorch 2.15's layer norm adds gradients of a bfloat16 weight in bfloat16 on the CPU. What it takes is of interest.
+                # Still timed: on the CPU, PyTorch 2.15's layer norm adds gradients of a bfloat16
+                # weight in bfloat16.
                 print(f"{name}: its results are off by {error:.1e}")
             checked[name] = function
         except Exception as error:
             if "ours" in name:
                 raise
-            # A peer that fails here is not compared with.
+            # A peer that fails is skipped.
             print(f"without {name}: {str(error).splitlines()[0][:160]}")
     found = {}
     for mode in ("forward", "forward + backward"):

@@ -1,8 +1,10 @@
-"""Trains a small model on this project's own texts, with the norms of this package and with jax.numpy's, and shows both losses.
+"""Trains a small model on this project's texts, with the norms of this package and in jax.numpy,
+and prints both losses.
 
     python rmsnorm-python/examples/train_jax.py [--steps 100]
 
-The models start from the same weights and see the same bytes. They differ in how sums are rounded, which grows with the steps.
+The models start from the same weights and see the same bytes. Their sums are rounded differently,
+and the difference grows with the steps.
 """
 
 import argparse
@@ -27,7 +29,7 @@ THEIRS = dict(norm=jnp_rms_norm, add_norm=lambda x, r, w: (jnp_rms_norm(x + r, w
 
 
 def start(key):
-    """The parameters."""
+    """The initial parameters."""
     keys = iter(jax.random.split(key, 3 + 3 * LAYERS))
     matrix = lambda rows, cols: jax.random.normal(next(keys), (rows, cols)) * rows**-0.5  # noqa: E731
     layers = [
@@ -38,7 +40,7 @@ def start(key):
 
 
 def model(kind, parameters, ids):
-    """Bytes to the next byte: sums over the earlier ones in place of attention."""
+    """Predicts the next byte. Learned sums over the earlier positions stand in for attention."""
     stream, x = parameters["bytes"][ids], jnp.broadcast_to(parameters["places"], (*ids.shape, COLS))
     for layer in parameters["layers"]:
         y, stream = kind["add_norm"](x, stream, layer["norm"])
@@ -87,7 +89,8 @@ def main():
         if index < args.steps:
             print(f"{index + 1:6} {ours[index]:10.5f} {theirs[index]:10.5f} {ours[index] - theirs[index]:12.1e}")
     print(f"{args.steps} steps, compilation included: {our_time:.1f} s with rmsnorm, {their_time:.1f} s with jax.numpy")
-    # Early steps agree to rounding (TF32 in the products of a GPU); later ones are of models that have drifted apart, and are as good.
+    # Early losses agree up to rounding (a GPU multiplies in TF32). Later the models have drifted
+    # apart, but are equally good.
     assert max(abs(a - b) for a, b in zip(ours[:4], theirs[:4])) < 1e-2
     assert ours[-1] < 0.8 * ours[0] and abs(ours[-1] - theirs[-1]) < 0.05 * theirs[-1]
 

@@ -1,8 +1,10 @@
-"""Trains a small language model on this project's own texts, with the norms of this package and with PyTorch's, and shows both losses.
+"""Trains a small language model on this project's texts, with the norms of this package and
+PyTorch's, and prints both losses.
 
     python rmsnorm-python/examples/train_torch.py [--device cuda] [--steps 100] [--compile]
 
-The models start from the same weights and see the same bytes. They differ in how sums are rounded, which grows with the steps.
+The models start from the same weights and see the same bytes. Their sums are rounded differently,
+and the difference grows with the steps.
 """
 
 import argparse
@@ -18,7 +20,7 @@ COLS, HEADS, LAYERS, LENGTH, BATCH = 128, 4, 3, 96, 16
 
 
 class AddNorm(torch.nn.RMSNorm):
-    """Residual and norm by PyTorch's operators."""
+    """Residual add and norm with PyTorch's operators."""
 
     def forward(self, x, residual):
         h = x + residual
@@ -30,12 +32,13 @@ THEIRS = dict(norm=torch.nn.RMSNorm, add_norm=AddNorm)
 
 
 class Layer(torch.nn.Module):
-    """Attention and a gated product, each behind a norm that adds what came before to the stream."""
+    """Attention and a gated MLP. The norm in front of each also adds the previous output to the
+    residual stream."""
 
     def __init__(self, norm, add_norm):
         super().__init__()
         self.attention_norm, self.product_norm = add_norm(COLS, eps=1e-6), add_norm(COLS, eps=1e-6)
-        # Rows of a fused buffer, which are normalized where they are.
+        # q and k are slices of the fused QKV buffer, which are normalized without a copy.
         self.q_norm, self.k_norm = norm(COLS // HEADS, eps=1e-6), norm(COLS // HEADS, eps=1e-6)
         self.qkv, self.out = torch.nn.Linear(COLS, 3 * COLS, bias=False), torch.nn.Linear(COLS, COLS, bias=False)
         self.up, self.down = torch.nn.Linear(COLS, 4 * COLS, bias=False), torch.nn.Linear(2 * COLS, COLS, bias=False)
@@ -51,7 +54,7 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """Bytes to the next byte."""
+    """Predicts the next byte."""
 
     def __init__(self, norm, add_norm):
         super().__init__()
@@ -100,7 +103,7 @@ def main():
         if index < args.steps:
             print(f"{index + 1:6} {ours[index]:10.5f} {theirs[index]:10.5f} {ours[index] - theirs[index]:12.1e}")
     print(f"{args.steps} steps: {our_time:.1f} s with rmsnorm, {their_time:.1f} s with torch.nn")
-    # Early steps agree to rounding; later ones are of models that have drifted apart, and are as good.
+    # Early losses agree up to rounding. Later the models have drifted apart, but are equally good.
     assert max(abs(a - b) for a, b in zip(ours[:4], theirs[:4])) < 1e-3
     assert ours[-1] < 0.8 * ours[0] and abs(ours[-1] - theirs[-1]) < 0.05 * theirs[-1]
 

@@ -1,4 +1,4 @@
-//! Arrays of NumPy, CuPy and whatever else speaks DLPack, on the CPU or on CUDA.
+//! Arrays of NumPy, CuPy and other libraries that support DLPack, on the CPU or on CUDA.
 
 use std::ffi::c_void;
 
@@ -14,10 +14,10 @@ use rmsnorm_core::{Access, CastOrder, DType, DTypes, Direction, Error, Norm, Nor
 use crate::call::Call;
 use crate::foreign::{Foreign, Place, python_name, shape_of};
 
-/// CUDA's name for the legacy default stream, as DLPack and the driver have it.
+/// The legacy default stream, in DLPack and in the CUDA driver.
 const DEFAULT_STREAM: usize = 1;
 
-/// The stream that a call goes to.
+/// The stream that a call is enqueued on.
 struct Ours(*mut c_void);
 
 // SAFETY:
@@ -28,22 +28,22 @@ unsafe impl DlpackStream for Ours {
     }
 }
 
-/// An error as Python has it: one exception for each kind of mistake.
+/// The Python exception of an error.
 fn to_python(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::Overlap { output, other } => {
             let can = ["y", "residual_out"].contains(&output);
             let in_place = if can { "; in place, y is x and residual_out is residual" } else { "" };
-            let rule = format!("{output} shares memory with {other}: pass an array of its own for {output}");
+            let rule = format!("{output} shares memory with {other}: pass a separate array for {output}");
             PyValueError::new_err(format!("{rule}{in_place}"))
         }
         Error::InvalidEps { .. } => {
-            PyValueError::new_err(format!("{message}: a row whose square is smaller has no norm with a negative one"))
+            PyValueError::new_err(format!("{message}: with a negative eps, small rows have no real square root"))
         }
         Error::EmptyRow => {
             let rule = "the last dimension must have at least 1 element, got 0";
-            PyValueError::new_err(format!("x: {rule}: the mean of no elements does not exist"))
+            PyValueError::new_err(format!("x: {rule}: an empty row has no mean"))
         }
         Error::Missing { .. } | Error::Unexpected { .. } => PyTypeError::new_err(message),
         Error::Unsupported { .. } => PyNotImplementedError::new_err(message),
@@ -57,11 +57,12 @@ fn to_python(error: Error) -> PyErr {
     }
 }
 
-/// The error of a library that does not lend an array, with the argument's name.
+/// The error for an array that its library cannot export, with the argument's name.
 fn not_lent(py: Python<'_>, tensor: Tensor, error: &PyErr) -> PyErr {
     let reason = error.value(py).to_string();
     let reason = reason.lines().next().unwrap_or_default();
-    let message = format!("{tensor} cannot be lent by DLPack: {reason}; pass a plain array with data, such as a copy");
+    let message =
+        format!("{tensor} cannot be exported by DLPack: {reason}; pass a plain array with data, such as a copy");
     if error.is_instance_of::<PyBufferError>(py) {
         PyBufferError::new_err(message)
     } else {
@@ -77,11 +78,13 @@ fn tuple(dims: &[i64]) -> String {
     }
 }
 
-/// Runs a call on arrays: `tensors` has one for each name (`x`, `weight`, ..), with True where what are 16-bit integers are
-/// bfloat16s, which NumPy has no way to hand over. Forward, or backward if there is a `dy`.
+/// Runs a call on arrays: forward, or backward if there is a `dy`.
 ///
-/// `stream` is a CUDA stream's address, by default the legacy default stream. The call is enqueued there, as are the producers'
-/// waits; whoever uses an output on another stream waits for this one, and keeps all arrays alive until it is done.
+/// `tensors` maps names (`x`, `weight`, ..) to (array, is bfloat16). The flag marks 16-bit integer
+/// arrays that hold bfloat16, which NumPy cannot export otherwise.
+/// `stream` is the address of a CUDA stream, by default the legacy default stream. The call and the
+/// waits for the arrays' producers are enqueued there. The caller orders other streams after it and
+/// keeps all arrays alive until the call is done.
 #[pyfunction]
 #[pyo3(signature = (norm, eps, weight_offset, cast_before_weight, tensors, stream=None))]
 pub(crate) fn run_arrays(
@@ -109,14 +112,15 @@ pub(crate) fn run_arrays(
     let place = one_place(&arrays, stream)?;
     let main = if direction == Direction::Backward { Tensor::Dy } else { Tensor::X };
     let found = arrays.iter().find(|lent| lent.tensor == main);
-    let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call has it")))?;
+    let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call needs it")))?;
     let RowLayout { rows, cols, .. } = found.foreign.layout;
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
     let mut call = Call::new(direction, spec);
     for lent in &arrays {
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
-            return Err(PyBufferError::new_err(format!("{} is written, and the array is read-only", lent.tensor)));
+            let rule = "is an output, and the array is read-only: pass a writable array";
+            return Err(PyBufferError::new_err(format!("{} {rule}", lent.tensor)));
         }
         lent.check_shape(main, &found.dims)?;
         call.with(lent.tensor, lent.foreign).map_err(to_python)?;
@@ -126,16 +130,18 @@ pub(crate) fn run_arrays(
     if direction == Direction::Forward {
         work_in_place(&mut call)?;
     }
-    // Addresses, which may go to a thread without the interpreter's lock.
+    // The call consists of addresses, so it can run without the interpreter's lock.
     let call = Detached(call, place);
     // SAFETY:
-    // - memory: `arrays` holds what was lent until this returns, and the caller what the stream's work needs;
-    // - sharing: as DLPack's consumers all, it is left to the caller that no other thread writes or, of outputs, uses the memory;
+    // - memory: `arrays` holds the exported memory until this returns, the caller holds it until
+    //   the stream's work is done;
+    // - sharing: as for all consumers of DLPack, the caller ensures that no other thread writes an
+    //   input or uses an output;
     // - stream: the caller's, by default one that always exists.
     py.detach(move || unsafe { call.run() }).map_err(to_python)
 }
 
-/// An output that lies where its input does, element for element, overwrites it.
+/// Makes the call in place if an output has the address and layout of its input.
 fn work_in_place(call: &mut Call) -> PyResult<()> {
     let lies_at = |call: &Call, output, input| match (call.tensor(output), call.tensor(input)) {
         (Some(output), Some(input)) => output.layout.span() > 0 && output.lies_at(input),
@@ -146,7 +152,7 @@ fn work_in_place(call: &mut Call) -> PyResult<()> {
         let (is, is_not) =
             if y { ("y is x", "residual_out is not") } else { ("residual_out is residual", "y is not x") };
         let rule = format!("in place both are overwritten, y=x and residual_out=residual; {is} and {is_not}");
-        return Err(PyValueError::new_err(format!("residual_out: {rule}: pass both, or outputs of their own")));
+        return Err(PyValueError::new_err(format!("residual_out: {rule}: pass both, or two separate outputs")));
     }
     if y {
         call.without(Tensor::X);
@@ -155,11 +161,11 @@ fn work_in_place(call: &mut Call) -> PyResult<()> {
     Ok(())
 }
 
-/// A call and its place, on their way to a stretch without the interpreter's lock.
+/// A call and its place, used while the interpreter's lock is released.
 struct Detached(Call, Place);
 
 // SAFETY:
-// - thread: it is used on the one that made it, while the lock is not held.
+// - thread: it is used on the thread that made it, while the lock is not held.
 unsafe impl Send for Detached {}
 
 impl Detached {
@@ -172,7 +178,7 @@ impl Detached {
     }
 }
 
-/// An array that is lent to a call.
+/// An array that a call has imported with DLPack.
 struct Lent {
     tensor: Tensor,
     foreign: Foreign,
@@ -180,7 +186,7 @@ struct Lent {
     dtype: DType,
     device: DLDevice,
     is_read_only: bool,
-    /// Ends the loan when dropped.
+    /// Releases the array when dropped.
     _loan: ImportedDlpack,
 }
 
@@ -190,7 +196,7 @@ impl Lent {
         let request = ImportRequest::new(array.as_borrowed()).map_err(|error| not_lent(py, tensor, &error))?;
         let on_cuda = request.device().is_ok_and(|device| device.device_type == DLDeviceType::CUDA);
         let ours = Ours(stream);
-        // No copy: of an output it would be the copy that is written.
+        // Without copying: a result would be written to the copy of an output.
         let loan = request.import(on_cuda.then_some(&ours as &dyn DlpackStream), None);
         let loan = loan.map_err(|error| not_lent(py, tensor, &error))?;
         let described = loan.validate().map_err(|error| PyBufferError::new_err(format!("{tensor}: {error}")))?;
@@ -218,16 +224,21 @@ impl Lent {
         }
         let foreign = Foreign::strided(tensor, data, storage, dims, &strides).ok_or_else(|| {
             let rule =
-                "each row's elements must lie side by side, and rows at one distance, or in groups at one distance";
+                "each row's elements must be contiguous, and the rows must have one stride, or two (row and group)";
             let layout = format!("got the shape {} with the strides {}, in elements", tuple(dims), tuple(&strides));
-            PyValueError::new_err(format!("{tensor}: {rule}; {layout}: pass a copy, as numpy.ascontiguousarray makes"))
+            PyValueError::new_err(format!(
+                "{tensor}: {rule}; {layout}: pass a copy, such as numpy.ascontiguousarray({tensor})"
+            ))
         })?;
         let is_read_only = loan.flags().contains(DlpackFlags::READ_ONLY);
         let (dims, device) = (dims.to_vec(), described.device());
         Ok(Lent { tensor, foreign, dims, dtype, device, is_read_only, _loan: loan })
     }
 
-    /// Whether the shape is the one that follows from `main`'s.
+    /// Checks the shape. `dims`: the shape of `main`.
+    ///
+    /// # Errors
+    /// `ValueError` if the shape does not match `dims`.
     fn check_shape(&self, main: Tensor, dims: &[i64]) -> PyResult<()> {
         let expected = shape_of(self.tensor, dims).unwrap_or(&self.dims);
         if self.dims == expected {
@@ -235,10 +246,14 @@ impl Lent {
         }
         let (tensor, expected, got) = (self.tensor, tuple(expected), tuple(&self.dims));
         let rule = format!("{tensor}: expected the shape {expected}, got {got}");
-        Err(PyValueError::new_err(format!("{rule}, beside {main} of {}", tuple(dims))))
+        Err(PyValueError::new_err(format!("{rule}, since {main} has the shape {}", tuple(dims))))
     }
 
-    /// Whether the dtype is that of the others of its role, which is `main`'s or float32.
+    /// Checks the dtype.
+    ///
+    /// # Errors
+    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of
+    /// `main` nor float32.
     fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
         let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
         let rule = if self.dtype != expected {
@@ -255,9 +270,10 @@ impl Lent {
     }
 }
 
-/// The place that all arrays are in.
+/// The place of all arrays.
 fn one_place(arrays: &[Lent], stream: *mut c_void) -> PyResult<Place> {
-    let device = arrays.first().map(|lent| lent.device).ok_or_else(|| PyTypeError::new_err("no array was given"))?;
+    let device =
+        arrays.first().map(|lent| lent.device).ok_or_else(|| PyTypeError::new_err("no array was given: pass x"))?;
     if let Some(other) = arrays.iter().find(|lent| lent.device != device) {
         let (first, tensor) = (arrays[0].tensor, other.tensor);
         let (here, there) = (device_name(device), device_name(other.device));
@@ -276,7 +292,7 @@ fn one_place(arrays: &[Lent], stream: *mut c_void) -> PyResult<Place> {
     }
 }
 
-/// A device's name, and its number.
+/// The name and number of a device.
 fn device_name(device: DLDevice) -> String {
     let name = match device.device_type {
         DLDeviceType::CPU => return "cpu".into(),

@@ -1,4 +1,5 @@
-//! A call on foreign tensors: which norm, which tensors. Dtypes are values on the whole way to a backend.
+//! A call on foreign tensors: the norm and its tensors. Dtypes are run-time values on the whole way
+//! to a backend.
 
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
@@ -10,10 +11,10 @@ use crate::device;
 use crate::foreign::{Foreign, Place};
 use crate::lender::{Lender, Lent};
 
-/// The storage that a tensor of a call has, where it does not depend on the caller's tensors.
+/// The storage of tensors whose storage does not depend on the caller's tensors.
 pub(crate) const F32: Storage = Storage::Float(DType::F32);
 
-/// A call: everything but where its tensors lie.
+/// A call: everything except its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) direction: Direction,
@@ -23,15 +24,16 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// A norm of that direction, with no tensors yet.
+    /// A call without tensors.
     pub(crate) const fn new(direction: Direction, spec: NormSpec) -> Self {
         Call { direction, spec, quant: None, tensors: [None; Tensor::COUNT] }
     }
 
-    /// With that tensor.
+    /// Adds a tensor.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is a matrix of another size than the call's, or a vector whose elements are apart.
+    /// `InvalidArgument` if it is a matrix whose size differs from the call's, or a vector that is
+    /// not contiguous.
     pub(crate) fn with(&mut self, tensor: Tensor, foreign: Foreign) -> Result<&mut Self, Error> {
         let foreign = if tensor.is_matrix() { self.matrix(tensor, foreign)? } else { foreign.flat(tensor)? };
         self.tensors[tensor as usize] = Some(foreign);
@@ -45,7 +47,7 @@ impl Call {
         if got == expected {
             return Ok(foreign);
         }
-        let rule = format!("expected {} rows of {} elements, got {} of {}", expected.0, expected.1, got.0, got.1);
+        let rule = format!("expected {} rows of {} elements, got {} rows of {}", expected.0, expected.1, got.0, got.1);
         Err(Error::InvalidArgument { arg: tensor.name(), rule })
     }
 
@@ -53,12 +55,12 @@ impl Call {
         self.tensors[tensor as usize].as_ref()
     }
 
-    /// Without that tensor: in place the output that overwrites it stands for it.
+    /// Removes a tensor. In place, the output that overwrites an input stands for it.
     pub(crate) const fn without(&mut self, tensor: Tensor) {
         self.tensors[tensor as usize] = None;
     }
 
-    /// The three dtypes, each that of the first tensor that has it. Others that differ are refused when they are lent.
+    /// The three dtypes, each from the first tensor that has it. `run` refuses tensors that differ.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
         let of = |tensors: &[Tensor]| {
             tensors.iter().find_map(|&tensor| Some(self.tensor(tensor)?.dtype(tensor))).transpose()
@@ -74,7 +76,7 @@ impl Call {
         Ok(DTypes { activation, weight, residual: of(&stream)?.unwrap_or(activation) })
     }
 
-    /// The call without its tensors. A backward call is told to have a workspace, as all of ours do.
+    /// The call without its tensors. It always includes a workspace.
     pub(crate) fn problem(&self) -> Result<Problem, Error> {
         let NormSpec { norm, rows, cols, weight_offset, cast_order, .. } = self.spec;
         let tensors = Tensor::ALL.into_iter().filter(|&tensor| self.tensor(tensor).is_some());
@@ -85,12 +87,13 @@ impl Call {
         Ok(Problem { direction, dtypes, tensors, has_weight_offset, cast_order, quant, ..problem })
     }
 
-    /// Runs on the backend of that place, in the order of its stream.
+    /// Runs on the backend of `place`, in the order of its stream.
     ///
     /// # Safety
-    /// - Memory: each tensor's elements lie where its address, layout and storage say, on that place, until the call is done.
+    /// - Memory: each tensor's elements are at its address, with its layout and storage, on that
+    ///   place, until the call is done.
     /// - Sharing: nobody else writes an input or uses an output meanwhile.
-    /// - Stream: it is one of the device's primary context, and alive until this returns.
+    /// - Stream: it belongs to the device's primary context, and is alive until this returns.
     ///
     /// # Errors
     /// As [`rmsnorm_core::NormBackend::forward`]; nothing is written then.
@@ -116,7 +119,7 @@ impl Call {
     }
 
     /// # Safety
-    /// - Memory, sharing: as for [`run`](Self::run), with the backend in the place of the place.
+    /// - Memory, sharing: as for [`run`](Self::run), on the device of `backend`.
     unsafe fn run_on<B: Lender>(&self, backend: &B) -> Result<(), Error> {
         let (dtypes, mut lent) = (self.dtypes()?, [const { None }; Tensor::COUNT]);
         dtypes.check()?;
@@ -130,7 +133,7 @@ impl Call {
             // SAFETY:
             // - memory, sharing: the caller's promises.
             let found = unsafe { Lent::new(backend, foreign) };
-            // A backend that is lent an address does not know whose it is.
+            // The backend does not know the tensor's name.
             *lent = Some(found.map_err(|error| {
                 let Error::InvalidArgument { rule, .. } = error else { return error };
                 Error::InvalidArgument { arg: tensor.name(), rule: format!("{rule}: pass a copy") }
@@ -142,12 +145,12 @@ impl Call {
             (Direction::Backward, _) => self.backward(backend, tensors),
             (Direction::QuantizedForward, Some(quant)) => self.quantized_forward(backend, quant, tensors),
             (Direction::QuantizedForward, None) => {
-                Err(Error::Missing { arg: "quant", why: "a quantized call says how" })
+                Err(Error::Missing { arg: "quant", why: "a quantized call needs a `QuantSpec`" })
             }
         }
     }
 
-    /// In place if there is no `x`.
+    /// Runs in place if there is no `x`.
     fn forward<B: Lender>(&self, backend: &B, mut tensors: Views<'_, B>) -> Result<(), Error> {
         let y = needed(Tensor::Y, tensors.rows_out(Tensor::Y))?;
         let (residual, sum) = (tensors.rows_in(Tensor::Residual), tensors.rows_out(Tensor::ResidualOut));
@@ -210,12 +213,12 @@ impl Call {
     }
 }
 
-/// A tensor that every call of the direction has.
+/// A tensor that every call of the direction needs.
 fn needed<T>(tensor: Tensor, found: Option<T>) -> Result<T, Error> {
-    found.ok_or(Error::Missing { arg: tensor.name(), why: "every call of this direction has it" })
+    found.ok_or(Error::Missing { arg: tensor.name(), why: "every call of this direction needs it" })
 }
 
-/// The tensors of a call as views of a backend. Each is taken once.
+/// The tensors of a call as views of a backend. Each view is taken once.
 struct Views<'l, B: Lender> {
     call: &'l Call,
     dtypes: DTypes,

@@ -1,4 +1,5 @@
-//! The backends of this process: for the CPU one for each number of threads, one for each CUDA device, made when they are first used.
+//! The backends of this process, made on first use: one CPU backend per number of threads, one CUDA
+//! backend per device.
 
 use std::ptr::null_mut;
 use std::sync::{PoisonError, RwLock};
@@ -10,7 +11,7 @@ use rmsnorm_core::cuda::cudarc::driver::sys;
 
 use crate::call::Call;
 
-/// The backend of host memory, with so many threads.
+/// The CPU backend with `threads` threads, or the default number.
 pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
     match threads {
         Some(threads) => CpuBackend::shared(threads.max(1)),
@@ -18,21 +19,23 @@ pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
     }
 }
 
-/// The backend of a CUDA device's primary context, for ever: its kernels stay loaded.
+/// The backend of a CUDA device's primary context. It is never dropped, so its kernels stay loaded.
 pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
     static BACKENDS: RwLock<Vec<(usize, &CudaBackend)>> = RwLock::new(Vec::new());
-    // What is in the list is whole, whoever panicked.
+    // A panic cannot leave a partial entry, so a poisoned lock is ignored.
     let found = |backends: &Vec<(usize, &'static CudaBackend)>| {
         backends.iter().find(|(number, _)| *number == ordinal).map(|(_, backend)| *backend)
     };
     if let Some(backend) = found(&BACKENDS.read().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(backend);
     }
-    // Which finds out whether there is a driver. A new context is made current, which is not the caller's wish.
+    // `device_count` fails without a driver. `primary` makes its context current; the caller's is
+    // restored.
     CudaBackend::device_count()?;
     let _current = KeepCurrent::new()?;
     // SAFETY:
-    // - order: every call goes to the stream that the tensors' owner has them on, and what orders streams is theirs.
+    // - order: every call runs on the stream of the tensors' owner, who orders it with other
+    //   streams.
     let backend = unsafe { CudaBackend::primary(ordinal)? };
     let mut backends = BACKENDS.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(first) = found(&backends) {
@@ -43,11 +46,12 @@ pub(crate) fn cuda(ordinal: usize) -> Result<&'static CudaBackend, Error> {
     Ok(backend)
 }
 
-/// Keeps the calling thread's current CUDA context: PyTorch and JAX take it for their current device.
+/// Restores the calling thread's current CUDA context when dropped: PyTorch and JAX use it as their
+/// current device.
 pub(crate) struct KeepCurrent(sys::CUcontext);
 
 impl KeepCurrent {
-    /// Until this is dropped another context may be made current. The driver must have been found, as it is where there is a backend.
+    /// Saves the current context. The driver must be loaded, as it is once a backend exists.
     pub(crate) fn new() -> Result<Self, Error> {
         let mut current = null_mut();
         // SAFETY:
@@ -63,13 +67,16 @@ impl Drop for KeepCurrent {
     fn drop(&mut self) {
         // SAFETY:
         // - library: loaded;
-        // - context: none, or one that was current when this was made, and contexts of frameworks are not destroyed while they call.
-        // Its failure would be that of a lost context, which the next call tells.
+        // - context: none, or the one that was current when this was made; frameworks do not
+        //   destroy a context during a call.
+        //
+        // The result is ignored: it is an error only if the context is lost, which the next call
+        // reports.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
 }
 
-/// Compiles what a call needs on that CUDA device.
+/// Compiles the kernels of a call for a CUDA device.
 pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
     let backend = cuda(ordinal)?;
     let _current = KeepCurrent::new()?;

@@ -1,15 +1,15 @@
-//! Tensors that another library owns: an address, a storage and a layout, known at run time only.
+//! Tensors that another library owns: an address, a storage and a layout, known only at run time.
 
 use std::ffi::c_void;
 
 use rmsnorm_core::{DType, Error, RowLayout, Storage, Tensor, TensorShape};
 
-/// Where the tensors of a call lie.
+/// The device of a call's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Host memory, to be worked on by so many threads; `None` leaves the number to rmsnorm.
+    /// Host memory, and the number of threads; `None` is the default number.
     Cpu { threads: Option<usize> },
-    /// Memory of a CUDA device, and the stream (a `CUstream`) that the tensors' owner works on.
+    /// Memory of a CUDA device, and the owner's stream (a `CUstream`).
     Cuda { ordinal: usize, stream: *mut c_void },
 }
 
@@ -22,8 +22,9 @@ pub(crate) struct Foreign {
 }
 
 impl Foreign {
-    /// Elements at these strides; `None` if no two strides lead from row to row. A scalar is a vector of one element: a scale, or the
-    /// statistics of an `x` that is one row.
+    /// A tensor with these dimensions and strides, in elements; `None` if its rows need more than
+    /// two strides. A scalar (a scale, or the statistics of a one-row `x`) becomes a vector of one
+    /// element.
     pub(crate) fn strided(
         tensor: Tensor,
         data: *mut c_void,
@@ -39,33 +40,37 @@ impl Foreign {
         Some(Foreign { data, storage, layout: layout? })
     }
 
-    /// Whether every element lies where the other's does.
+    /// Whether both have the same address, storage and layout.
     pub(crate) fn lies_at(&self, other: &Foreign) -> bool {
         (self.data, self.storage, self.layout) == (other.data, other.storage, other.layout)
     }
 
-    /// All elements, as one row.
+    /// All elements as one row.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if they are not contiguous.
     pub(crate) fn flat(self, tensor: Tensor) -> Result<Self, Error> {
         let RowLayout { rows, cols, row_stride, groups, .. } = self.layout;
         let is_dense = rows <= 1 || row_stride == cols && groups.is_none();
         let flat = RowLayout::dense(&[rows.max(1) * if rows == 0 { 0 } else { cols }]).filter(|_| is_dense);
         let apart = || Error::InvalidArgument {
             arg: tensor.name(),
-            rule: "its elements must lie side by side, and do not: pass a contiguous copy".into(),
+            rule: "its elements must be contiguous: pass a contiguous copy".into(),
         };
         Ok(Foreign { layout: flat.ok_or_else(apart)?, ..self })
     }
 
-    /// The dtype of its elements, if they are floats of one that norms take.
+    /// The dtype of its elements.
     ///
     /// # Errors
-    /// `Unsupported`.
+    /// `Unsupported` if norms do not support it.
     pub(crate) fn dtype(&self, tensor: Tensor) -> Result<DType, Error> {
         self.storage.float().ok_or_else(|| not_a_float(tensor, self.storage.name()))
     }
 }
 
-/// The shape of a tensor in a call whose `x` has these dimensions, where that follows from them.
+/// The shape of a tensor in a call whose `x` has these dimensions; `None` if `x` does not determine
+/// it.
 pub(crate) fn shape_of(tensor: Tensor, dims: &[i64]) -> Option<&[i64]> {
     let (cols, rows) = dims.split_last().map(|(cols, rows)| (std::slice::from_ref(cols), rows))?;
     match tensor.shape() {
@@ -80,7 +85,7 @@ pub(crate) fn shape_of(tensor: Tensor, dims: &[i64]) -> Option<&[i64]> {
     }
 }
 
-/// A dtype as Python's libraries call it.
+/// The name of a dtype in Python's libraries.
 pub(crate) const fn python_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
@@ -89,13 +94,13 @@ pub(crate) const fn python_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The error of a tensor of another dtype.
+/// The error for a dtype that norms do not support.
 pub(crate) fn not_a_float(tensor: Tensor, got: &str) -> Error {
-    Error::Unsupported { rule: format!("{tensor} is float32, float16 or bfloat16, got {got}") }
+    Error::Unsupported { rule: format!("{tensor} must be float32, float16 or bfloat16, got {got}: convert it first") }
 }
 
-/// Dimensions as sizes, unless one is negative.
+/// Dimensions as sizes; `None` if one is negative.
 pub(crate) fn sizes(dims: &[i64]) -> Option<&[usize]> {
-    // An address has 64 bits wherever these libraries run.
+    // The cast succeeds on 64-bit platforms, and the frameworks support no others.
     bytemuck::try_cast_slice(dims).ok().filter(|_| dims.iter().all(|dim| *dim >= 0))
 }

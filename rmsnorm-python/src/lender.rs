@@ -1,4 +1,4 @@
-//! Backends that can be shown memory by its address: the one place where addresses become views.
+//! Backends that can use foreign memory: the one place where addresses become views.
 
 use std::ffi::c_void;
 
@@ -9,29 +9,34 @@ use rmsnorm_core::{AnyElement, AnyIn, AnyOut, DType, Error, F8E4M3, F8E5M2, Norm
 
 use crate::foreign::Foreign;
 
-/// A backend that takes memory by its address.
+/// A backend that can use memory at an address.
 pub(crate) trait Lender: NormBackend {
-    /// Elements of another owner's.
+    /// Elements that another library owns.
     type Lent<E: AnyElement>;
 
-    /// `len` elements at that address.
+    /// `len` elements at the address `data`.
     ///
     /// # Safety
-    /// - Memory: `len` elements of `E` lie there, on the backend's device, until the work that uses them is done.
-    /// - Sharing: while the result is used for output nobody else uses them, for input nobody writes them.
+    /// - Memory: `len` elements of `E` are at `data`, on the backend's device, until the work that
+    ///   uses them is done.
+    /// - Sharing: while the result is used for output nobody else uses them; while it is used for
+    ///   input nobody writes them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the address is null or not aligned.
     unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<Self::Lent<E>, Error>;
 
-    /// To be read.
+    /// An input view.
     fn input<E: AnyElement>(lent: &Self::Lent<E>) -> Self::In<'_, E>;
 
-    /// To be written.
+    /// An output view.
     fn output<E: AnyElement>(lent: &mut Self::Lent<E>) -> Self::Out<'_, E>;
 }
 
-/// Declares the enum, whose variants are those of [`AnyIn`] and [`AnyOut`].
+/// Declares the enum. It has the variants of [`AnyIn`] and [`AnyOut`].
 macro_rules! lent {
     ($($any:ident of $element:ty: $storage:pat,)*) => {
-        /// Elements of another owner's, of any type.
+        /// Elements that another library owns, of any type.
         pub(crate) enum Lent<B: Lender> {
             $($any(B::Lent<$element>),)*
         }
@@ -40,7 +45,7 @@ macro_rules! lent {
             /// The elements of a tensor.
             ///
             /// # Safety
-            /// - Memory, sharing: as for [`Lender::lend`], where the tensor says.
+            /// - Memory, sharing: as for [`Lender::lend`], with the tensor's address and span.
             pub(crate) unsafe fn new(backend: &B, foreign: &Foreign) -> Result<Self, Error> {
                 let (data, len) = (foreign.data, foreign.layout.span());
                 Ok(match foreign.storage {
@@ -50,14 +55,14 @@ macro_rules! lent {
                 })
             }
 
-            /// To be read.
+            /// An input view.
             pub(crate) fn input(&self) -> AnyIn<'_, B> {
                 match self {
                     $(Lent::$any(lent) => AnyIn::$any(B::input(lent)),)*
                 }
             }
 
-            /// To be written.
+            /// An output view.
             pub(crate) fn output(&mut self) -> AnyOut<'_, B> {
                 match self {
                     $(Lent::$any(lent) => AnyOut::$any(B::output(lent)),)*
@@ -77,17 +82,17 @@ lent! {
     E8m0 of u8: Storage::E8m0,
 }
 
-/// Elements in host memory, at an address where they may lie.
+/// Elements in host memory, at a valid address.
 pub(crate) struct HostSlice<E>(*mut [E]);
 
 impl Lender for CpuBackend {
     type Lent<E: AnyElement> = HostSlice<E>;
 
     unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<HostSlice<E>, Error> {
-        // Of no elements the address may be null, and a slice's may not.
+        // An empty tensor may have a null address, an empty slice may not.
         let data = if len == 0 { std::ptr::dangling_mut() } else { data.cast::<E>() };
         if data.is_null() || !data.is_aligned() {
-            let rule = format!("a {} tensor begins at a multiple of its element's size, got {data:p}", E::STORAGE);
+            let rule = format!("a {} tensor must begin at a multiple of its element's size, got {data:p}", E::STORAGE);
             return Err(Error::InvalidArgument { arg: "address", rule });
         }
         Ok(HostSlice(std::ptr::slice_from_raw_parts_mut(data, len)))
@@ -96,14 +101,14 @@ impl Lender for CpuBackend {
     fn input<E: AnyElement>(lent: &HostSlice<E>) -> &[E] {
         // SAFETY:
         // - memory: promised to `lend`, where the address was checked; every bit pattern is a value of a `AnyElement` type;
-        // - sharing: promised there, of an input: nobody writes it.
+        // - sharing: promised to `lend`, for an input: nobody writes it.
         unsafe { &*lent.0 }
     }
 
     fn output<E: AnyElement>(lent: &mut HostSlice<E>) -> &mut [E] {
         // SAFETY:
-        // - memory: as above; it is another library's, of which the compiler cannot tell whether it was written. A call that is not in
-        //   place does not read it before;
+        // - memory: as above; another library owns it, so the compiler cannot assume that it is
+        //   uninitialized. A call that is not in place does not read it before writing it;
         // - sharing: promised to `lend`: nobody else uses it, and `lent` is borrowed exclusively.
         unsafe { &mut *lent.0 }
     }
@@ -115,7 +120,7 @@ impl Lender for CudaBackend {
     unsafe fn lend<E: AnyElement>(&self, data: *mut c_void, len: usize) -> Result<BorrowedSlice<'static, E>, Error> {
         // SAFETY:
         // - memory, sharing: the caller's promises; the owner keeps it alive until the work of the stream is done;
-        // - order: the backend's stream is the one that the owner works on.
+        // - order: the backend's stream is the owner's stream.
         unsafe { BorrowedSlice::new(self, data.addr() as u64, len) }
     }
 

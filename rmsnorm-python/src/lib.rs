@@ -1,10 +1,11 @@
-//! The extension module `rmsnorm._native`: what frameworks call, over `rmsnorm-core`. It holds no arithmetic.
+//! The extension module `rmsnorm._native`: the interfaces between Python's frameworks and
+//! `rmsnorm-core`. It has no arithmetic.
 //!
-//! | here | role |
+//! | module | role |
 //! |---|---|
 //! | `foreign` | tensors of other libraries: address, storage, rows |
 //! | `call` | a call on foreign tensors; dtypes become types |
-//! | `lender` | addresses become a backend's views |
+//! | `lender` | addresses become views of a backend |
 //! | `device` | the backends of the process |
 //! | `torch` | operators of PyTorch's dispatcher, through libtorch's stable C interface |
 //! | `xla` | handlers of XLA's foreign function interface, for JAX |
@@ -20,7 +21,7 @@ mod xla;
 
 use pyo3::prelude::*;
 
-/// Fused RMSNorm and LayerNorm: the native half of the package.
+/// Fused RMSNorm and LayerNorm: the native library of the package.
 #[pymodule(gil_used = false)]
 mod _native {
     use super::*;
@@ -36,24 +37,26 @@ mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-    /// The commit that the module was built from, with a `+` if files had changed since; `unknown` outside a repository.
+    /// The commit that the module was built from, with a `+` if the tree had uncommitted changes;
+    /// `unknown` outside a repository.
     #[pymodule_export]
     const REVISION: &str =
         git_version::git_version!(args = ["--always", "--dirty=+", "--abbrev=12", "--match="], fallback = "unknown");
 
-    /// Has NVRTC looked for in these folders, unless `RMSNORM_NVRTC` is set. The first call counts.
+    /// Adds folders to search for NVRTC, unless `RMSNORM_NVRTC` is set. Only the first call has an
+    /// effect.
     #[pyfunction]
     fn look_for_nvrtc_in(folders: Vec<std::path::PathBuf>) {
         rmsnorm_core::cuda::look_for_nvrtc_in(folders);
     }
 
-    /// Why that CUDA device cannot be used; None if it can.
+    /// The reason why a CUDA device cannot be used; None if it can.
     #[pyfunction]
     fn why_no_cuda(py: Python<'_>, ordinal: usize) -> Option<String> {
         py.detach(|| device::cuda(ordinal)).err().map(|error| error.to_string())
     }
 
-    /// The devices of this machine: name, whether it can be used, and what it is or why not.
+    /// The devices of this machine: (name, can be used, description or reason).
     #[pyfunction]
     fn devices(py: Python<'_>) -> Vec<(String, bool, String)> {
         let all = py.detach(rmsnorm_core::available);

@@ -1,12 +1,12 @@
-//! The operators `rmsnorm::*` of PyTorch's dispatcher, through libtorch's stable C interface: no Python on the way from the
-//! dispatcher to the kernel, and nothing linked.
+//! The operators `rmsnorm::*` of PyTorch's dispatcher, through libtorch's stable C interface. The
+//! dispatcher calls the kernels without Python, and nothing of libtorch is linked.
 //!
-//! | here | role |
+//! | module | role |
 //! |---|---|
 //! | `operator` | the operators as data |
 //! | `shim` | libtorch's functions |
 //! | `tensor` | PyTorch's tensors |
-//! | `quantized` | which codes and scales, and how they lie |
+//! | `quantized` | types and layouts of codes and scales |
 
 mod operator;
 mod quantized;
@@ -31,10 +31,11 @@ use tensor::{DeviceOf, Owned};
 /// libtorch's functions, and the operators in the order of their schemas.
 static TORCH: OnceLock<(Shim, Vec<Operator>)> = OnceLock::new();
 
-/// Results of an operator at the most.
+/// The largest number of results of an operator.
 const MOST_RESULTS: usize = 4;
 
-/// The arguments of a call, as the dispatcher gave them. All are taken before anything is looked at, so that all are let go.
+/// The arguments of a call from the dispatcher. All are taken before any check, so that all are
+/// released after an error.
 struct Arguments<'s> {
     tensors: [Option<Owned<'s>>; Tensor::COUNT],
     eps: f64,
@@ -47,7 +48,8 @@ struct Arguments<'s> {
 
 impl<'s> Arguments<'s> {
     /// # Safety
-    /// - Values: they are the stack of a call of this operator, whose tensors the kernel is to own.
+    /// - Values: they are the stack of a call of this operator, whose tensors the kernel owns from
+    ///   here.
     unsafe fn take(shim: &'s Shim, operator: &Operator, values: &[Value]) -> Self {
         let mut arguments = Arguments {
             tensors: [const { None }; Tensor::COUNT],
@@ -72,7 +74,7 @@ impl<'s> Arguments<'s> {
                 },
                 Parameter::Eps => arguments.eps = f64::from_bits(value),
                 Parameter::WeightOffset => arguments.weight_offset = f64::from_bits(value),
-                // Of a bool the lowest byte is given.
+                // Only the lowest byte of a bool is defined.
                 Parameter::CastBeforeWeight => arguments.cast_before_weight = value as u8 != 0,
                 Parameter::Need(tensor) => arguments.needed[tensor as usize] = value as u8 != 0,
                 Parameter::CodeType => arguments.codes_type = value.cast_signed(),
@@ -86,10 +88,10 @@ impl<'s> Arguments<'s> {
         self.tensors[tensor as usize].as_ref()
     }
 
-    /// `x` or, in backward, `dy`: whose shape and device are the call's.
+    /// `x`, or `dy` in backward. It determines the shape and the device of the call.
     fn main(&self, direction: Direction) -> Result<&Owned<'s>, Error> {
         let tensor = if direction == Direction::Backward { Tensor::Dy } else { Tensor::X };
-        self.tensor(tensor).ok_or(Error::Missing { arg: tensor.name(), why: "every call has it" })
+        self.tensor(tensor).ok_or(Error::Missing { arg: tensor.name(), why: "every call needs it" })
     }
 
     fn spec(&self, norm: Norm, rows: usize, cols: usize) -> NormSpec {
@@ -98,12 +100,13 @@ impl<'s> Arguments<'s> {
         spec.cast_order(cast_order)
     }
 
-    /// Gives the call the tensors that are read. Copies of those whose rows are too far from regular are pushed to the list.
+    /// Adds the inputs to the call. An input whose rows need more than two strides is copied;
+    /// `copies` owns the copies.
     fn give(&self, call: &mut Call, dims: &[i64], device: DeviceOf, copies: &mut Vec<Owned<'s>>) -> Result<(), Error> {
         for tensor in Tensor::ALL {
             let Some(owned) = self.tensor(tensor) else { continue };
             if owned.device()? != device {
-                let rule = "it is on the device of the others".into();
+                let rule = "expected a tensor on the device of the other tensors: move it there".into();
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
             let got = owned.dims()?;
@@ -112,7 +115,7 @@ impl<'s> Arguments<'s> {
                 let rule = format!("expected the shape {expected:?}, got {got:?}");
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
-            // Vectors that are views, of every second element say, are copied too.
+            // Strided vectors are copied, too.
             let (foreign, copy) = owned.rows(tensor)?;
             copies.extend(copy);
             call.with(tensor, foreign)?;
@@ -121,12 +124,12 @@ impl<'s> Arguments<'s> {
     }
 }
 
-/// Runs an operator; its results are new tensors.
+/// Runs an operator. Its results are new tensors.
 fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[Option<Value>; MOST_RESULTS], Error> {
     let main = arguments.main(operator.direction)?;
     let (dims, device) = (main.dims()?, main.device()?);
     let arg = if operator.direction == Direction::Backward { "dy" } else { "x" };
-    let rule = "it has at least one dimension";
+    let rule = "expected at least one dimension";
     let refuse = || Error::InvalidArgument { arg, rule: format!("{rule}, got the shape {dims:?}") };
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
     let mut call = Call::new(operator.direction, arguments.spec(operator.norm, rows, cols));
@@ -135,7 +138,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     if operator.direction == Direction::QuantizedForward {
         call.quant = Some(quantized::spec(arguments.codes_type, arguments.scale_kind, rows)?);
     }
-    // Gradients of parameters have the parameters' dtype, and f32 without a weight.
+    // Gradients of parameters have the parameters' dtype, or f32 without parameters.
     let dtypes = call.dtypes()?;
     let weight =
         arguments.tensor(Tensor::Weight).or(arguments.tensor(Tensor::Bias)).map_or(DType::F32, |_| dtypes.weight);
@@ -152,7 +155,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
             Owned::empty(shim, &[0], storage, device)?
         } else if let (Tensor::Scales, Some(quant)) = (tensor, &call.quant) {
             let made = quantized::scales(shim, quant, dims, (rows, cols), device)?;
-            // A call of no rows has scales, too: none of them.
+            // A call of no rows has scales, too: a tensor of no elements.
             if let Some(len) = quant.scales_len(rows, cols)
                 && quant.scale != ScaleKind::Given
             {
@@ -175,7 +178,8 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     }
 
     let place = shim.place(device)?;
-    // PyTorch's memory: counted there, ordered by its stream, and no allocation of ours in a captured graph.
+    // PyTorch allocates the workspace: its statistics count it, its stream orders it, and CUDA
+    // graphs can capture it.
     let len = match (operator.direction, place) {
         (Direction::Backward, Place::Cuda { ordinal, .. }) => device::cuda(ordinal)?.workspace_len(&call.problem()?),
         _ => 0,
@@ -185,9 +189,10 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
         call.with(Tensor::Workspace, Foreign { data: workspace.data()?, storage: F32, layout: vector(len)? })?;
     }
     // SAFETY:
-    // - memory: of tensors that are held until this returns, and that PyTorch's allocator then keeps for the work of its stream;
-    // - sharing: results are new; arguments are PyTorch's to order, by its stream;
-    // - stream: PyTorch's current one, which it never destroys.
+    // - memory: of tensors that are held until this returns; PyTorch's allocator then keeps it for
+    //   the work of its stream;
+    // - sharing: results are new; PyTorch orders the uses of arguments with its stream;
+    // - stream: PyTorch's current stream, which it never destroys.
     unsafe { call.run(place)? };
     Ok(results.map(|made| made.map(Owned::into_value)))
 }
@@ -196,13 +201,14 @@ fn vector(len: usize) -> Result<RowLayout, Error> {
     RowLayout::dense(&[len]).ok_or(Error::EmptyRow)
 }
 
-/// What the dispatcher calls: leaves the results on the stack, or answers with the exception to be thrown. Never unwinds.
+/// Runs operator `index` for the dispatcher. Leaves the results on the stack, or returns the
+/// exception to throw. Never unwinds.
 ///
 /// # Safety
-/// - Stack: it is that of a call of the operator.
+/// - Stack: it is the stack of a call of the operator.
 #[inline(never)]
 unsafe extern "C" fn kernel(index: usize, stack: *mut Value, inputs: u64) -> Exception {
-    // Registered by `register_torch_operators`, which fills it first.
+    // `register_torch_operators` fills `TORCH` before it registers kernels.
     let Some((shim, operators)) = TORCH.get() else { return Exception::NONE };
     let operator = &operators[index];
     let called = || {
@@ -218,7 +224,7 @@ unsafe extern "C" fn kernel(index: usize, stack: *mut Value, inputs: u64) -> Exc
         Ok(Ok(results)) => {
             for (index, value) in results.into_iter().flatten().enumerate() {
                 // SAFETY:
-                // - stack: has room for the results of the schema, which are these.
+                // - stack: it has room for the results of the schema, and these are as many.
                 unsafe { stack.add(index).write(value) };
             }
             return Exception::NONE;
@@ -229,18 +235,19 @@ unsafe extern "C" fn kernel(index: usize, stack: *mut Value, inputs: u64) -> Exc
     shim.thrower.exception(&message)
 }
 
-/// A function of its own for each operator, as the dispatcher tells a kernel nothing about what it was called as.
+/// One function per operator, since the dispatcher does not tell a kernel the operator's name.
 macro_rules! kernels {
     ($($index:literal)*) => {
         [$({
             unsafe extern "C-unwind" fn called(stack: *mut Value, inputs: u64, _outputs: u64) {
                 // SAFETY:
-                // - stack: the dispatcher's, for the operator that this is registered as.
+                // - stack: the dispatcher's, for the operator that this function is registered for.
                 let exception = unsafe { kernel($index, stack, inputs) };
                 if let Some(throw) = exception.throw {
                     // SAFETY:
-                    // - object: an exception that is thrown once; what goes with it is of its type;
-                    // - caller: C++, and nothing is left to drop here.
+                    // - object: an exception that is thrown once; type_info and destroy are of its
+                    //   type;
+                    // - caller: C++, and this frame has nothing left to drop.
                     unsafe { throw(exception.object, exception.type_info, exception.destroy) }
                 }
             }
@@ -257,14 +264,14 @@ pub(crate) fn torch_schemas() -> Vec<&'static str> {
     SCHEMAS.to_vec()
 }
 
-/// Registers the kernels of the operators, for the CPU and for CUDA. `libtorch_cpu` and `libtorch_cuda` are the paths of libraries
-/// that PyTorch has loaded.
+/// Registers the kernels of the operators for the CPU and CUDA. `libtorch_cpu` and `libtorch_cuda`
+/// are paths of libraries that PyTorch has loaded.
 #[pyfunction]
 #[pyo3(signature = (libtorch_cpu, libtorch_cuda=None))]
 pub(crate) fn register_torch_operators(libtorch_cpu: &str, libtorch_cuda: Option<&str>) -> PyResult<()> {
     let fail = |message: String| PyRuntimeError::new_err(message);
     // SAFETY:
-    // - libraries: the caller's, of the PyTorch that it has imported; the package asks for 2.10 or later.
+    // - libraries: the caller's, of the imported PyTorch; the package requires 2.10 or later.
     let shim = unsafe { Shim::load(libtorch_cpu, libtorch_cuda) }.map_err(fail)?;
     let known = |schema| Operator::of(schema).ok_or_else(|| fail(format!("there is no operator for {schema}")));
     let operators = SCHEMAS.into_iter().map(known).collect::<PyResult<Vec<_>>>()?;

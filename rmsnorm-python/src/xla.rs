@@ -1,9 +1,10 @@
-//! Handlers of XLA's foreign function interface, which `jax.ffi` calls: one for each direction, for every norm and set of tensors.
+//! Handlers of XLA's foreign function interface for `jax.ffi`: one per direction and platform, for
+//! every norm and set of tensors.
 //!
-//! | here | role |
+//! | module | role |
 //! |---|---|
-//! | `api` | the C header's structs |
-//! | `frame` | what a call frame holds |
+//! | `api` | the structs of the C header |
+//! | `frame` | the contents of a call frame |
 
 mod api;
 mod frame;
@@ -27,7 +28,7 @@ use crate::foreign::{Place, python_name, shape_of};
 pub(crate) use api::xla_layouts;
 use frame::{Array, Frame, invalid};
 
-/// The tensors of a call and how many dimensions each has of its own: those before are of `vmap`.
+/// A tensor of a call. `own`: its dimensions; `batch`: the dimensions that `vmap` puts before them.
 struct Named<'a> {
     tensor: Tensor,
     array: Array<'a>,
@@ -39,17 +40,18 @@ struct Named<'a> {
 fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize) -> Result<Vec<Named<'a>>, Error> {
     let names: Vec<&str> = names.split(',').collect();
     if names.len() != arrays.len() {
-        return Err(invalid("tensors", format!("{} are named, and {} came", names.len(), arrays.len())));
+        let rule = format!("expected {} arrays, {}, got {}", names.len(), names.join(", "), arrays.len());
+        return Err(invalid("tensors", rule));
     }
     let named = |(name, array): (&str, Array<'a>)| {
         let tensor =
-            Tensor::from_name(name).ok_or_else(|| invalid("tensors", format!("there is none named {name}")))?;
+            Tensor::from_name(name).ok_or_else(|| invalid("tensors", format!("no tensor is named {name:?}")))?;
         let own = match tensor.shape() {
             TensorShape::Matrix => rank,
             TensorShape::Rows => rank - 1,
             TensorShape::Cols | TensorShape::Workspace => 1,
             TensorShape::Transposed | TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => {
-                return Err(invalid(tensor.name(), "there are no codes here"));
+                return Err(invalid(tensor.name(), "only tensors of forward and backward are supported here"));
             }
         };
         let dims = array.dims();
@@ -61,35 +63,40 @@ fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize) -> Result<Vec<Nam
     names.into_iter().zip(arrays).map(named).collect()
 }
 
-/// How many there are of what has these dimensions.
+/// The number of elements of an array with these dimensions.
 fn count(dims: &[i64]) -> usize {
     dims.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).product()
 }
 
-/// The calls that a frame asks for: one, or one for each member of a batch whose members do not share all vectors.
+/// The calls of a frame: one, or one per member of a batch if its members cannot be folded into
+/// rows.
 fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
-    let norm = Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "it is rms_norm or layer_norm"))?;
+    let norm =
+        Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "expected rms_norm or layer_norm"))?;
     let rank = usize::try_from(frame.integer("rank")?).ok().filter(|rank| *rank > 0);
-    let rank = rank.ok_or_else(|| invalid("rank", "x has at least one dimension"))?;
+    let rank = rank.ok_or_else(|| invalid("rank", "x must have at least one dimension"))?;
     let mut tensors = named(frame.string("inputs")?, frame.args(), rank)?;
     let outputs = named(frame.string("outputs")?, frame.results(), rank)?;
     let main = outputs.first().map(|first| (first.batch, first.own));
-    let (batch, own) = main.ok_or(Error::Missing { arg: "outputs", why: "a call has some" })?;
+    let (batch, own) = main.ok_or(Error::Missing { arg: "outputs", why: "every call needs at least one output" })?;
     tensors.extend(outputs);
 
-    // `vmap` puts as many dimensions before every tensor; one that all members share has 1 there.
+    // `vmap` puts the same number of dimensions before every tensor; they are 1 for a tensor that
+    // all members share.
     for Named { tensor, batch: theirs, own: dims, .. } in &tensors {
         let go_together =
             theirs.len() == batch.len() && theirs.iter().zip(batch).all(|(one, all)| *one == 1 || one == all);
         let expected = shape_of(*tensor, own).unwrap_or(dims);
         if !go_together || *dims != expected {
-            let rule = format!("expected the shape {expected:?} in a batch of {batch:?}, got {dims:?} of {theirs:?}");
+            let rule = format!(
+                "expected the shape {expected:?} in a batch of {batch:?}, got {dims:?} in a batch of {theirs:?}"
+            );
             return Err(invalid(tensor.name(), rule));
         }
     }
     let cols = count(&own[rank - 1..]);
     let rows = count(&own[..rank - 1]);
-    // Members that share what belongs to columns and have all else of their own are so many more rows.
+    // If members share all per-column tensors and nothing else, the batch is folded into the rows.
     let is_of_columns = |tensor: Tensor| matches!(tensor.shape(), TensorShape::Cols | TensorShape::Workspace);
     let is_one = |named: &Named<'_>| {
         if is_of_columns(named.tensor) { count(named.batch) == 1 } else { named.batch == batch }
@@ -109,7 +116,7 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
             } else {
                 RowLayout::dense(&[if is_of_columns(*tensor) { count(own) } else { rows }])
             };
-            let layout = layout.ok_or_else(|| invalid(tensor.name(), "it exceeds the address space"))?;
+            let layout = layout.ok_or_else(|| invalid(tensor.name(), "its size exceeds the address space"))?;
             call.with(*tensor, array.part(*tensor, place_in(theirs, batch, member), layout)?)?;
         }
         Ok(call)
@@ -117,7 +124,8 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     (0..members).map(call).collect()
 }
 
-/// Where a member of a batch is among those that a tensor has of its own.
+/// The index of a batch's member in a tensor with the batch dimensions `theirs`, each 1 or as in
+/// `batch`.
 fn place_in(theirs: &[i64], batch: &[i64], member: usize) -> usize {
     let (mut rest, mut step, mut place) = (member, 1, 0);
     for (&own, &all) in theirs.iter().zip(batch).rev() {
@@ -137,8 +145,9 @@ fn run(frame: &Frame<'_>, direction: Direction, is_cuda: bool) -> Result<(), Err
         let place = if is_cuda { frame.cuda()? } else { Place::Cpu { threads: None } };
         for call in calls(frame, direction)? {
             // SAFETY:
-            // - memory: XLA's buffers, as large as their dimensions say, there for the call and for the work of its stream;
-            // - sharing: XLA gives a call its results, and orders all else by the stream;
+            // - memory: XLA's buffers, as large as their dimensions say, alive for the call and for
+            //   the work of its stream;
+            // - sharing: only this call has its results; XLA orders all other uses with the stream;
             // - stream: XLA's, of the device's primary context.
             unsafe { call.run(place)? };
         }
@@ -146,9 +155,11 @@ fn run(frame: &Frame<'_>, direction: Direction, is_cuda: bool) -> Result<(), Err
     Ok(())
 }
 
-/// Compiles kernels before the program runs, and before it is captured into a graph. XLA asks before every execution, which must not
-/// cost what a call does: a call that was prepared is known by its place. Where another program has come to that place since, its
-/// kernels are compiled when they are executed, which a capture allows.
+/// Compiles a call's kernels before the program runs or is captured into a CUDA graph.
+///
+/// XLA calls this before every execution, so prepared calls are remembered by their address. If
+/// another program later gets the same address, its kernels are compiled on execution, which a
+/// capture allows.
 fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
     static PREPARED: LazyLock<RwLock<HashSet<(usize, usize)>>> = LazyLock::new(RwLock::default);
     let key = (frame.ordinal()?, frame.call_id());
@@ -162,10 +173,10 @@ fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
     Ok(())
 }
 
-/// What XLA calls. Null means done.
+/// Handles a call of XLA. Returns null, or an error that XLA owns.
 ///
 /// # Safety
-/// - Frame: it is one of XLA's.
+/// - Frame: XLA made it.
 unsafe fn handle(frame: *const api::CallFrame, direction: Direction, is_cuda: bool) -> *mut c_void {
     // SAFETY:
     // - frame: the caller's promise.
@@ -206,7 +217,8 @@ macro_rules! handlers {
             let handlers = PyDict::new(py);
             $(
                 // SAFETY:
-                // - address: of a function, which lives as long as the process; a capsule without a name is what JAX takes.
+                // - address: of a function, which lives as long as the process; JAX requires a
+                //   capsule without a name.
                 let capsule = unsafe {
                     let capsule = pyo3::ffi::PyCapsule_New($name as *mut c_void, std::ptr::null(), None);
                     Bound::from_owned_ptr_or_err(py, capsule)?
@@ -225,8 +237,9 @@ handlers! {
     backward_cuda: Backward as "rmsnorm_backward" on "CUDA";
 }
 
-/// The f32 elements of workspace of a backward call, on the CPU or on any CUDA device: no device is asked, as a program may be
-/// lowered where there is none. `tensors` are names separated by commas, `dtypes` those of activations, weight and residual stream.
+/// The workspace of a backward call in f32 elements, on the CPU or on any CUDA device. No device is
+/// queried: a program may be lowered on a machine without one. `tensors`: names separated by
+/// commas. `dtypes`: of activations, weight and residual.
 #[pyfunction]
 pub(crate) fn xla_workspace_len(
     is_cuda: bool,

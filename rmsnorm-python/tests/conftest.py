@@ -1,5 +1,6 @@
-"""What tests of all frameworks share. A missing framework or device is a skip with its reason; `RMSNORM_REQUIRE` (names separated by
-commas: torch, jax, transformers, flax, equinox, onnxscript, cuda) makes it a failure."""
+"""Common parts of all tests. A missing framework or device skips its tests, with the reason.
+`RMSNORM_REQUIRE` (names separated by commas: torch, jax, transformers, flax, equinox, onnxscript,
+cuda) makes it a failure."""
 
 import importlib
 import os
@@ -7,8 +8,8 @@ import sys
 
 import pytest
 
-# Before JAX is imported: sharding is tested on four devices that one CPU stands for.
-# On a GPU: JAX_PLATFORMS=cuda.
+# Set before JAX is imported: one CPU acts as four devices, to test sharding. Set JAX_PLATFORMS=cuda
+# to test on a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 
@@ -16,7 +17,8 @@ REQUIRED = frozenset(filter(None, os.environ.get("RMSNORM_REQUIRE", "").split(",
 
 
 def need(name, is_there, why):
-    """Skips what needs it where it is not there, or fails where it is required."""
+    """Skips the calling test or module if `name` is missing; fails if `RMSNORM_REQUIRE` lists
+    it."""
     if is_there:
         return
     if name in REQUIRED or "all" in REQUIRED:
@@ -25,7 +27,7 @@ def need(name, is_there, why):
 
 
 def framework(name):
-    """The module of a framework."""
+    """Imports a framework, or skips or fails as `need` does."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

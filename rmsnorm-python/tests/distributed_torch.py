@@ -1,8 +1,8 @@
-"""Run by torchrun, two processes: DTensor, SequenceParallel, FSDP2, and `patch` beside what wraps a model for several processes. See
-test_torch_distributed.py.
+"""Run by torchrun in two processes: DTensor, SequenceParallel, FSDP2, and `patch` with the wrappers
+of models for several processes. See test_torch_distributed.py.
 
-Two arguments: "before" imports the package before DTensor, "after" after it; and the type of the devices, cpu (over gloo) or cuda (over NCCL,
-one GPU for each process).
+Two arguments: "before" or "after", to import the package before or after DTensor; and the device
+type, cpu (gloo) or cuda (NCCL, one GPU per process).
 """
 
 import copy
@@ -18,7 +18,7 @@ if sys.argv[1] == "before":
 
     import rmsnorm.torch as rt
 
-    # To ask whether a module is there is not to import it.
+    # Finding the module's spec must not import it.
     assert importlib.util.find_spec("torch.distributed.tensor") is not None
 
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
@@ -64,13 +64,13 @@ def check_functions(mesh):
             for index, (result, exact) in enumerate(zip(ours, theirs)):
                 assert result.placements == ((Partial(),) if exact.ndim == 1 else (Shard(dim),)), (name, index, result.placements)
                 torch.testing.assert_close(result.full_tensor(), exact)
-        # A row on several devices: gathered, and right.
+        # Rows that are split over devices are gathered, and the result is right.
         hidden = [distribute_tensor(tensor, mesh, [Shard(2)]) for tensor in (x, r)]
         got = function(*hidden, *(distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (w, b)))
         for result, exact in zip(got, expected):
             assert torch.equal(result.full_tensor(), exact)
         if len(got) == 2:
-            # The gradient of the stream alone.
+            # The gradient of h only.
             rows = [distribute_tensor(tensor, mesh, [Shard(0)]).requires_grad_() for tensor in (x, r)]
             stream = function(*rows, *vectors)[1]
             for gradient in torch.autograd.grad(stream.sum(), rows):
@@ -155,7 +155,8 @@ WRAPS = {
 
 
 def check_patch(mesh):
-    """Three steps of training, each rank on rows of its own, beside the model that is not patched."""
+    """Compares three training steps of the patched and of the original model, on different rows per
+    rank."""
     whole = lambda tensor: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # noqa: E731
     rows = [torch.randn(3, 5, 64) * (1 + dist.get_rank()) for _ in range(3)]
     for name, wrap in WRAPS.items():
@@ -165,7 +166,8 @@ def check_patch(mesh):
             found = rt.patch(net) if is_patched_first else None
             own, net = wrap(own, mesh), wrap(net, mesh)
             found = found or rt.patch(net)
-            # FullyShardedDataParallel is to come later, as its docstring and `Patch.left` say.
+            # A model must be patched before FullyShardedDataParallel, as `patch` and `Patch.left`
+            # say.
             is_flat = isinstance(net, FullyShardedDataParallel)
             assert len(found) == (0 if is_flat and not is_patched_first else 4), (name, is_patched_first, found)
             assert all("patch before wrapping" in reason for *_, reason in found.left), found
@@ -201,13 +203,13 @@ def main():
     check_fsdp(mesh, False)
     check_fsdp(mesh, True)
     if sys.argv[1] == "after":
-        # Once is enough: the order of the imports is nothing to it.
+        # Once is enough: the order of the imports does not matter here.
         check_patch(mesh)
     if dist.get_rank() == 0:
         print("all checks passed", flush=True)
     dist.barrier()
     dist.destroy_process_group()
-    # PyTorch 2.11 aborts now and then when threads of gloo are still there as the process ends.
+    # PyTorch 2.11 sometimes aborts if gloo's threads still run when the process ends.
     os._exit(0)
 
 

@@ -1,4 +1,5 @@
-"""Outputs held to the error bounds of math.md: its reference and bounds, as the Rust suite's are checked against."""
+"""Compares outputs with the error bounds of math.md. Uses the reference and bounds that the Rust
+suite is checked against."""
 
 import pathlib
 import sys
@@ -9,13 +10,13 @@ _GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "rmsnorm-conformance/tes
 sys.path.insert(0, str(_GOLDEN))
 import bounds  # noqa: E402
 
-# rho: of the kernels of CUDA, whose bounds contain those of the CPU.
+# rho of the CUDA kernels; their bounds include the CPU's.
 _ARITHMETIC = bounds.Arithmetic(rho=2.0, k=2.0)
 _NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 def wide(array):
-    """As float64, from NumPy, PyTorch or JAX."""
+    """An array of NumPy, PyTorch or JAX as float64."""
     if array is None:
         return None
     if hasattr(array, "detach"):
@@ -53,7 +54,8 @@ def exact_and_error(norm, eps, inputs, weight_offset=0.0):
 
 
 def within(name, array, exact, error):
-    """Asserts that every element is that near to the exact one, but for the last rounding, which the dtype says."""
+    """Asserts that every element is within `error` of the exact one, plus the rounding to its
+    dtype."""
     values = wide(array)
     assert values.size == exact.size, f"{name}: {values.shape} for {exact.shape}"
     accepted = bounds.accept(values.reshape(exact.shape), exact, error + np.zeros(exact.shape), dtype_of(array), _ARITHMETIC)
@@ -61,7 +63,8 @@ def within(name, array, exact, error):
 
 
 def judge(norm, eps, inputs, got, weight_offset=0.0):
-    """Asserts that every element of every output is within its bound. got: outputs by name. Otherwise as `exact_and_error`."""
+    """Asserts that every element of every output is within its bound. got: {name: output}. The rest
+    is as in `exact_and_error`."""
     reference, error = exact_and_error(norm, eps, inputs, weight_offset)
     for name, array in got.items():
         within(name, array, reference[name], error[name])

@@ -1,4 +1,4 @@
-"""NumPy's arrays, and others' by DLPack."""
+"""Arrays of NumPy, and of other libraries through DLPack."""
 
 import bisect
 import ctypes
@@ -66,7 +66,7 @@ def test_functions_give_new_arrays():
 
 
 def test_every_option_reaches_the_kernels():
-    """With values so far from the defaults that nothing else is within the bounds."""
+    """The values are so far from the defaults that a lost option leaves the bounds."""
     x, r, dy = (_random(5, 64, seed=seed) for seed in range(3))
     w, b = _random(64, seed=3), _random(64, seed=4)
     inputs, eps, offset = {"x": x, "residual": r, "weight": w, "bias": b, "dy": dy}, 0.25, -0.75
@@ -89,7 +89,7 @@ def test_every_option_reaches_the_kernels():
 
 
 def test_the_address_of_a_stream_is_handed_on(monkeypatch):
-    """0, the address that PyTorch gives its default stream, is none."""
+    """PyTorch's default stream has the address 0, which means no stream."""
     given = []
     monkeypatch.setattr(arrays, "_native", types.SimpleNamespace(run_arrays=lambda *args: given.append(args[-1])))
     for stream in (None, 0, 7, np.int64(9)):
@@ -145,7 +145,8 @@ _FUNCTIONS = {
 @pytest.mark.parametrize("name", _FUNCTIONS)
 @pytest.mark.parametrize("x_dtype, r_dtype", [("float32", "float32"), ("float16", "float16"), ("float16", "float32")])
 def test_in_place_has_the_bits_of_a_new_array(name, x_dtype, r_dtype):
-    """Dense, in a slice of a larger array, and in one row: the output is the input, and nothing around it is written."""
+    """Dense arrays, slices of larger arrays, and one row: the output is the input, and memory
+    around it does not change."""
     for whole, part in [((5, 64), np.s_[:]), ((6, 3, 4, 64), np.s_[:, 1]), ((3, 64), np.s_[1]), ((0, 64), np.s_[:]), ((2, 1), np.s_[:])]:
         buffers = _random(*whole, dtype=x_dtype), _random(*whole, dtype=r_dtype, seed=1)
         before, (x, r) = [buffer.copy() for buffer in buffers], [buffer[part] for buffer in buffers]
@@ -202,10 +203,11 @@ def _misaligned(x):
     return np.ndarray(x.shape, x.dtype, b"+" + x.tobytes(), 1)
 
 
-# Each kind of mistake with its members: one exception, and words that name the argument, what was found and what to do.
+# The mistakes by exception. Messages name the argument, the rule, the value found and the next
+# step.
 _MISTAKES = {
     TypeError: [
-        (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that speaks DLPack, got list: pass .*asarray"),
+        (lambda x, w: arrays.rms_norm(x.tolist(), w), "x must be an array that supports DLPack, got list: pass .*asarray"),
         (lambda x, w: _rms(3.0, w), "x must be an array .* got float"),
         (lambda x, w: _rms(None, w), "x must be an array .* got NoneType"),
         (lambda x, w: _rms(memoryview(x), w), "x must be an array .* got memoryview"),
@@ -259,20 +261,20 @@ _MISTAKES = {
         (lambda x, w: _rms(x.reshape(2, 2, 4), None, out=np.empty((4, 4), "f4")), r"y: expected the shape \(2, 2, 4\), got \(4, 4\)"),
         (lambda x, w: arrays.add_rms_norm(x, x[:1].copy(), w), r"residual: expected the shape \(2, 8\), got \(1, 8\)"),
         (lambda x, w: _forward(x, rstd=np.empty((2, 1), "f4")), r"rstd: expected the shape \(2,\), got \(2, 1\)"),
-        (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), beside dy"),
+        (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), since dy"),
         (lambda x, w: _backward(x, w, weight=w[:4]), r"weight: expected the shape \(8,\), got \(4,\)"),
         *[(lambda x, w, change=change: _rms(change(x), None), "x: each row's elements .* pass a copy, as numpy.ascontiguousarray")
           for change in [np.asfortranarray, lambda x: x[:, ::-1], lambda x: x[:, ::2], lambda x: x[::-1],
                          lambda x: np.broadcast_to(x[0], (2, 8)), lambda x: np.zeros((2, 2, 2, 8), "f4")[:, ::2, :, :].swapaxes(0, 2)[..., ::2]]],
-        (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must lie side by side.* pass a copy"),
-        (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must lie side by side.* pass a copy"),
+        (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must be contiguous.* pass a copy"),
+        (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must be contiguous.* pass a copy"),
         (lambda x, w: _forward(x, rstd=np.empty(4, "f4")[::2]), "rstd: .*side by side.* pass a (contiguous )?copy"),
         (lambda x, w: _rms(_misaligned(x), w), "x: .*multiple of its element's size, got 0x.*: pass a copy"),
         (lambda x, w: _rms(x, _misaligned(w)), "weight: .*multiple of its element's size, got 0x.*: pass a copy"),
         (lambda x, w: _rms(x[:1], w, out=x.reshape(-1)[4:12].reshape(1, 8)), "y shares memory with x: pass an array of its own"),
         (lambda x, w: _rms(x, x[0], out=x), "x shares memory with weight"),
         (lambda x, w: _rms(x, w, out=np.lib.stride_tricks.as_strided(x, (2, 8), (4 * 9, 4))), "y shares memory with x"),
-        (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass an array of its own for dx$"),
+        (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass a separate array for dx$"),
         (lambda x, w: _backward(x, w, rstd=w[:2], dweight=w), "dweight shares memory with rstd"),
         (lambda x, w: _forward(x, residual=x, residual_out=x, y=np.empty_like(x)), "residual_out: in place both .* y is not x: pass both"),
         (lambda x, w: _forward(x, residual=x.copy(), residual_out=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
@@ -289,7 +291,7 @@ def test_errors_say_what_was_expected_and_write_nothing(error, call, text):
     with pytest.raises(error, match=text) as raised:
         call(x, w)
     assert raised.type is error
-    # Words of Rust, of DLPack's tables or of this library's inside say nothing to whoever calls from Python.
+    # Messages must not have terms of Rust, of DLPack's tables or of this library's internals.
     assert not re.search(r"::|DLPack's type|stride lead|in_place|Some\(|None,", str(raised.value))
     assert np.array_equal(x, before[0]) and np.array_equal(w, before[1])
 
@@ -297,13 +299,13 @@ def test_errors_say_what_was_expected_and_write_nothing(error, call, text):
 def test_read_only_outputs_are_refused():
     x, out = _random(2, 8), np.empty((2, 8), np.float32)
     out.flags.writeable = False
-    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="y is an output, and the array is read-only"):
         arrays.rms_norm(x, None, 1e-6, out=out)
-    with pytest.raises(BufferError, match="residual_out is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="residual_out is an output, and the array is read-only"):
         arrays.add_rms_norm(x, out, None, 1e-6, out=(x, out))
     x.flags.writeable = False
     arrays.rms_norm(x, None, 1e-6)
-    with pytest.raises(BufferError, match="y is written, and the array is read-only"):
+    with pytest.raises(BufferError, match="y is an output, and the array is read-only"):
         arrays.rms_norm(x, None, 1e-6, out=x)
 
 
@@ -327,7 +329,7 @@ def test_a_library_without_new_arrays_is_told_of_out():
             return self.array.__dlpack_device__()
 
     x = _random(2, 8)
-    with pytest.raises(TypeError, match=f"x is of {__name__}, which has no function `empty`: pass an output of yours as `out`"):
+    with pytest.raises(TypeError, match=f"x is of {__name__}, which has no function `empty`: pass an output array as `out`"):
         arrays.rms_norm(Lender(x), None, 1e-6)
     out = np.empty_like(x)
     arrays.rms_norm(Lender(x), None, 1e-6, out=Lender(out))
@@ -336,7 +338,7 @@ def test_a_library_without_new_arrays_is_told_of_out():
 
 def test_new_arrays_are_made_by_the_library_of_x():
     class Own(_Library):
-        """Says where its functions are, as the array API asks."""
+        """A library with `__array_namespace__`, as in the array API standard."""
 
         def __init__(self, array):
             super().__init__(array)
@@ -346,7 +348,7 @@ def test_new_arrays_are_made_by_the_library_of_x():
             return types.SimpleNamespace(empty=lambda shape, dtype: Own(np.empty(shape, dtype)))
 
     class Older(Own):
-        """Has them in the module that it comes from, as CuPy."""
+        """A library whose functions are in the array's module, as CuPy."""
 
         __array_namespace__ = property()
         __module__ = "own_library"
@@ -378,7 +380,8 @@ class _Loan(ctypes.Structure):
 
 
 class _Library:
-    """An array of a library that lends memory in ways that NumPy does not: with an offset, without strides, on any device."""
+    """An array whose DLPack export differs from NumPy's: with an offset, without strides, on any
+    device."""
 
     def __init__(self, array, *, device=(1, 0), offset=0, code=2, lanes=1, has_strides=False):
         dims = (ctypes.c_int64 * array.ndim)(*array.shape)
@@ -419,7 +422,7 @@ def test_who_lends_is_told_the_stream():
     x, out = _random(2, 8), np.empty((2, 8), np.float32)
     for device, stream, expected in (((2, 0), None, 1), ((2, 0), 1234, 1234), ((1, 0), 1234, None)):
         told = []
-        # Refused before any kernel is called, on every machine.
+        # Refused before any kernel is called, so this runs on every machine.
         with pytest.raises(ValueError, match="y must be on the device of x"):
             arrays.rms_norm(Told(x, device=device), None, 1e-6, out=Told(out, device=(device[0], 1)), stream=stream)
         assert told == [expected] * 2
@@ -433,14 +436,14 @@ def test_devices_that_do_not_go_together_are_named():
         arrays.rms_norm(_Library(x, device=(2, 1)), None, 1e-6, out=_Library(out, device=(2, 0)))
     with pytest.raises(NotImplementedError, match="^arrays must be on the CPU or on CUDA, got DLPack's device 8: copy them there"):
         arrays.rms_norm(_Library(x, device=(8, 0)), None, 1e-6, out=_Library(out, device=(8, 0)))
-    # Host memory of CUDA's is the host's.
+    # CUDA's pinned host memory is host memory.
     got = arrays.rms_norm(_Library(x, device=(3, 0)), None, 1e-6, out=_Library(out, device=(3, 0)))
     assert got.kept[0] is out and np.array_equal(out, arrays.rms_norm(x, None, 1e-6))
 
 
 def test_statistics_lie_side_by_side():
     x, buffer = _random(2, 3, 8), np.full((2, 5), 7.0, np.float32)
-    with pytest.raises(ValueError, match="^rstd: its elements must lie side by side, and do not: pass a contiguous copy"):
+    with pytest.raises(ValueError, match="^rstd: its elements must be contiguous: pass a contiguous copy"):
         _forward(x, rstd=buffer[:, :3])
     assert (buffer == 7.0).all()
 
@@ -449,7 +452,7 @@ def test_empty_batches():
     x, h = np.empty((0, 8), np.float32), np.empty((0, 8), np.float32)
     assert arrays.add_rms_norm(x, h, _random(8), 1e-6)[0].shape == (0, 8)
     torch = framework("torch")
-    # Tensors without elements all have the address 0, and none overwrites another.
+    # All tensors without elements have the address 0, but do not overlap.
     x, y, h = (torch.empty(0, 8) for _ in range(3))
     arrays.forward("rms_norm", 1e-6, x=x, y=y, residual=h)
     assert arrays.rms_norm(x, None, 1e-6, out=x) is x
@@ -495,7 +498,7 @@ def test_arrays_of_jax_are_read_and_not_written():
 
     x, of = jnp.ones((2, 8)), np if jax.default_backend() == "cpu" else framework("cupy")
     for call in (lambda: arrays.rms_norm(x, None, 1e-6), lambda: arrays.rms_norm(_random(2, 8), None, 1e-6, out=x)):
-        with pytest.raises(BufferError, match="^y is written, and JAX's arrays cannot be: .* rmsnorm.jax"):
+        with pytest.raises(BufferError, match="^y is an output, and JAX arrays are read-only: .* rmsnorm.jax"):
             call()
     assert (arrays.rms_norm(x, None, 0.0, out=of.empty((2, 8), np.float32)) == 1.0).all()
 
@@ -511,7 +514,7 @@ def test_nothing_leaks():
 
 
 def test_other_threads_run_meanwhile():
-    """The interpreter's lock is let go: while a call runs another thread of Python gets on."""
+    """A call releases the interpreter's lock, so another Python thread makes progress meanwhile."""
     x, w, out = _random(20000, 1024), _random(1024), np.empty((20000, 1024), np.float32)
     is_done, moments = threading.Event(), []
 
@@ -531,7 +534,8 @@ def test_other_threads_run_meanwhile():
     thread = threading.Thread(target=note)
     thread.start()
     try:
-        # Without the lock's release there is no such moment within any call; with it a busy machine may pass over most.
+        # If the lock is not released, no call has such a moment. If it is, a busy machine may still
+        # miss most of them.
         assert any(is_noted(*call()) for _ in range(300))
     finally:
         is_done.set()

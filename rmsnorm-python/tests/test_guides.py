@@ -1,4 +1,4 @@
-"""Programs of README and of the guides run as they stand."""
+"""The programs of README and of the guides run unchanged."""
 
 import pathlib
 import re

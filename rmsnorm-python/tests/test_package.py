@@ -1,7 +1,7 @@
-"""What a user expects of any Python package: types, examples that run, errors that say what to do, an import that leaves no trace."""
+"""The quality of the Python package: type hints, errors with a next step, an import without side
+effects."""
 
 import ast
-import doctest
 import importlib
 import importlib.metadata
 import inspect
@@ -21,7 +21,7 @@ _FOLDER = pathlib.Path(rmsnorm.__file__).parent
 
 
 def _python(code, *, path=(), **environment):
-    """What a fresh interpreter prints."""
+    """The output of a program in a fresh interpreter."""
     path = os.pathsep.join([*map(str, path), str(_FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {name: value for name, value in os.environ.items() if name != "RMSNORM_NVRTC"} | {"PYTHONPATH": path} | environment
     found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
@@ -30,7 +30,7 @@ def _python(code, *, path=(), **environment):
 
 
 def _says(statement, **options):
-    """The error of a statement in a fresh interpreter: its type and its words."""
+    """(type, message) of the error of a statement in a fresh interpreter."""
     code = f"try:\n    {statement}\nexcept Exception as error:\n    print(type(error).__name__, '|', error)"
     return _python(code, **options)
 
@@ -70,11 +70,12 @@ def use(x: npt.NDArray[np.float32], h: npt.NDArray[np.float16]) -> None:
 
 
 def _mypy(tmp_path, code):
-    """What mypy --strict says of a program that uses the package: lines of its errors, revealed types, and all of it."""
+    """The result of mypy --strict for a program that uses the package: (lines with errors, revealed
+    types, all output)."""
     framework("mypy")
     (tmp_path / "consumer.py").write_text(code)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--cache-dir", str(tmp_path / "cache"), "consumer.py"]
-    # A package that is installed is found by itself, and mypy wants its folder to be named for no other.
+    # mypy finds an installed package by itself, and refuses site-packages in MYPYPATH.
     environment = os.environ if _FOLDER.parent.name == "site-packages" else os.environ | {"MYPYPATH": str(_FOLDER.parent)}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     lines = [line for line in found.stdout.splitlines() if line.startswith("consumer.py")]
@@ -89,7 +90,8 @@ def test_a_strictly_typed_program_finds_the_types_of_arrays(tmp_path):
     assert errors == wrong, output
 
 
-# What the hints of this package need of the frameworks' types. Theirs take mypy minutes.
+# Stubs of the framework types in this package's hints. With the frameworks' own hints mypy takes
+# minutes.
 STUBS = {
     "torch/__init__.pyi": "class dtype: ...\nclass device: ...\nclass Tensor:\n    def __getitem__(self, index: object) -> Tensor: ...\n",
     "torch/nn/__init__.pyi": "class Module: ...\nclass RMSNorm(Module): ...\nclass LayerNorm(Module): ...\n",
@@ -124,7 +126,7 @@ def use(x: {array}) -> None:
     code += "".join(f"    reveal_type(r.{function})\n" for function in functions)
     errors, types, output = _mypy(tmp_path, code)
     assert errors == [wrong] and len(types) == len(functions), output
-    # A parameter or a result without a hint is Any.
+    # A parameter or result without a hint would be Any.
     assert not [line for line in types if re.search(r"\bAny\b", line)], output
 
 
@@ -135,16 +137,6 @@ def test_py_typed_is_part_of_the_package():
 def _public(module):
     yield module.__name__, module
     yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__)
-
-
-@pytest.mark.parametrize("module", [rmsnorm, arrays], ids=lambda module: module.__name__)
-def test_every_public_function_has_an_example_that_runs(module):
-    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
-    for name, item in _public(module):
-        for example in finder.find(item, name, globs={}):
-            assert example.examples or item is module, f"{name} has no example"
-            runner.run(example)
-    assert runner.summarize().failed == 0
 
 
 def test_public_names_and_documentation():

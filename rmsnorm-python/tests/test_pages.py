@@ -1,4 +1,5 @@
-"""Pages of docs/ that list what is in the sources: public names and environment variables. All is read as text: no framework is needed."""
+"""Checks pages of docs/ that list public names and environment variables. Sources are read as text:
+no framework is needed."""
 
 import ast
 import pathlib
@@ -16,14 +17,14 @@ _CRATES = {"rmsnorm_candle": "rmsnorm-candle/src/lib.rs", "rmsnorm_burn": "rmsno
 
 
 def _told():
-    """The names that the page's table gives of each module."""
+    """{module: public names} of the page's table."""
     _, table = (_PAGES / "support.md").read_text().split("| Module | Public names |\n|---|---|\n", 1)
     rows = [line.strip("| ").split(" | ") for line in table.split("\n\n", 1)[0].splitlines()]
     return {module.strip("`"): sorted(re.findall(r"`(\w+)`", names)) for module, names in rows}
 
 
 def _of_python(path):
-    """`__all__` of a module, None if it has none."""
+    """`__all__` of a module; None if it does not have one."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and [getattr(target, "id", None) for target in node.targets] == ["__all__"]:
             return sorted(ast.literal_eval(node.value))
@@ -46,7 +47,7 @@ def test_the_page_of_support_has_the_public_names_of_every_module():
 
 
 def _sources():
-    """The texts of what may read the environment."""
+    """The source files that may read the environment."""
     yield _ROOT / ".ci" / "run"
     for folder in [*_ROOT.glob("rmsnorm-*"), *(_ROOT / name for name in ("benches", "kernels", "shaders"))]:
         for path in folder.rglob("*"):

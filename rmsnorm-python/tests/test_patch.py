@@ -1,4 +1,4 @@
-"""`patch`: which modules it takes for norms, and that models compute the same afterwards."""
+"""`patch`: the modules that it replaces, and equal results of models afterwards."""
 
 import collections
 import contextlib
@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 
 class Llama(torch.nn.Module):
-    """The order of roundings of Llama, under a name and an eps of its own."""
+    """Llama's order of roundings, with other names of the class and of eps."""
 
     def __init__(self, cols, eps=1e-6):
         super().__init__()
@@ -41,7 +41,8 @@ class Gemma(Llama):
 
 
 class NamedRMSNorm(Llama):
-    """A name like a norm's, and something else: eps outside of the root."""
+    """A class with the name of a norm that computes another function: eps is outside of the
+    root."""
 
     def forward(self, x):
         return self.weight * x / (x.float().pow(2).mean(-1, keepdim=True).sqrt() + self.tiny).to(x.dtype)
@@ -96,7 +97,8 @@ def test_a_patched_model_is_the_same_but_for_its_kernels():
         assert all(isinstance(module, own) and type(module).__name__ == own.__name__ for module, own in zip(net, classes))
         assert net.state_dict().keys() == state.keys()
         patched = net(x)
-        # Sums are added in another order: some results lie at another side of a tie, and go on from there.
+        # Sums are added in another order: some results round to the other side of a tie, and later
+        # layers inherit this.
         assert (patched != before).float().mean() < 0.02
         names = []
         with torch.profiler.profile() as profile:
@@ -123,7 +125,7 @@ def test_gradients_flow_through_a_patched_model():
 
 
 def test_the_dtype_of_a_result_stays_that_of_the_module():
-    """With a weight in f32 Llama's result is f32, and Gemma's that of x."""
+    """With an f32 weight Llama's result is f32, and Gemma's has the dtype of x."""
     net, x = model(Llama, Gemma), torch.randn(3, 64).bfloat16()
     expected = [module(x) for module in net]
     rt.patch(net)
@@ -134,7 +136,7 @@ def test_the_dtype_of_a_result_stays_that_of_the_module():
 
 
 def test_a_module_whose_class_is_made_in_a_way_of_its_own():
-    """As FSDP2's are: `__new__` of the class is not for everybody."""
+    """A class whose `__new__` cannot be called as usual, as FSDP2's."""
     class Wrapped(Llama):
         def __new__(cls, *args, **kwargs):
             raise TypeError("not like this")
@@ -155,7 +157,7 @@ def test_hooks_and_wrappers_stay():
 
 
 class Rms(torch.nn.Module):
-    """A plain norm; what a trap changes is in `before` and `after` it."""
+    """A plain norm. Traps override `before` and `after`."""
 
     def __init__(self, cols=64, eps=1e-6, **more):
         super().__init__()
@@ -178,7 +180,7 @@ class Rms(torch.nn.Module):
 
 
 def trap(name, before=None, after=None, forward=None, of_class=(), **more):
-    """A class of that name that differs from `Rms` in these methods, with some attributes more."""
+    """A test case: a subclass of `Rms` with this name, these methods and additional attributes."""
     methods = {"before": before, "after": after, "forward": forward}
     return pytest.param(type(name, (Rms,), {k: v for k, v in methods.items() if v is not None} | dict(of_class)), more, id=name)
 
@@ -329,7 +331,7 @@ def test_a_module_that_computes_something_else_somewhere_is_left_with_a_reason_a
 
 
 class Changed(torch.nn.LayerNorm):
-    """A layer norm whose parameters are changed on the way."""
+    """A layer norm that changes its parameters in forward."""
 
     def forward(self, x):
         return torch.nn.functional.layer_norm(x, self.normalized_shape, self.of_weight(self.weight), self.of_bias(self.bias), self.eps)
@@ -370,12 +372,13 @@ def test_a_module_that_differs_under_autocast_has_its_own_forward_there():
     ("x", "2"), (torch.float32, torch.float64), ({1.0}, {2.0}), (torch.nn.functional.relu, torch.nn.functional.silu),
     (numpy.float32(1), numpy.float32(2)), (enum.Enum("E", "a")["a"], enum.Enum("F", "b")["b"]), (functools.partial(abs), functools.partial(max)),
     (types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)), (torch.tensor(1.0), torch.tensor(2.0)), (collections.deque([1]), collections.deque([2])),
-    # Equal, and told apart by their text alone.
+    # Equal values that differ only in their text.
     (0.0, -0.0), ([1], [1.0]), ((1,), (True,)), ({"a": False}, {"a": 0}), (1, True), (1.0, torch.tensor([1.0, 2.0])),
 ])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, order):
-    """The one that multiplies by two is never replaced, whichever comes first; and no more the plain one once it is changed."""
+    """The module that multiplies by two is never replaced, in any order. The plain one runs its own
+    forward once it is changed."""
     class Setting(Rms):
         def forward(self, x):
             return self.norm(x) * (2 if str(self.setting) == self.text else 1)
@@ -392,7 +395,7 @@ def test_modules_that_differ_in_any_attribute_are_each_tried(plain, special, ord
 
 
 def test_modules_whose_forward_reads_the_same_are_one_trial():
-    """And one that reads its attributes as a whole is tried each time."""
+    """A module that reads all its attributes at once is tried each time."""
     class ByDictionary(Rms):
         def forward(self, x):
             return self.norm(x) * self.__dict__["factor"]
@@ -468,7 +471,8 @@ three = lambda *args: 3.0 * args[-1]  # noqa: E731
     lambda module, patch: patch.setattr(Helped, "forward", three), lambda module, patch: patch.setattr(Helped, "norm", three, raising=False),
 ], ids=range(18))
 def test_whatever_forward_reads_may_change(cls, change, monkeypatch):
-    """Methods, class attributes, global variables, and attributes that were not there: of the module, and of its copies."""
+    """Methods, class attributes, global variables and new attributes may change, in the module and
+    in its copies."""
     module, x = cls(), torch.randn(3, 64)
     own, found = copy.deepcopy(module), rt.patch(module)
     assert len(found) == 1
@@ -491,7 +495,7 @@ def test_an_eps_of_none_is_what_the_module_makes_of_it():
 
 
 class OlmoLayerNorm(torch.nn.Module):
-    """Its eps is a number in the code."""
+    """A norm with eps as a constant in the code."""
 
     def __init__(self, cols):
         super().__init__()
@@ -507,7 +511,7 @@ class LayerNorm1P(torch.nn.LayerNorm):
 
 
 class WideLayerNorm(torch.nn.LayerNorm):
-    """Takes no weights in 16 bits."""
+    """A norm that does not support 16-bit weights."""
 
     def forward(self, x):
         return super().forward(x.float()).to(x.dtype)
@@ -552,7 +556,7 @@ def test_norms_of_every_form_are_replaced(make):
 
 
 def test_calls_by_keyword():
-    """By the name that the module's own forward has."""
+    """The keyword is the name in the module's own forward."""
     net, x = model(Llama, OlmoLayerNorm, LayerNorm1P, torch.nn.LayerNorm, Gated), torch.randn(3, 64)
     expected = [module(x) for module in net]
     assert len(rt.patch(net)) == 5
@@ -586,7 +590,7 @@ def as_property(module):
 
 
 def as_replica(module):
-    """What DataParallel makes of a module."""
+    """A replica of a module, as DataParallel makes it."""
     replica = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(replica, name, None if parameter is None else parameter.detach() * 2)
@@ -636,7 +640,7 @@ def test_functional_call_and_tied_weights():
 
 
 def test_hooks_of_accelerate():
-    """They run, before and after; and undo gives everything back."""
+    """Hooks run before and after `patch`, and `undo` restores everything."""
     hooks = framework("accelerate.hooks")
 
     class Adds(hooks.ModelHook):
@@ -692,7 +696,7 @@ def test_models_that_accelerate_places(place, is_patched_first, tmp_path):
 
 
 class Wrapper(torch.nn.Module):
-    """As an adapter's: the norm is within, and what it has is asked of the wrapper."""
+    """An adapter: it contains the norm and forwards its attributes."""
 
     def __init__(self, norm):
         super().__init__()
@@ -704,7 +708,7 @@ class Wrapper(torch.nn.Module):
 
 
 def saved_again(net):
-    """Each norm beside a copy that is trained."""
+    """Wraps each norm with a copy that is trained."""
     for i, norm in enumerate(net):
         net[i] = torch.nn.ModuleDict({"original": norm, "saved": copy.deepcopy(norm)})
         net[i].forward = net[i]["saved"].forward
@@ -717,7 +721,8 @@ def swapped(net):
 
 
 def replicas(net):
-    """What DataParallel makes of a model, with gradients to the model's own parameters."""
+    """A replica of a model, as DataParallel makes it: gradients go to the model's own
+    parameters."""
     made = {module: module._replicate_for_data_parallel() for module in net.modules()}
     for module, replica in made.items():
         for name, child in module._modules.items():
@@ -728,7 +733,7 @@ def replicas(net):
 
 
 def quantized(net):
-    """`prepare_qat` puts observers behind the layers that it knows by their exact class."""
+    """`prepare_qat` adds observers to layers of known exact classes."""
     net.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
     return torch.ao.quantization.prepare_qat(net.train())
 
@@ -750,7 +755,7 @@ CHANGES = {
     (change, first) for change in CHANGES for first in (True, False) if not (first and change == "quantization aware")
 ])
 def test_a_model_that_is_changed_as_a_whole(change, is_patched_first):
-    """Values, gradients and keys, before and after a step, are those of the model that is not patched."""
+    """Values, gradients and keys equal the original model's, before and after a step."""
     if "quantiz" in change and not hasattr(torch.ao, "quantization"):
         pytest.skip("torch.ao.quantization: not in this PyTorch")
     plain = torch.nn.Sequential(Rms(64), torch.nn.LayerNorm(64), torch.nn.RMSNorm(64))
@@ -947,7 +952,8 @@ def test_models_of_transformers(kind):
         after = net(ids).logits
         assert len(found) == len(norms) > 0, found
         if kind in ("gpt2", "bert"):
-            # PyTorch's layer norm adds in another order, and some bits differ: every norm of the model is held to its bound.
+            # PyTorch's layer norm adds in another order, so some bits differ: every norm of the
+            # model is compared with its bound.
             for module, x, y in calls_of(net, ids, norms):
                 inputs = {"x": x, "weight": module.weight, "bias": module.bias}
                 judge("layer_norm", module.eps, inputs, {"y": y})

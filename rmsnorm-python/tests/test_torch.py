@@ -1,7 +1,6 @@
 """PyTorch: values, gradients, layouts, errors and modules, in eager mode."""
 
 import decimal
-import doctest
 import fractions
 import re
 import subprocess
@@ -22,12 +21,12 @@ from rmsnorm.torch import functional  # noqa: E402
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
           (torch.float16, torch.float16)]
 DEVICES = ["cpu", "cuda"]
-# Of libtorch's C interface.
+# libtorch's C interface has E8M0 in 2.11 and later.
 HAS_E8M0 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
 
 
 def on(device):
-    """The device, if it is there."""
+    """The device; the test is skipped if it is missing."""
     need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
     return device
 
@@ -78,7 +77,8 @@ def test_options(device):
     judge("rms_norm", functional.default_eps(x), {"x": x}, {"y": rt.rms_norm(x)})
     judge("layer_norm", 1e-5, {"x": x}, {"y": rt.layer_norm(x)})
     judge("layer_norm", 1e-5, {"x": x, "bias": w}, {"y": rt.layer_norm(x, None, w)})
-    # Llama's order: a few values lie at another side of a tie, as sums are added in another order.
+    # Llama's order: a few values round to the other side of a tie, since sums are added in another
+    # order.
     llama = w * (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)).bfloat16()
     got = rt.rms_norm(x, w, 1e-6, cast_before_weight=True)
     assert (got != llama).float().mean() < 0.01 and not torch.equal(got, rt.rms_norm(x, w, 1e-6))
@@ -120,7 +120,7 @@ def test_other_layouts_are_copied_once(device):
               random(3, 4, 5, 6, 64, device=device)[:, ::2, ::2, ::2], random(9, 128, device=device)[:, ::2]):
         y = rt.rms_norm(x, w, 1e-6)
         assert torch.equal(y, rt.rms_norm(x.contiguous(), w, 1e-6))
-        # A gradient of all ones is one number at every stride of 0.
+        # The gradient of a sum is one number, with strides of 0.
         (dw,) = torch.autograd.grad(y.sum(), w)
         (expected,) = torch.autograd.grad(rt.rms_norm(x.contiguous(), w, 1e-6), w, torch.ones_like(y))
         assert torch.equal(dw, expected)
@@ -183,7 +183,8 @@ def test_several_dimensions_are_one_row(device):
     ("add layer", lambda x, r, w, b: rt.add_layer_norm(x, r, w, b), "xrwb"),
 ])
 def test_gradcheck(name, function, inputs):
-    """There are kernels for float32 only: central differences of 1e-2 leave 2e-3 of truncation and rounding."""
+    """The kernels have no float64. In float32, central differences of 1e-2 have 2e-3 of truncation
+    and rounding errors."""
     shapes = {"x": (3, 5, 24), "r": (3, 5, 24), "w": (24,), "b": (24,)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -217,7 +218,7 @@ def test_other_mixes_of_dtypes_are_computed_all_the_same():
         y, h = (rt.layer_norm(x, w, w), None) if r is None else rt.add_layer_norm(x, r, w, w)
         assert y.dtype == torch.float32
         judge("layer_norm", 1e-5, {"x": x if h is None else h, "weight": w, "bias": w}, {"y": y.bfloat16() if h is not None else y})
-    # The mixes that kernels have, where there are none.
+    # Mixed dtypes that the kernels support, on a device without kernels.
     x, r, w = random(3, 8, dtype=torch.bfloat16), random(3, 8), random(8)
     for parameter in (w, w.bfloat16()):
         for is_layer in (False, True):
@@ -235,7 +236,7 @@ def test_only_gradients_that_are_asked_for_are_made():
     x, w = random(5, 16, grad=True), random(16)
     rt.rms_norm(x, w, 1e-6).sum().backward()
     assert w.grad is None and x.grad is not None
-    # A result that nobody uses has no gradient.
+    # A result that is not used has no gradient.
     x, r, w = random(5, 16, grad=True), random(5, 16, grad=True), random(16, grad=True)
     rt.add_rms_norm(x, r, w, 1e-6)[1].sum().backward()
     assert torch.equal(x.grad, torch.ones(5, 16)) and torch.equal(r.grad, x.grad) and torch.equal(w.grad, torch.zeros(16))
@@ -283,7 +284,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
 
 
 NAN, INF = float("nan"), float("inf")
-# What no path takes: the exception, its words, and the call, of x of (2, 8) and w of (8).
+# Arguments that no path supports: (exception, message, call with x of (2, 8) and w of (8)).
 REFUSED = [
     (ValueError, r"weight: expected the shape \[8\], got \[7\]", lambda x, w: rt.rms_norm(x, w[:-1], 1e-6)),
     (ValueError, r"weight: expected the shape \[8\], got \[1\]", lambda x, w: rt.rms_norm(x, w[:1], 1e-6)),
@@ -347,11 +348,12 @@ REFUSED = [
     (TypeError, "expected at most 2 arguments after the rows", lambda x, w: rt.rms_norm(x, w, 1e-6, 0.0)),
     (NotImplementedError, "x: expected a strided tensor", lambda x, w: rt.rms_norm(x.detach().as_subclass(torch.Tensor).to_sparse())),
     (NotImplementedError, "x: norms are not computed in torch.float8_e4m3fn", lambda x, w: rt.rms_norm(x.detach().to(torch.float8_e4m3fn))),
-    (NotImplementedError, "x: torch.complex64 is taken by rms_norm alone", lambda x, w: rt.layer_norm(x.to(torch.complex64))),
-    (NotImplementedError, "x: torch.complex64 is taken", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
-    (NotImplementedError, "weight: torch.complex64 is taken", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
+    (NotImplementedError, "x: only rms_norm supports torch.complex64", lambda x, w: rt.layer_norm(x.to(torch.complex64))),
+    (NotImplementedError, "x: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x.to(torch.complex64), weight_offset=1.0)),
+    (NotImplementedError, "weight: only rms_norm supports torch.complex64", lambda x, w: rt.rms_norm(x, w.to(torch.complex64))),
 ]
-# How calls go: by the kernels, without and with gradients, and by PyTorch's own operators for several reasons.
+# The paths of calls: the kernels, without and with gradients, and PyTorch's operators for several
+# reasons.
 PATHS = {
     "kernels": lambda x, w: (x, w), "gradients": lambda x, w: (x.requires_grad_(), w.requires_grad_()),
     "float64": lambda x, w: (x.double(), w.double()), "a mix": lambda x, w: (x, w.bfloat16()),
@@ -360,7 +362,7 @@ PATHS = {
 
 
 class Subclass(torch.Tensor):
-    """One that changes nothing."""
+    """A mode that changes nothing."""
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -381,7 +383,7 @@ def test_every_path_refuses_the_same_in_the_same_words(path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
 def test_scripts_refuse_wrong_shapes(name):
-    """TorchScript compiles functions of their own for these, and its exceptions have its own type."""
+    """TorchScript compiles the functions of `fallback`, and its exceptions have another type."""
     function = getattr(functional.fallback, name)
     for run in (function, torch.jit.script(function)):
         for rows, options, text in (
@@ -398,14 +400,15 @@ def test_scripts_refuse_wrong_shapes(name):
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
 def test_scripts_have_the_same_defaults(name):
-    """Of small rows, which eps changes."""
+    """Small rows, so that eps matters."""
     rows = [random(3, 8, dtype=torch.bfloat16) * 1e-3 for _ in range(1 + name.startswith("add_"))]
     for weight in ({}, {"weight": random(8, dtype=torch.bfloat16)}):
         torch.testing.assert_close(torch.jit.script(getattr(functional.fallback, name))(*rows, **weight), getattr(rt, name)(*rows, **weight))
 
 
 def test_every_path_takes_the_same():
-    """What PyTorch takes, too: no columns, no rows, eps of 0, of a float of NumPy, of a tensor of one element."""
+    """All paths support zero columns, zero rows, and an eps of 0, of a NumPy float or of a tensor
+    with one element, as PyTorch does."""
     x, w = random(2, 8), random(8)
     for dtype in (torch.float32, torch.float64):
         for x in (random(2, 0, dtype=dtype, grad=True), random(0, 8, dtype=dtype, grad=True), random(3, 2, 0, dtype=dtype)):
@@ -451,7 +454,7 @@ def test_arguments_are_taken_in_the_order_of_torch_nn_functional_too():
 
 
 def operands(name):
-    """A call of an operator: its arguments by the names of its schema."""
+    """A call of an operator with arguments by the names of its schema."""
     schema = getattr(torch.ops.rmsnorm, name).default._schema
     shapes = {"weight": (8,), "bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
     others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0}
@@ -480,7 +483,7 @@ def test_operators_refuse_tensors_of_several_devices(name):
             with FakeTensorMode() as mode, pytest.raises((ValueError, RuntimeError), match="(?i)expected (the device|all tensors)|two different devices"):
                 mixed = (base | {key: other[key]}).values()
                 op(*(mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in mixed))
-        # What kernels refuse is refused where only shapes are computed.
+        # Fake kernels raise where kernels do.
         if not name.startswith("exported") and not (name.startswith("rms_norm_b") and key == "x") and key not in ("x", "dy"):
             for arguments in (given, on_meta):
                 with pytest.raises((ValueError, RuntimeError), match="expected"):
@@ -537,7 +540,7 @@ MODULE = """
     y = rt.AddLayerNorm(4)(*[torch.ones(2, 4)] * 2)[1] + module(torch.ones(2, 4))
     assert y.shape == (2, 4) and y.device == module.weight.device and y.dtype == module.weight.dtype == torch.get_default_dtype()
 """
-# After the mode: what was made at import is as it always is.
+# Outside of the mode: objects made at import do not depend on the mode.
 AFTER = """
 torch.set_default_device("cpu")
 torch.set_default_dtype(torch.float32)
@@ -573,7 +576,7 @@ assert done
 
 
 @pytest.mark.parametrize("call, text", [
-    (lambda x, w: torch.ops.rmsnorm.rms_norm(x.double(), w, 1e-6, 0.0, False), "x is float32, float16 or bfloat16"),
+    (lambda x, w: torch.ops.rmsnorm.rms_norm(x.double(), w, 1e-6, 0.0, False), "x must be float32, float16 or bfloat16"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm(x, w.half(), 1e-6, 0.0, False), "weight and bias must be f32"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, x[:, 0].half(), None, 0.0, True, False), "rstd: expected elements of f32"),
     (lambda x, w: torch.ops.rmsnorm.rms_norm_backward(x, x, w, w, None, 0.0, True, False), r"rstd: expected the shape \[2\], got \[8\]"),
@@ -583,20 +586,9 @@ def test_errors_of_operators_say_what_was_expected(call, text):
         call(random(2, 8), random(8))
 
 
-def test_examples_of_docstrings():
-    found = 0
-    for name in rt.__all__:
-        thing = getattr(rt, name)
-        if name not in ("patch", "Patch"):
-            tests = doctest.DocTestFinder(recurse=False).find(thing, name, globs=dict(vars(rt), torch=torch))
-            results = [doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test) for test in tests]
-            assert sum(result.attempted for result in results) > 0 and not any(result.failed for result in results), name
-            found += 1
-    assert found == 9
-
-
 def test_neither_tensors_nor_memory_leak():
-    """Arguments of the stack, optional ones too, results, and exceptions that pass through the dispatcher."""
+    """Arguments on the stack (also optional ones), results, and exceptions that pass through the
+    dispatcher are released."""
     def resident():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1])
@@ -604,7 +596,7 @@ def test_neither_tensors_nor_memory_leak():
     pages = []
     for _ in range(5):
         for _ in range(2000):
-            # New ones, so that one that is held on to is memory that is missed: 8 KiB each.
+            # New tensors, so that each leak is 8 KiB of memory.
             x, w = torch.empty(33, 65), torch.empty(65)
             torch.ops.rmsnorm.rms_norm(x, w, 1e-6, 0.0, False)
             torch.ops.rmsnorm.rms_norm(x, None, 1e-6, 0.0, False)
@@ -642,7 +634,7 @@ def test_modules_are_those_of_torch_nn(kind, shape, options):
 @pytest.mark.parametrize("shape", [(8,), (2, 4)])
 @pytest.mark.parametrize("has_weight", [True, False])
 def test_modules_hand_on_all_that_they_hold(name, function, shape, has_weight):
-    """No parameter and no option has its default, so that a lost one shows."""
+    """No parameter and no option has its default, so that a lost one is noticed."""
     options = {} if "Layer" in name else dict(weight_offset=-0.75, cast_before_weight=True)
     module = getattr(rt, name)(shape, 0.3, has_weight, dtype=torch.bfloat16, **options)
     for parameter in module.parameters():
@@ -704,7 +696,8 @@ def test_calls_appear_in_the_profiler():
     assert {"rmsnorm::rms_norm", "rmsnorm::rms_norm_backward"} <= names
 
 
-# Of codes: the least and the largest, half a unit of a normal one, and half a step of the smallest.
+# {dtype of codes: (least code, largest code, half a unit of a normal code, half a step of the
+# smallest code)}.
 CODES = {
     torch.float8_e4m3fn: (-448, 448, 2.0**-4, 2.0**-10), torch.float8_e5m2: (-57344, 57344, 2.0**-3, 2.0**-17),
     torch.int8: (-128, 127, 0.0, 0.5),
@@ -725,13 +718,13 @@ def test_codes_times_scales_are_the_norm(device, dtype, scales):
         assert found.shape == (240, 3) and found.stride() == (1, 240)
         factors = found.repeat_interleave(128, 1)[:, :300].reshape(x.shape)
     exact = F.rms_norm(x.double(), (300,), w.double(), 1e-6)
-    # Beyond the largest code it saturates. f32 adds next to nothing.
+    # Codes saturate at the largest one. The error of f32 is negligible.
     least, most, unit, step = CODES[dtype]
     bound = torch.maximum(exact.abs() * unit, factors.double() * step) * (1 + 2.0**-10)
     factors = factors.double()
     assert ((codes.double() * factors - exact.clamp(least * factors, most * factors)).abs() <= bound).all()
     assert scales == "given" or found.is_contiguous() or scales == "block"
-    # Each scale is the least: the largest element that shares it has the largest code.
+    # Each scale is the smallest possible: the largest element that shares it has the largest code.
     if scales != "given":
         dims = {"tensor": (0, 1, 2), "row": 2, "block": 1}[scales]
         wide = codes.double().abs()
@@ -754,8 +747,8 @@ def test_codes_with_a_residual_and_their_errors():
             rt.quantized_rms_norm(x, w, 1e-6, scales="mx")
     for arguments, text in (
         (dict(scales="column"), "scales must be one of given, tensor, row, block, mx, got 'column'"),
-        (dict(scales="given"), "scale goes with .*, got scale=None and 'given'"),
-        (dict(scale=torch.ones(1)), "scale goes with .*, got scale=a tensor and 'row'"),
+        (dict(scales="given"), "scale must be given with .*, got scale=None and scales='given'"),
+        (dict(scale=torch.ones(1)), "scale must be given with .*, got scale=a tensor and scales='row'"),
         (dict(dtype=torch.float16), "dtype must be .*, got torch.float16"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -763,7 +756,7 @@ def test_codes_with_a_residual_and_their_errors():
     with pytest.raises(RuntimeError, match="MX has codes of floating point|no dtype for e8m0"):
         rt.quantized_rms_norm(x, w, 1e-6, scales="mx", dtype=torch.int8)
     for call, error, text in (
-        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms have .*; got x torch.float64 on cpu"),
+        (lambda: rt.quantized_rms_norm(x.double()), NotImplementedError, "x: quantized norms support .*; got x torch.float64 on cpu"),
         (lambda: rt.quantized_rms_norm(x, w.half(), residual=r.bfloat16()), NotImplementedError,
          "got x torch.float32, residual torch.bfloat16, weight torch.float16 on cpu"),
         (lambda: rt.quantized_rms_norm(x.numpy()), TypeError, "x: expected a torch.Tensor, got ndarray"),

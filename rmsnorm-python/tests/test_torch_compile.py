@@ -1,4 +1,4 @@
-"""PyTorch: what traces, transforms and differentiates programs."""
+"""PyTorch: tracing, transforming and differentiating programs."""
 
 import copy
 
@@ -21,7 +21,7 @@ def fresh():
 
 
 class Block(torch.nn.Module):
-    """Every kind of norm, between products."""
+    """Every kind of norm, between matrix products."""
 
     def __init__(self, cols):
         super().__init__()
@@ -80,7 +80,8 @@ def test_opcheck_of_the_others(op, args):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_programs_have_no_graph_breaks_and_the_same_bits(device, dynamic):
-    """The products between are eager's, by the backend that compiles nothing: the norms' bits are what is compared."""
+    """A backend that compiles nothing leaves the products as in eager mode, so that only the norms'
+    bits are compared."""
     need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
     block = Block(64).to(device)
     parameters = tuple(block.parameters())
@@ -135,7 +136,7 @@ def test_fake_tensors_have_the_shapes_and_dtypes():
 
 
 def norms():
-    """Ours and PyTorch's, as functions of x and w."""
+    """(this package's norm, PyTorch's norm), functions of x and w."""
     yield lambda x, w: rt.rms_norm(x, w, 1e-6), lambda x, w: F.rms_norm(x, (24,), w, 1e-6)
     yield lambda x, w: rt.layer_norm(x, w, w), lambda x, w: F.layer_norm(x, (24,), w, w)
     yield lambda x, w: sum(rt.add_rms_norm(x, 2 * x, w, 1e-6)), lambda x, w: F.rms_norm(3 * x, (24,), w, 1e-6) + 3 * x
@@ -186,7 +187,7 @@ def test_modules_can_be_copied_and_saved(tmp_path):
 
 
 def test_a_model_trains_as_with_pytorchs_own_norms():
-    """The same steps of Adam from the same start: losses agree as long as rounding errors have not grown."""
+    """The same steps of Adam from the same start: losses agree until rounding errors have grown."""
     def model(nn):
         torch.manual_seed(1)
         return torch.nn.Sequential(torch.nn.Linear(16, 32), nn.RMSNorm(32, eps=1e-6), torch.nn.ReLU(), torch.nn.Linear(32, 32),

@@ -1,4 +1,5 @@
-"""PyTorch on CUDA: streams, graphs, memory, and products of the codes. The values are test_torch.py's."""
+"""PyTorch on CUDA: streams, graphs, memory, and products of codes. test_torch.py tests the
+values."""
 
 import os
 import subprocess
@@ -26,7 +27,8 @@ def random(*shape, dtype=torch.bfloat16, grad=False):
 
 
 def test_calls_go_to_the_current_stream():
-    """Right behind a long product on a side stream, whose result the norm reads: on another stream it would come too early."""
+    """The norm reads the result of a long product on a side stream. On another stream it would run
+    too early."""
     a, w = random(6000, 6000), random(6000)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -68,7 +70,7 @@ def test_graphs_replay_with_new_data(function):
 
 
 def test_the_first_call_of_a_shape_may_be_captured():
-    """Its kernels are compiled then, and nothing of that is in the graph."""
+    """The capture compiles the kernels, but the graph does not contain that."""
     x, w = random(3, 1234), random(1234)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -81,7 +83,7 @@ def test_the_first_call_of_a_shape_may_be_captured():
 
 
 def test_reduce_overhead():
-    """Norms alone, so that the graphs have eager's bits."""
+    """Only norms, so that the graphs have the same bits as eager mode."""
     block = torch.nn.Sequential(rt.RMSNorm(1024, eps=1e-6), rt.LayerNorm(1024)).to("cuda", torch.bfloat16)
     parameters = tuple(block.parameters())
     compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")
@@ -105,11 +107,11 @@ def test_memory_is_pytorchs_own_and_no_more_than_results():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     y = rt.rms_norm(x, w, 1e-6)
-    # y, rstd; x is kept, not copied.
+    # y and rstd; x is saved without a copy.
     assert torch.cuda.memory_allocated() - before <= size + 4096 * 4 + 1024
     gradients = torch.autograd.grad(y, (x, w), dy)
     torch.cuda.synchronize()
-    # dx, dweight and partial sums besides.
+    # Also dx, dweight and partial sums.
     assert torch.cuda.max_memory_allocated() - before <= 2 * size + 8 * 2**20
     del y, gradients
     torch.cuda.empty_cache()
@@ -127,7 +129,7 @@ def test_the_current_device_and_context_stay():
 
 
 def test_a_first_call_leaves_the_context_of_its_thread():
-    """In a process of its own, whose first use of CUDA but for an allocation is this."""
+    """Runs in a new process that has used CUDA only for an allocation."""
     code = """if True:
         import ctypes, torch, rmsnorm.torch as rt
         driver, current = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -181,7 +183,7 @@ def test_threads_may_call_at_the_same_time():
 
 @pytest.mark.parametrize("scales", ["given", "tensor", "row", "block", "mx"])
 def test_codes_go_into_scaled_mm(scales):
-    """The product of codes with a weight in E4M3 is that of what the codes stand for."""
+    """The product of codes with an E4M3 weight equals the product of the decoded values."""
     rows, cols, out = 256, 512, 384
     x, w = random(rows, cols), random(cols)
     scale = torch.tensor([0.02], device="cuda") if scales == "given" else None
@@ -193,7 +195,7 @@ def test_codes_go_into_scaled_mm(scales):
     elif scales == "row":
         wide, scale_b = codes.float() * found, ones(1, out)
     elif scales == "block":
-        # By DeepSeek's recipe: 1x128 of the activations, 128x128 of the weight.
+        # DeepSeek's recipe: blocks of 1x128 for activations, 128x128 for the weight.
         wide, scale_b = codes.float() * found.repeat_interleave(128, 1), ones(cols // 128, out // 128).t().contiguous().t()
     else:
         need("blackwell", torch.cuda.get_device_capability()[0] >= 10, "MX products need compute capability 10.0")
@@ -206,7 +208,7 @@ def test_codes_go_into_scaled_mm(scales):
         raise
     exact = wide.double() @ b.double()
     error = ((got.double() - exact).norm() / exact.norm()).item()
-    # One rounding to bf16, and sums of products in the tensor cores, which keep some 14 bits.
+    # One rounding to bf16, and the tensor cores' sums of products, which keep about 14 bits.
     assert error < 2**-8, error
     norm = F.rms_norm(x.double(), (cols,), w.double(), 1e-6)
     assert ((wide.double() - norm).norm() / norm.norm()).item() < 2**-4

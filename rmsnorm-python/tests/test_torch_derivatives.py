@@ -39,7 +39,7 @@ def subsets(names):
     return ["".join(found) for count in range(1, len(names) + 1) for found in itertools.combinations(names, count)]
 
 
-# What a norm is given: x, a residual (r), a weight (w), a bias (b).
+# (is_layer, the inputs of a norm: x, residual (r), weight (w), bias (b)).
 INPUTS = [(False, names) for names in ("x", "xw", "xr", "xrw")] + [
     (True, names) for names in ("x", "xw", "xb", "xwb", "xr", "xrw", "xrb", "xrwb")
 ]
@@ -53,7 +53,7 @@ def make(names, dtype=torch.float32, weight_dtype=None, stream=None, rows=(3,), 
 
 
 def ours(is_layer, offset=0.0, cast=False):
-    """(y, h), or (y,), of tensors by name."""
+    """A function from {name: tensor} to (y, h) or (y,)."""
 
     def call(tensors):
         x, r, w, b = map(tensors.get, "xrwb")
@@ -66,7 +66,8 @@ def ours(is_layer, offset=0.0, cast=False):
 
 
 def theirs(is_layer, offset=0.0):
-    """By the definition: F.layer_norm of PyTorch 2.15 is wrong in float64, too, where forward mode is nested (jacfwd of jacfwd)."""
+    """The definition. F.layer_norm of PyTorch 2.15 is wrong in nested forward mode (jacfwd of
+    jacfwd), also in float64."""
 
     def call(tensors):
         x, r, w, b = map(tensors.get, "xrwb")
@@ -81,12 +82,13 @@ def theirs(is_layer, offset=0.0):
 
 
 def by_position(function, names):
-    """As a function of tensors in the order of their names."""
+    """`function` with tensors by position instead of by name."""
     return lambda *tensors: function(dict(zip(names, tensors)))
 
 
 def near(got, exact, tolerance=2e-4):
-    """Within a part of the largest element: float32, after some hundred additions and a product of as many factors as derivatives."""
+    """Asserts a small error relative to the largest element. float32 has hundreds of additions, and
+    a factor per derivative."""
     got, exact = ((found,) if isinstance(found, torch.Tensor) else found for found in (got, exact))
     assert len(got) == len(exact)
     for g, e in zip(got, exact):
@@ -94,7 +96,7 @@ def near(got, exact, tolerance=2e-4):
         assert (g.double() - e).abs().max() <= tolerance * e.abs().max(), ((g.double() - e).abs().max(), e.abs().max())
 
 
-# Forward mode, by the kernels.
+# Forward mode, computed by the kernels.
 
 
 def dual_tangents(function, tensors, tangents, with_grad=False):
@@ -112,26 +114,28 @@ def jvp_tangents(function, tensors, tangents):
 
 
 def exact_tangents(is_layer, offset, tensors, tangents):
-    """(y_t, h_t) in float64 and the error of each before the last rounding: math.md's, of the parts that y_t is made of."""
+    """(y_t, h_t) in float64 and the error of each before the last rounding, from math.md's bounds
+    of the terms of y_t."""
     norm = "layer_norm" if is_layer else "rms_norm"
     inputs = {"x": tensors["x"]} | ({"residual": tensors["r"]} if "r" in tensors else {})
     h_t = [tangents[name].float() for name in "xr" if name in tangents]
     rows, terms = wide(tensors["x"]).reshape(-1, COLS), []
     if h_t:
         h_t = sum(h_t[1:], h_t[0])
-        # The Jacobian is symmetric: the tangent in place of dy.
+        # The Jacobian is symmetric, so the tangent takes the place of dy.
         exact, error = exact_and_error(norm, EPS, inputs | {"dy": h_t})
         weight = wide(tensors["w"].float() + offset) if "w" in tensors else 1.0
         terms.append((exact["dx"] * weight, error["dx"] * np.abs(weight)))
     if "w" in tangents:
         exact, error = exact_and_error(norm, EPS, inputs)
         w_t = wide(tangents["w"])
-        # One product more than the norm itself has, since the mean and rstd are the forward pass's.
+        # One product more than in the norm, since mean and rstd come from the forward pass.
         terms.append((exact["y"] * w_t, (error["y"] + 2 * F32_UNIT * np.abs(exact["y"])) * np.abs(w_t)))
     if "b" in tangents:
         terms.append((wide(tangents["b"]) + 0 * rows, 0))
     y_t = sum(value for value, _ in terms)
-    # Each term is a product and a summand: rounded twice, and those behind the first once more.
+    # Each term is a rounded product and a rounded summand; terms after the first are rounded once
+    # more.
     size = sum(np.abs(value) for value, _ in terms)
     error = sum(error for _, error in terms) + (len(terms) + 1) * F32_UNIT * size * (1 + 2.0**-10)
     return (y_t, error), (None if isinstance(h_t, list) else (wide(h_t).reshape(-1, COLS), 0.0))
@@ -143,7 +147,7 @@ def exact_tangents(is_layer, offset, tensors, tangents):
 ])
 @pytest.mark.parametrize("is_layer, names, offset, cast", MODES)
 def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream, is_layer, names, offset, cast):
-    """Of every subset of inputs; with and without a graph, and by torch.func."""
+    """For every subset of inputs, with and without a graph, and with torch.func."""
     tensors, tangents = (make(names, dtype, weight_dtype, stream, (2, 3)) for _ in range(2))
     function = ours(is_layer, offset, cast)
     for chosen in subsets(names):
@@ -183,7 +187,7 @@ def test_tangents_are_seen_in_other_threads():
 
 
 def test_frozen_networks_have_tangents():
-    """Of modules, through dimensions that are flattened, too."""
+    """Tangents of modules, also with flattened dimensions."""
     for module, shape in ((rt.RMSNorm(COLS, EPS), (3, COLS)), (rt.LayerNorm((4, 6)), (3, 4, 6)),
                           (rt.RMSNorm((4, 6), EPS, elementwise_affine=False), (3, 4, 6))):
         module.requires_grad_(False)
@@ -196,12 +200,12 @@ def test_frozen_networks_have_tangents():
             near(forward_ad.unpack_dual(module(forward_ad.make_dual(x, x_t))).tangent, exact)
 
 
-# By gradcheck, with exact kernels.
+# gradcheck, with exact kernels.
 
 
 @pytest.fixture
 def exact_kernels(monkeypatch):
-    """Kernels of float64 where those of float32 are called, and nothing else changed."""
+    """Replaces the float32 kernels by float64 ones, and changes nothing else."""
 
     def forward(is_layer, x, residual, weight, bias, eps, offset, cast):
         h = x if residual is None else x + residual
@@ -230,7 +234,7 @@ def exact_kernels(monkeypatch):
 
 
 def used_results(names):
-    """Which results a loss looks at: y, h or both."""
+    """The results that a loss uses: y, h or both."""
     return {"y": (0,), "h": (1,), "both": (0, 1)} if "r" in names else {"y": (0,)}
 
 
@@ -238,7 +242,8 @@ def used_results(names):
 @pytest.mark.parametrize("is_layer, names, offset, cast", MODES)
 @pytest.mark.parametrize("rows", [(), (2,)])
 def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, names, offset, cast, rows):
-    """First derivatives both ways, second ones as backward of backward and as forward of backward, batches of each."""
+    """First derivatives in both modes, second ones as backward over backward and forward over
+    backward, and batches of each."""
     tensors = {name: random(*(rows if name in "xr" else ()), 4, dtype=torch.float64) for name in names}
     for chosen, indices in itertools.product({names, *names}, used_results(names).values()):
         if indices == (1,) and not set(chosen) & set("xr"):
@@ -266,11 +271,11 @@ def test_third_derivatives(exact_kernels):
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-# Against the definition in float64.
+# Comparison with the definition in float64.
 
 
 def loss_of(function, names, weights):
-    """A scalar of y and h whose second derivatives are dense."""
+    """A scalar function of y and h with dense second derivatives."""
     return lambda *given: sum((t * weight).sin().sum() for t, weight in zip(by_position(function, names)(*given), weights))
 
 
@@ -284,7 +289,8 @@ def _penalty(loss):
 
 
 def _tangents_of_gradients(loss):
-    """Forward over reverse by dual numbers, whose backward pass must carry them; nothing else is recorded."""
+    """Forward over reverse with dual numbers: the backward pass must propagate them. Nothing else
+    is recorded."""
     def call(*tensors):
         with forward_ad.dual_level():
             leaves = [tensor.detach().requires_grad_() for tensor in tensors]
@@ -314,7 +320,7 @@ def _of_all(transform):
 
 
 def _vmapped(transform):
-    """Over a batch of x alone."""
+    """A derivative over a batch of x only."""
     return lambda f: lambda x, *t: _flat(
         torch.func.vmap(transform(f), (0, *[None] * len(t)))(torch.stack([x, 2 * x.flip(0)]), *t))
 
@@ -353,7 +359,7 @@ SECOND = {
 
 
 def both(is_layer, names, offset, transform, compiled=None, dtype=torch.float32):
-    """(ours in that dtype, the definition in float64)."""
+    """(this package's result in the dtype, the definition in float64)."""
     tensors = make(names, dtype)
     weights = [random(3, COLS, dtype=dtype) for _ in range(2)]
     call = transform(loss_of(ours(is_layer, offset), names, weights))
@@ -366,7 +372,8 @@ def both(is_layer, names, offset, transform, compiled=None, dtype=torch.float32)
 @pytest.mark.parametrize("name, dtype", [*itertools.product(FIRST | SECOND, [torch.float32]), ("jacfwd of jacfwd", torch.float64),
                                          ("jacrev of jacrev", torch.float64), ("jacrev of jacfwd", torch.float64)])
 def test_every_way_to_differentiate(name, dtype):
-    """float64 has no kernels; F.layer_norm of PyTorch 2.15 is wrong in these three."""
+    """The float64 cases: there are no kernels, and F.layer_norm of PyTorch 2.15 is wrong in these
+    three."""
     for is_layer, names in INPUTS:
         near(*both(is_layer, names, 0.0 if is_layer else 0.5, (FIRST | SECOND)[name], dtype=dtype))
 
@@ -393,7 +400,8 @@ def test_inductor_compiles_gradients_of_each_example_and_tangents():
 
 
 def test_a_compiled_norm_has_the_tangents_of_dual_numbers():
-    """The level is entered outside: PyTorch's own compiled norms have tangents there."""
+    """The level is entered outside of the compiled function, where PyTorch's compiled norms have
+    tangents."""
     tensors, tangents = make("xw"), make("xw")
     for is_layer in (False, True):
         torch._dynamo.reset()
@@ -404,7 +412,7 @@ def test_a_compiled_norm_has_the_tangents_of_dual_numbers():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_second_derivatives_in_16_bits_are_no_less_exact_than_pytorchs_own(dtype):
-    """At most twice as far, over all elements, as the definition in operations of that dtype."""
+    """The error over all elements is at most twice the error of the definition in this dtype."""
     for is_layer, names in INPUTS:
         tensors, weights = make(names, dtype, rows=(16,)), [random(16, COLS) for _ in range(2)]
         for transform in (_penalty, _tangents_of_gradients, SECOND["jvp of grad"]):
@@ -444,7 +452,8 @@ def test_every_transform_refuses_what_a_call_refuses(weight, error):
 @pytest.mark.parametrize("is_layer", [False, True])
 @pytest.mark.parametrize("along", range(4))
 def test_tangents_of_gradients_in_one_direction(is_layer, along):
-    """Gradients of a linear loss, some of which do not change then: their tangents are zeros of the right shape."""
+    """Some gradients of a linear loss do not change along the direction: their tangents are zeros
+    of the right shape."""
     tensors, c = [random(3, 8), random(3, 8), random(8), random(8)], random(3, 8)
     direction = random(*tensors[along].shape)
 
@@ -516,11 +525,12 @@ def test_a_batch_of_gradients_can_be_differentiated():
     near(*results)
 
 
-# The operators themselves.
+# The operators.
 
 
 def operator_calls():
-    """(operator, its arguments by name, those that are differentiable, PyTorch's own as a function of those)."""
+    """(operator, its arguments by name, the differentiable ones, PyTorch's operator as a function
+    of these)."""
     for is_layer, names in INPUTS:
         tensors = make(names)
         given = [tensors["x"]] + [tensors.get("r")] * ("r" in names) + [tensors.get("w")] + [tensors.get("b")] * is_layer
@@ -538,7 +548,8 @@ def operator_calls():
 
 
 def backward_calls():
-    """The operators of the backward pass as functions of dy, h, the weight and dh; statistics are those of h."""
+    """The operators of the backward pass as functions of dy, h, weight and dh. The statistics are
+    computed from h."""
     for is_layer in (False, True):
         dy, h, w, dh = random(3, COLS), random(3, COLS), random(COLS), random(3, COLS)
         if is_layer:
@@ -560,7 +571,8 @@ def backward_calls():
 
 @pytest.mark.parametrize("name, call, leaves, exact", [*operator_calls(), *backward_calls()])
 def test_operators_have_derivatives(name, call, leaves, exact):
-    """By dual numbers with and without a graph, by torch.func, by autograd, and twice: no operator leaves a derivative out."""
+    """No operator loses a derivative: dual numbers with and without a graph, torch.func, autograd,
+    and second derivatives."""
     wide_leaves, tangents = [t.double() for t in leaves], [random(*t.shape) for t in leaves]
     expected = torch.func.jvp(exact, tuple(wide_leaves), tuple(t.double() for t in tangents))[1]
     near(torch.func.jvp(call, tuple(leaves), tuple(tangents))[1], expected)
@@ -573,13 +585,13 @@ def test_operators_have_derivatives(name, call, leaves, exact):
     first, second = (lambda f: torch.func.grad(loss(f), order)), (lambda f: _of_all(torch.func.hessian)(loss(f)))
     for transform in (first, second, lambda f: _penalty(loss(f)), lambda f: _vmapped(torch.func.grad)(loss(f))):
         near(transform(call)(*leaves), transform(exact)(*wide_leaves))
-    # Below torch.func and autograd: the kernel's bits.
+    # Below torch.func and autograd the results have the kernel's bits.
     batch = [torch.stack([t, t]) for t in leaves]
     for once, twice in zip(call(*leaves), torch.func.vmap(call)(*batch)):
         assert torch.equal(torch.stack([once, once]), twice)
 
 
-# The norm that has no derivative.
+# The quantized norm, which has no derivative.
 
 
 @pytest.mark.parametrize("name", "xrw")
@@ -600,7 +612,7 @@ def test_quantized_norms_refuse_tangents(name):
 
 @pytest.mark.parametrize("name", "xrw")
 def test_quantized_norms_have_no_gradients(name):
-    """The function says so, and its results are as if detached. The operator refuses."""
+    """The function documents it and returns detached results. The operator raises."""
     tensors = make("xrw")
     tensors[name].requires_grad_()
     found = rt.quantized_rms_norm(tensors["x"], tensors["w"], EPS, residual=tensors["r"])
@@ -620,7 +632,7 @@ def test_quantized_norms_have_no_gradients(name):
     lambda x, w: rt.add_layer_norm(x, 2 * x, w, w),
 ], ids=["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
 def test_functionalize(function):
-    """Alone, within and around other transforms, and traced by make_fx."""
+    """Alone, inside and outside of other transforms, and traced by make_fx."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     x, w = torch.randn(3, 8), torch.randn(8)

@@ -1,4 +1,4 @@
-"""PyTorch on several devices: two GPUs, and two processes on one CPU that stand for devices."""
+"""PyTorch on several devices: two GPUs, and two processes on one CPU that act as devices."""
 
 import pathlib
 import subprocess
@@ -13,7 +13,8 @@ torch = framework("torch")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_rows_on_two_devices(order, device):
-    """DTensor with no communication but for rows that are split, SequenceParallel, FSDP2: distributed_torch.py has the checks."""
+    """DTensor (communication only for split rows), SequenceParallel, FSDP2. distributed_torch.py
+    has the checks."""
     if not torch.distributed.is_available():
         pytest.skip("torch.distributed: not in this PyTorch")
     need(device, device == "cpu" or torch.cuda.device_count() >= 2, "PyTorch finds fewer than two such devices")

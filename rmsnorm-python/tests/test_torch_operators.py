@@ -1,5 +1,6 @@
-"""What every operator and every way to its gradient has to keep: the offset of the weight, each member of a batch, and the dtypes that
-a tracer is told. Against the definition in float64, in every argument at once."""
+"""All operators and all ways to their gradients: the weight offset, each member of a batch, and the
+dtypes of fake kernels. Results are compared with the definition in float64, in all arguments at
+once."""
 
 import itertools
 
@@ -21,7 +22,7 @@ def _random(*shape, seed=0, dtype=torch.float32):
 
 
 def _definition(is_layer, x, residual, weight, bias, eps, offset):
-    """(y, h) of `rmsnorm-spec/math.md`, by PyTorch's elementary operations."""
+    """(y, h) of `rmsnorm-spec/math.md`, in PyTorch's elementary operations."""
     h = x if residual is None else x + residual
     centred = h - h.mean(-1, keepdim=True) if is_layer else h
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
@@ -30,7 +31,7 @@ def _definition(is_layer, x, residual, weight, bias, eps, offset):
 
 
 def _weighed(y, h):
-    """A number that tells every element of the results from the others."""
+    """A number in which every element of the results has another factor."""
     far = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).cos()
     return (y * far).sum() + (h.flip(-1) * far).sum()
 
@@ -63,7 +64,7 @@ def _by_func(function, tensors):
 
 
 def _by_vmap(function, tensors):
-    """The batch has one member: a rule for batches sees the call."""
+    """Under vmap with a batch of one member, so that the batching rule is called."""
     found = vmap(grad(function, argnums=tuple(range(len(tensors)))))(*(tensor[None] for tensor in tensors))
     return [tensor[0] for tensor in found]
 
@@ -126,7 +127,7 @@ def _description(results):
 
 
 def _cases():
-    """Calls of every operator in every mix of dtypes, with and without what is optional."""
+    """Calls of every operator in every mix of dtypes, with and without optional arguments."""
     mixes = [(t, w, r) for t in (torch.float32, torch.float16, torch.bfloat16) for w in {t, torch.float32} for r in {t, torch.float32}]
     for (t, w, r), has_weight, shape in itertools.product(mixes, (False, True), ((3, 5, 24), (0, 24), (3, 0, 24), (24,), (128, 128))):
         x, residual, weight = _random(*shape, dtype=t), _random(*shape, seed=1, dtype=r), _random(shape[-1], seed=2, dtype=w)
@@ -142,7 +143,7 @@ def _cases():
             yield "rms_norm_backward", (x, residual, weight, statistics, residual, 1.0, *needs)
             yield "layer_norm_backward", (x, residual, weight, statistics, statistics, None, needs[0], needs[1], not needs[0])
         for codes, scales, adds in itertools.product(range(3), range(5), (False, True)):
-            # Tiles of scales are of E4M3 alone.
+            # MX scales exist for E4M3 only.
             if scales == 4 and codes != 0:
                 continue
             scale = torch.ones(1) if scales == 0 else None
@@ -150,14 +151,14 @@ def _cases():
 
 
 def test_tracers_are_told_what_the_kernels_give():
-    """Shapes, dtypes, strides and devices of every result, also of those that are not asked for."""
+    """Shapes, dtypes, strides and devices of all results, also of results that are not needed."""
     count = {}
     for name, args in _cases():
         operator = getattr(_OPS, name)
         try:
             real = _description(operator(*args))
         except RuntimeError as error:
-            # A set of scales that a row cannot have.
+            # Scales that rows of this length cannot have.
             assert name == "quantized_rms_norm" and ("scale" in str(error) or "e8m0" in str(error)), (name, error)
             continue
         with FakeTensorMode() as mode:

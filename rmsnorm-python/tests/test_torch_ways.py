@@ -1,4 +1,5 @@
-"""PyTorch: the ways out of eager mode that `torch.nn`'s norms take, theirs beside ours. The guide's table says the same."""
+"""PyTorch: compilers, exporters and transforms, with the norms of `torch.nn` and of this package.
+The guide's table has the results."""
 
 import copy
 import io
@@ -23,7 +24,7 @@ def fresh():
 
 
 def model(nn):
-    """Both norms behind a product, with weights that are not all one."""
+    """Both norms after a product, with weights that are not all one."""
     found = torch.nn.Sequential(torch.nn.Linear(8, 8), nn.RMSNorm(8, 1e-6), nn.LayerNorm(8))
     for parameter in found.parameters():
         torch.nn.init.normal_(parameter)
@@ -31,12 +32,12 @@ def model(nn):
 
 
 def gradients(y, model, x):
-    """The gradients of a loss, of x and the parameters."""
+    """The gradients of a loss with respect to x and the parameters."""
     return torch.autograd.grad(y.sin().sum(), (x, *model.parameters()))
 
 
 def same_gradients(function, model):
-    """The result of a function that computes as the model, once its gradients are found to be the model's."""
+    """The function, after a check that its gradients equal the model's."""
     x = torch.randn(3, 8, requires_grad=True)
     for got, expected in zip(gradients(function(x), model, x), gradients(model(x), model, x), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -49,7 +50,7 @@ def exported(model, x, **options):
 
 
 def decomposed(model, x):
-    """Without an operator that is not PyTorch's."""
+    """The exported program, decomposed into PyTorch's operators only."""
     program = exported(model.eval(), x).run_decompositions()
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
     assert all(getattr(target, "namespace", "aten") == "aten" for target in targets), targets
@@ -57,7 +58,7 @@ def decomposed(model, x):
 
 
 def loaded_elsewhere(load, x, tmp_path):
-    """What a process that does not have this package makes of x."""
+    """The result for x in a process without this package."""
     torch.save(x, tmp_path / "x.pt")
     code = f"""if True:
         import sys, torch
@@ -91,7 +92,7 @@ def script_elsewhere(model, x, tmp_path):
 
 
 def onnx(model, x, tmp_path, **options):
-    """What ONNX's reference makes of x."""
+    """The result for x of ONNX's reference implementation."""
     framework("onnxscript")
     reference = framework("onnx.reference")
     path = str(tmp_path / "model.onnx")
@@ -107,7 +108,7 @@ def jagged(model, x, tmp_path):
 
 
 def fake(model, x, tmp_path):
-    """Shapes by fake tensors and on the meta device; the values are the model's own."""
+    """Checks shapes with fake tensors and on the meta device; returns the model's values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -133,7 +134,7 @@ def functional(model, x, tmp_path):
     return torch.func.vmap(model)(x)
 
 
-# Each gives what the model makes of x, some after more that they look at.
+# {way: function that returns the model's result for x, some after further checks}.
 WAYS = {
     "`torch.compile(fullgraph=True)`, with gradients": lambda m, x, _: same_gradients(torch.compile(m, fullgraph=True), m)(x),
     "`torch.compile(backend=\"aot_eager\")`": lambda m, x, _: same_gradients(torch.compile(m, backend="aot_eager"), m)(x),
@@ -156,7 +157,8 @@ WAYS = {
 
 
 def outcome(way, nn, tmp_path):
-    """Whether PyTorch takes it; where it does, the result is that of the same norms in float64."""
+    """Whether PyTorch supports the way. If it does, the result is compared with the same norms in
+    float64."""
     built, x = model(nn), torch.randn(3, 8)
     exact = copy.deepcopy(built).double()(x.double()).float()
     try:
@@ -246,7 +248,7 @@ def test_an_exported_program_has_the_bits_of_eager_and_trains():
 
 @pytest.mark.parametrize("kind", ["exported", "decomposed", "traced"])
 def test_a_program_has_derivatives_of_every_kind(kind):
-    """Under transforms, too, of which a program's operators are seen before they are taken apart."""
+    """Also under transforms, which see a program's operators before they are decomposed."""
     norms, x = model(rt), torch.randn(3, 8)
     programs = {
         "exported": lambda: torch.export.export(norms, (x,)).module(),
@@ -304,7 +306,7 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
         tolerance = 2.0**-6 if dtype == torch.bfloat16 else 1e-5
         torch.testing.assert_close(y.values(), function(rows), rtol=tolerance, atol=tolerance)
         (got,), (expected,) = torch.autograd.grad(y.values().sin().sum(), nested), torch.autograd.grad(function(rows).sin().sum(), rows)
-        # In 16 bits torch.nn.functional, which computes for nested tensors, rounds between its steps.
+        # torch.nn.functional computes nested tensors, and rounds between its steps in 16 bits.
         tolerance = 2.0**-5 if dtype == torch.bfloat16 else 1e-4
         torch.testing.assert_close(got.values(), expected, rtol=tolerance, atol=tolerance)
     dense = torch.cat(parts)
@@ -320,7 +322,8 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
     ):
         with pytest.raises(error, match=text):
             call()
-    # The older layout, of which PyTorch has the layer norm alone. Without a gradient, too, which another way goes.
+    # PyTorch supports only the layer norm for the older layout. Also without a gradient, which
+    # takes another path.
     strided = torch.nested.nested_tensor(parts)
     for got, part in zip(rt.layer_norm(strided, weight, bias).unbind(), parts, strict=True):
         tolerance = 2.0**-6 if dtype == torch.bfloat16 else 1e-5

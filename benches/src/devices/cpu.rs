@@ -1,4 +1,4 @@
-//! Measuring the CPU: the host's clock, and copies with the kernels' own loads and stores.
+//! Measuring the CPU with the host's clock, and copies with the loads and stores of the kernels.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -10,17 +10,19 @@ use rmsnorm_core::{Element, Error};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
-/// Input and output of all sets exceed this many bytes together: several times any processor's last-level cache.
+/// Input and output of all sets together exceed this many bytes: several times any processor's
+/// last-level cache.
 const COLD_BYTES: usize = 512 << 20;
 
-/// Below this size of a matrix the call is a decode step, whose tensors are in the cache.
+/// Calls on matrices of fewer bytes are decode steps, whose tensors are in the cache.
 const HOT_BYTES: usize = 128 << 10;
 
-/// The most elements of a matrix, which then has 256 MiB in f32; there are eight of that size, two sets of four. A single
-/// row takes more, as vectors are as long then.
+/// The largest number of elements of a matrix: 256 MiB in f32. There are eight matrices of this
+/// size, two sets of four. A single row takes more memory, since vectors are then as long as
+/// matrices.
 const MOST_ELEMENTS: usize = 1 << 26;
 
-/// Bytes of a matrix in sweeps.
+/// The bytes of a matrix in sweeps.
 const SWEEP_BYTES: usize = 16 << 20;
 
 impl Measurable for CpuBackend {
@@ -33,7 +35,7 @@ impl Measurable for CpuBackend {
         Shape { rows: 1, cols: 4096 },
     ];
 
-    /// Through the cache, and past it.
+    /// Ordinary stores, and streaming stores that bypass the cache.
     const COPIES: usize = 2;
 
     const SAMPLE_SECONDS: f64 = 100e-6;
@@ -60,7 +62,8 @@ impl Measurable for CpuBackend {
         if from.len() != to.len() {
             return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
         }
-        // The backend copies f32. Matrices begin on a cache line, so that nothing but an odd last element is left over.
+        // The backend copies f32. Matrices begin on a cache line, so at most one 16-bit element is
+        // left at the end.
         let (head, body, tail) = pod_align_to::<T, f32>(from);
         let (split, streaming) = (head.len(), way == 1);
         let (head_to, body_to, tail_to) = pod_align_to_mut::<T, f32>(to);
@@ -78,7 +81,7 @@ impl Measurable for CpuBackend {
     }
 
     fn make_batch(&self, _sets: usize, call: &mut Call<'_, Self>) -> Result<(), Error> {
-        // All is compiled: one call fills the caches and wakes the threads.
+        // Nothing is compiled at run time. One call fills the caches and wakes the threads.
         call(self, 0)
     }
 
@@ -103,7 +106,7 @@ mod tests {
     fn cold_sets_exceed_the_caches_and_a_decode_step_has_one() {
         let backend = CpuBackend::new();
         assert_eq!(backend.sets(16 << 20), Sets { count: 16, is_cold: true });
-        // 5 sets of two matrices would be 20 MiB short.
+        // Five sets of two matrices would have 12 MiB too few.
         assert_eq!(backend.sets(50 << 20), Sets { count: 6, is_cold: true });
         assert_eq!(backend.sets(1 << 30), Sets { count: 2, is_cold: true });
         assert_eq!(backend.sets(8 << 10), Sets { count: 1, is_cold: false });

@@ -1,8 +1,8 @@
-//! Measuring a CUDA device: graphs of calls between two events, and the driver's own copy.
+//! Measuring a CUDA device: CUDA graphs of calls between two events, and the driver's copy.
 //!
-//! A batch is one call on every set, captured into a graph. A sample replays it many times over: what is measured is the
-//! device's time, and every call finds its tensors where the calls in between have left them, in memory. Where a call
-//! cannot be captured, events enclose a loop instead.
+//! A batch is one call on every set, captured into a graph. A sample replays the graph many times
+//! and measures the device's time. The calls on other sets have evicted a call's tensors from the
+//! cache. If a call cannot be captured, the events enclose a loop of calls instead.
 
 use std::ops::Range;
 
@@ -17,36 +17,40 @@ use super::gpu::{self, SWEEP_BYTES, set_count};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
-/// Calls before a capture, which takes no kernel that is yet to be loaded.
+/// The number of calls before a capture. They load the kernels, which a capture does not allow.
 const WARM_CALLS: usize = 3;
 
-/// Device memory that is left for what is not a tensor: kernels, graphs, and the allocator's own needs.
+/// Device memory that is reserved for kernels, graphs and the allocator.
 const RESERVED_BYTES: usize = 1 << 30;
 
-/// The oldest driver with the function by which cudarc reads events: it panics where that is missing.
+/// The oldest driver with the function that cudarc reads events with. cudarc panics if it is
+/// missing.
 const OLDEST_TIMING_DRIVER: (u32, u32) = (12, 8);
 
-/// Whole pages of at most so many bytes were always copied at the driver's full rate. What is no whole number of pages, and
-/// some larger sizes (a page more, 512 MiB, 1 GiB), ran at two thirds of it (H200, driver 580.159).
+/// The largest copy that always runs at the driver's full rate, if it is a whole number of pages.
+/// Parts of a page and some larger sizes (a page more, 512 MiB, 1 GiB) run at two thirds of it
+/// (H200, driver 580.159).
 const PIECE_BYTES: usize = 256 << 20;
 
 const PAGE_BYTES: usize = 4 << 10;
 
 /// Calls that are timed together.
 pub struct Batch {
-    /// One call on every set; `None` where they could not be captured.
+    /// One call on every set; `None` if they could not be captured.
     graph: Option<CudaGraph>,
     sets: usize,
 }
 
-/// The backend on a stream whose calls can be captured: not the default stream, nor one that makes cudarc record its
-/// events, which a capture does not take. The calling thread's own stream is neither.
+/// The backend on the calling thread's default stream, whose calls can be captured. A capture does
+/// not allow the legacy default stream, nor the events that cudarc records on streams that it
+/// makes.
 pub(crate) fn capturable(backend: &CudaBackend) -> Result<CudaBackend, Error> {
     backend.on(backend.stream().context().per_thread_stream())
 }
 
 impl Measurable for CudaBackend {
-    /// Rows of all lengths that models and research have, a call that hardly fills the device, and decode steps.
+    /// Rows of all lengths of models and research, a call that hardly fills the device, and decode
+    /// steps.
     const SHAPES: &'static [Shape] = &[
         Shape { rows: 32768, cols: 4096 },
         Shape { rows: 1_048_576, cols: 128 },
@@ -58,13 +62,13 @@ impl Measurable for CudaBackend {
         Shape { rows: 1024, cols: 131_072 },
         Shape { rows: 4096, cols: 4096 },
         Shape { rows: 128, cols: 4096 },
-        // Those of the CPU too.
+        // Shapes that the CPU is measured with, too.
         Shape { rows: 4096, cols: 1024 },
         Shape { rows: 2048, cols: 4096 },
         Shape { rows: 1, cols: 4096 },
     ];
 
-    /// In one piece, and in pieces that the driver always copies at its full rate.
+    /// One piece, or pieces that the driver always copies at its full rate.
     const COPIES: usize = 2;
 
     const SAMPLE_SECONDS: f64 = 30e-3;
@@ -75,7 +79,7 @@ impl Measurable for CudaBackend {
         let count = set_count(matrix_bytes);
         let l2_bytes = self.stream().context().attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
         let l2_bytes = l2_bytes.map_or(0, |bytes| bytes.unsigned_abs() as usize);
-        // A call has an input and an output at least: twice the L2.
+        // A call has at least an input and an output, so together they are twice the L2.
         Sets { count, is_cold: count * matrix_bytes >= l2_bytes }
     }
 
@@ -91,7 +95,7 @@ impl Measurable for CudaBackend {
         }
         let gib = |bytes: usize| bytes as f64 / (1 << 30) as f64;
         let (needed, free) = (gib(bytes.saturating_add(RESERVED_BYTES)), gib(free));
-        Err(format!("measuring takes {needed:.1} GiB, {} has {free:.1} GiB free", self.name()))
+        Err(format!("measuring needs {needed:.1} GiB, {} has {free:.1} GiB free", self.name()))
     }
 
     fn repeat<T: Element>(&self, period: &[T], len: usize, count: usize) -> Result<Vec<CudaSlice<T>>, Error> {
@@ -119,7 +123,7 @@ impl Measurable for CudaBackend {
     }
 
     fn make_batch(&self, sets: usize, call: &mut Call<'_, Self>) -> Result<Batch, Error> {
-        // Not all who measure ask first whether they may.
+        // Not all callers call `admit` first.
         require_timing(self.driver_version()).map_err(|reason| Error::Unavailable { backend: "cuda", reason })?;
         (0..sets.min(WARM_CALLS)).try_for_each(|set| call(self, set))?;
         self.stream().synchronize().map_err(device_error)?;
@@ -158,7 +162,8 @@ impl Measurable for CudaBackend {
     }
 }
 
-/// The elements of a matrix in pieces that the driver copies at its full rate: whole pages, and a rest that takes no time.
+/// The elements of a matrix in pieces that the driver copies at its full rate: whole pages, and a
+/// rest of less than a page.
 fn pieces(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let (piece, page) = (PIECE_BYTES / element_bytes, PAGE_BYTES / element_bytes);
     let pages = len - len % page;
@@ -166,7 +171,10 @@ fn pieces(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>
     whole.chain((pages < len).then_some(pages..len))
 }
 
-/// Whether a driver of that version can time anything; if not, the rule in words.
+/// Checks that a driver of this version can time calls.
+///
+/// # Errors
+/// The rule, if it cannot.
 fn require_timing(driver: (u32, u32)) -> Result<(), String> {
     if driver >= OLDEST_TIMING_DRIVER {
         return Ok(());
@@ -175,18 +183,19 @@ fn require_timing(driver: (u32, u32)) -> Result<(), String> {
     Err(format!("timing needs a driver of CUDA {}.{} or newer, this one is of {}.{}", oldest.0, oldest.1, got.0, got.1))
 }
 
-/// One call on every set as a graph, or `None` if a call or the driver refuses; the stream is then as it was before.
+/// A graph of one call on every set, or `None` if a call or the driver fails. The stream is not
+/// capturing afterwards.
 fn capture(backend: &CudaBackend, sets: usize, call: &mut Call<'_, CudaBackend>) -> Option<CudaGraph> {
     let stream = backend.stream();
-    // What other threads do meanwhile is none of this capture's business.
+    // Thread-local mode: calls of other threads do not invalidate the capture.
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).ok()?;
     let calls = (0..sets).try_for_each(|set| call(backend, set));
-    // Whatever the calls said: a capture must end.
+    // A capture must end, also after an error.
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     match (calls, graph) {
         (Ok(()), Ok(Some(graph))) => Some(graph),
         (Ok(()) | Err(_), Ok(_) | Err(_)) => {
-            // cudarc keeps errors that it could not return, and would report this one at the next call.
+            // Clears the error that cudarc keeps; it would return it at the next call.
             stream.context().check_err().ok();
             None
         }

@@ -1,4 +1,4 @@
-//! What measuring any GPU has in common.
+//! Common parts of measuring GPUs.
 
 use std::ops::Range;
 
@@ -6,21 +6,23 @@ use rmsnorm_core::{Element, Error};
 
 use crate::Measurable;
 
-/// Three matrices of all sets exceed this many bytes together: several times the L2 of any device.
+/// Three matrices of all sets together exceed this many bytes: several times the L2 of any device.
 const COLD_BYTES: usize = 512 << 20;
 
-/// The most sets: small calls need not be told apart further.
+/// The largest number of sets. Small calls would otherwise need thousands.
 const MOST_SETS: usize = 64;
 
-/// Bytes of a matrix in sweeps.
+/// The bytes of a matrix in sweeps.
 pub(super) const SWEEP_BYTES: usize = 256 << 20;
 
-/// As many sets as visit [`COLD_BYTES`]; the peers are measured with the same number.
+/// The number of sets that together have [`COLD_BYTES`]. The peers are measured with the same
+/// number.
 pub(super) fn set_count(matrix_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(3 * matrix_bytes.max(1)).clamp(2, MOST_SETS)
 }
 
-/// As [`Measurable::repeat`]. Only the period comes from the host, and is copied on the device: gigabytes from the host would take seconds.
+/// [`Measurable::repeat`] for GPUs: uploads only the period and repeats it with copies on the
+/// device. Uploading gigabytes would take seconds.
 pub(super) fn repeat<D: Measurable, T: Element>(
     device: &D,
     period: &[T],
@@ -38,7 +40,8 @@ pub(super) fn repeat<D: Measurable, T: Element>(
     (0..count).map(repeated).collect()
 }
 
-/// The copies that fill `len` elements with repetitions of the first `period`: from where, to where.
+/// The copies that fill `len` elements with repetitions of the first `period`: (source,
+/// destination).
 fn repetitions(period: usize, len: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     (0..len).step_by(period.max(1)).map(move |start| {
         let part = 0..period.min(len - start);

@@ -14,19 +14,19 @@ use super::gpu::{self, SWEEP_BYTES, set_count};
 use crate::Shape;
 use crate::measurable::{Call, Measurable, Mode, Sets};
 
-/// Tensors of this many bytes in all are in no cache. wgpu tells none's size.
+/// Tensors with more bytes in all count as exceeding the caches: wgpu does not report cache sizes.
 const NO_CACHE_BYTES: usize = 128 << 20;
 
-/// Elements that a software adapter, which is a processor in disguise, is measured with at most.
+/// The largest matrix for a software adapter, which runs on the CPU, in elements.
 const MOST_SOFTWARE_ELEMENTS: usize = 1 << 20;
 
-/// Calls in one submission: the driver holds on to what each of them needs.
+/// The largest number of calls in one submission: the driver keeps the resources of all of them.
 const MOST_CALLS: usize = 1024;
 
-/// What timestamps need of a device.
+/// The device features that timestamps need.
 const TIMESTAMPS: Features = Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
 
-/// Where a sample's two timestamps go; `None` on a device that has none.
+/// The buffers of a sample's two timestamps; `None` on a device without timestamps.
 pub struct Batch(Option<Stamps>);
 
 struct Stamps {
@@ -35,7 +35,8 @@ struct Stamps {
 }
 
 impl Measurable for WgpuBackend {
-    /// Those of CUDA that wgpu has targets for, a call that hardly fills the device, and decode steps.
+    /// CUDA's shapes that wgpu has targets for, a call that hardly fills the device, and decode
+    /// steps.
     const SHAPES: &'static [Shape] = &[
         Shape { rows: 32768, cols: 4096 },
         Shape { rows: 1_048_576, cols: 128 },
@@ -44,7 +45,7 @@ impl Measurable for WgpuBackend {
         Shape { rows: 8192, cols: 16384 },
         Shape { rows: 2048, cols: 65536 },
         Shape { rows: 256, cols: 4096 },
-        // Those of the CPU too.
+        // Shapes that the CPU is measured with, too.
         Shape { rows: 4096, cols: 1024 },
         Shape { rows: 2048, cols: 4096 },
         Shape { rows: 1, cols: 4096 },
@@ -65,7 +66,8 @@ impl Measurable for WgpuBackend {
         if self.is_software() { 2 * MOST_SOFTWARE_ELEMENTS } else { SWEEP_BYTES }
     }
 
-    /// wgpu does not say how much memory is free: what does not fit is an error of the device.
+    /// wgpu does not report free memory, so tensors that do not fit are an error of the device
+    /// later.
     fn admit(&self, shape: Shape, _bytes: usize) -> Result<(), String> {
         let most = self.device().limits().max_buffer_size;
         if shape.elements() as u64 * 4 > most {
@@ -133,12 +135,13 @@ impl Measurable for WgpuBackend {
     }
 }
 
-/// What measuring adds to the backend.
+/// The timer that measuring adds to the backend.
 trait Clock {
-    /// Waits until all that was submitted is done.
+    /// Waits until all submitted work is done.
     fn wait(&self) -> Result<(), Error>;
 
-    /// Seconds on the device between the first and the last of the calls, which become one submission.
+    /// Runs the calls in one submission. Returns the seconds on the device from the first to the
+    /// last call.
     fn between_stamps(&self, stamps: &Stamps, calls: impl FnOnce(&Self) -> Result<(), Error>) -> Result<f64, Error>;
 }
 
@@ -161,7 +164,7 @@ impl Clock for WgpuBackend {
             device.create_buffer(&BufferDescriptor { label: None, size: 16, usage, mapped_at_creation: false });
         encoder.copy_buffer_to_buffer(&stamps.resolved, 0, &staging, 0, 16);
         self.queue().submit([encoder.finish()]);
-        // The outcome is that of `get_mapped_range`.
+        // `get_mapped_range` reports a failure of the mapping.
         staging.map_async(MapMode::Read, .., |_| {});
         self.wait()?;
         let mapped = staging.get_mapped_range(..).map_err(failure)?;

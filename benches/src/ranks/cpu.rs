@@ -1,4 +1,4 @@
-//! Ranks that are threads: composed of the CPU backend and a group of threads.
+//! Ranks that are threads: the CPU backend composed with a group of threads.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use super::meeting::Meeting;
 use super::{Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group};
 use crate::BenchError;
 
-/// Seconds of one trial, about.
+/// The approximate duration of a trial, in seconds.
 const TRIAL_SECONDS: f64 = 0.02;
 
-/// A rank's only way.
+/// The only method of a rank.
 struct Threads(Sharded<CpuBackend, ThreadGroup>);
 
 pub(super) fn ways(cpu: &CpuBackend, ranks: usize) -> Result<Ranks, BenchError> {
@@ -51,7 +51,7 @@ impl Way for Threads {
         meeting.wait(rank)?;
         let start = Instant::now();
         call(&mut tensors)?;
-        // The same number on all ranks.
+        // All ranks compute the same number of calls.
         let once = meeting.gather(rank, start.elapsed().as_secs_f64())?.into_iter().fold(1e-9, f64::max);
         let calls = (TRIAL_SECONDS / once).clamp(1.0, 1e4) as usize;
         let mut us = [0.0; TRIALS];

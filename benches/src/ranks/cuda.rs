@@ -1,7 +1,11 @@
-//! Ranks on a GPU each: in one kernel over memory that all reach; and with NCCL, composed of its sends and one norm of sums (the same bits of
-//! the sum), and as its all-reduce followed by a norm (a sum that is rounded before the residual is added, in NCCL's order).
+//! Ranks on one GPU each, with three methods:
 //!
-//! Times are those of graphs of many calls, between two events.
+//! - one kernel over peer memory;
+//! - NCCL's sends composed with a norm of sums, with the same bits of the sum;
+//! - NCCL's all-reduce followed by a norm: the sum is added in NCCL's order and rounded before the
+//!   residual is added.
+//!
+//! Events time CUDA graphs of many calls.
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::cuda::cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -17,10 +21,10 @@ use crate::BenchError;
 use crate::buffer::{Buffer, both};
 use crate::devices::cuda::capturable;
 
-/// Rows up to which a call is small: there are more of them in a graph, on fewer sets of tensors.
+/// Calls with fewer rows are small: their graphs have more calls, on fewer sets of tensors.
 const FEW_ROWS: usize = 512;
 
-/// A rank, with one way.
+/// A rank with one method.
 struct Gpu {
     backend: CudaBackend,
     how: How,
@@ -32,7 +36,7 @@ enum How {
     Composed(Sharded<CudaBackend, NcclComm>),
 }
 
-/// `bytes`: of the largest x.
+/// The methods of all ranks. `bytes`: the size of the peer group's buffers.
 pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks, BenchError> {
     let devices = CudaBackend::device_count()?;
     if ranks > devices {
@@ -45,7 +49,7 @@ pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks, BenchError> {
     let backends = (0..ranks).map(backend).collect::<Result<Vec<_>, _>>()?;
     let arithmetic = backends[0].arithmetic();
     let groups = PeerGroup::in_process(&backends, bytes)?;
-    // One for each communicator. Without NCCL there is one way.
+    // One id for each communicator. Without NCCL only the one-kernel method exists.
     let ids = match NcclComm::version() {
         Ok(_) => Some([NcclComm::unique_id()?, NcclComm::unique_id()?]),
         Err(_) => None,
@@ -54,7 +58,7 @@ pub(super) fn ways(ranks: usize, bytes: usize) -> Result<Ranks, BenchError> {
     Ok(Ranks { ranks: groups.into_iter().zip(backends).map(rank).collect(), arithmetic })
 }
 
-/// All ways that there are to make a rank's call.
+/// All available methods of a rank.
 fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Result<Vec<Box<dyn Way>>, BenchError> {
     let comm = |id| NcclComm::from_rank(backend.stream().clone(), group.rank(), group.ranks(), id);
     let comms = ids.map(|[one, two]| Ok::<_, BenchError>((comm(one)?, comm(two)?))).transpose()?;
@@ -67,21 +71,22 @@ fn make(group: PeerGroup, backend: &CudaBackend, ids: Option<[NcclId; 2]>) -> Re
     Ok(ways)
 }
 
-/// What every call of a rank has in common.
+/// The common arguments of all calls of a rank.
 struct Common {
     case: RanksCase,
     spec: NormSpec,
     parameters: Parameters<CudaBackend>,
-    /// Room for what NCCL's all-reduce gives.
+    /// The output of NCCL's all-reduce.
     reduced: Buffer<CudaBackend>,
 }
 
 impl Gpu {
-    /// Compiles: that may not come into a capture, nor while another rank waits.
+    /// Compiles the kernels, which is not possible in a capture or while another rank waits.
     fn prepare(&self, case: &RanksCase, spec: &NormSpec) -> Result<(), BenchError> {
         let RanksCase { op, dtype, .. } = *case;
         if op == RanksOp::ForwardColumns {
-            // The first call compiles, before the ranks' kernels meet: each has a GPU of its own.
+            // The first call compiles before its kernel waits for other ranks, and each rank has a
+            // separate GPU.
             return Ok(());
         }
         let tensors = [Tensor::Weight, Tensor::Residual, Tensor::ResidualOut];
@@ -93,7 +98,7 @@ impl Gpu {
             How::AllReduce(_) => self.backend.prepare(&problem)?,
             How::Composed(rank) => {
                 let parts = rank.ranks();
-                // A rank adds its own rows, or all.
+                // A rank adds the rows that it owns, or all rows.
                 for rows in [problem.rows.div_ceil(parts), problem.rows] {
                     self.backend.prepare(&Problem { rows, parts, ..problem })?;
                 }
@@ -113,7 +118,7 @@ impl Gpu {
         let stream = match &self.how {
             How::OneKernel(group) => case.of_stream(group.rank(), group.ranks()),
             How::Composed(rank) => case.of_stream(rank.rank(), rank.ranks()),
-            // It has all of the sum.
+            // Every rank has the whole sum.
             How::AllReduce(_) => 0..case.shape.elements(),
         };
         let mut args = set.args(&self.backend, case, parameters, stream);
@@ -127,7 +132,7 @@ impl Gpu {
         }
     }
 
-    /// Waits for what was enqueued, and asks whether all ranks came.
+    /// Waits for all enqueued work, and checks that all ranks took part.
     fn finish(&self) -> Result<(), BenchError> {
         self.backend.stream().synchronize().map_err(failed)?;
         match &self.how {
@@ -136,7 +141,7 @@ impl Gpu {
         }
     }
 
-    /// A graph of so many calls, ready on the device.
+    /// A graph of `calls` calls, uploaded to the device.
     fn capture(
         &self,
         calls: usize,
@@ -146,10 +151,10 @@ impl Gpu {
         let (stream, count) = (self.backend.stream(), sets.len());
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed)?;
         let captured = (0..calls).try_for_each(|number| self.call(common, &mut sets[number % count]));
-        // Ended in any case, or the stream would be of no further use.
+        // A capture must end, also after an error, or the stream cannot be used again.
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(failed);
         captured?;
-        let graph = graph?.ok_or_else(|| BenchError::Input("nothing was captured".into()))?;
+        let graph = graph?.ok_or_else(|| BenchError::Input("the capture has recorded no call".into()))?;
         graph.upload().and_then(|()| stream.synchronize()).map_err(failed)?;
         Ok(graph)
     }
@@ -181,19 +186,19 @@ impl Way for Gpu {
         let parameters = Parameters::new(backend, case)?;
         let reduced = Buffer::nan(backend, case.dtype, case.shape.elements())?;
         let mut common = Common { case: *case, spec, parameters, reduced };
-        // More than the L2 has room for, where a call nearly fills it.
+        // Large calls use four sets, which together exceed the L2.
         let is_small = case.shape.rows < FEW_ROWS;
         let set = |_| Tensors::new(backend, rank, case);
         let mut sets = (0..if is_small { 2 } else { 4 }).map(set).collect::<Result<Vec<_>, _>>()?;
         self.prepare(case, &spec)?;
         stream.synchronize().map_err(failed)?;
         meeting.wait(rank)?;
-        // NCCL connects at the first call of a kind.
+        // NCCL connects on the first call of each kind.
         self.call(&mut common, &mut sets[0])?;
         self.finish()?;
         let before = sets[0].outputs(backend, case)?;
 
-        // As many calls as take about a millisecond or more, but for the launches of the graph itself.
+        // Enough calls for about a millisecond, so that the launches of the graph do not count.
         let (calls, launches) = if is_small { (64, 3) } else { (16, 2) };
         let graph = self.capture(calls, &mut common, &mut sets)?;
         let event = || stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(failed);
@@ -203,7 +208,7 @@ impl Way for Gpu {
         let mut us = [0.0; TRIALS];
         for us in &mut us {
             meeting.wait(rank)?;
-            // Here the ranks meet on the device.
+            // The first launch, which is not timed, synchronizes the ranks on the device.
             graph.launch().and_then(|()| begin.record(stream)).map_err(failed)?;
             (0..launches).try_for_each(|_| graph.launch()).and_then(|()| end.record(stream)).map_err(failed)?;
             stream.synchronize().map_err(failed)?;
@@ -211,12 +216,12 @@ impl Way for Gpu {
         }
         self.finish()?;
         let after = sets[sets.len() - 1].outputs(backend, case)?;
-        // No rank is in its next call while another still waits for one of this.
+        // No rank may begin its next call while another rank still waits in this one.
         meeting.wait(rank)?;
         Ok(Measured { us, outputs: [before, after] })
     }
 }
 
 fn failed(error: DriverError) -> BenchError {
-    BenchError::Input(format!("a device fails: {error}"))
+    BenchError::Input(format!("a device failed: {error}"))
 }

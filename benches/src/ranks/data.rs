@@ -1,4 +1,4 @@
-//! What ranks add up and normalize, and whether what came out is right.
+//! The inputs of the ranks, and the check of their outputs.
 
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model};
@@ -13,12 +13,15 @@ use crate::pattern::values;
 /// Added to every variance.
 const EPS: f32 = 1e-6;
 
-/// Seeds of what is the same on all ranks. That of x is the rank.
+/// The seeds of tensors that are equal on all ranks. The seed of x is the rank.
 pub(super) const RESIDUAL: u64 = 100;
 pub(super) const WEIGHT: u64 = 101;
 pub(super) const BIAS: u64 = 102;
 
-/// What is wrong with the outputs of all ranks, if anything.
+/// Checks the outputs of all ranks.
+///
+/// # Errors
+/// The fault, in words.
 pub(super) fn judge(
     case: &RanksCase,
     arithmetic: &Arithmetic,
@@ -33,7 +36,8 @@ pub(super) fn judge(
     }
 }
 
-/// y on some rows, by the sum that was stored where that is not the one of the definition.
+/// Checks some rows of the sum and of y. If the sum may differ from its definition, y is checked
+/// with the stored sum.
 fn judge_sum(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs], is_exact: bool) -> Result<(), &'static str> {
     let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
     let [sum, y] = &ranks[0];
@@ -52,7 +56,7 @@ fn judge_sum(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs], is_ex
     judge_y(case, cols, [&expected, &weight, &bias], &pick(case, y), arithmetic)
 }
 
-/// y of all ranks, put together, on some rows.
+/// Checks some rows of y, joined from all ranks.
 fn judge_whole_rows(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs]) -> Result<(), &'static str> {
     let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
     let join = |parts: &[Bits]| -> Bits {
@@ -66,7 +70,8 @@ fn judge_whole_rows(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs]
     judge_y(case, cols * ranks.len(), [&join(&x).values(), &weight, &bias], &join(&y), arithmetic)
 }
 
-/// Outputs of which each rank's sum has the rows that it owns, with the sum of all.
+/// The outputs, with each rank's sum replaced by the whole sum, joined from the rows that the ranks
+/// own.
 fn with_whole_sums(case: &RanksCase, ranks: &[Outputs]) -> Vec<Outputs> {
     let own = |(rank, [sum, _]): (usize, &Outputs)| sum.bits[case.of_stream(rank, ranks.len())].to_vec();
     let bits = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();
@@ -74,7 +79,7 @@ fn with_whole_sums(case: &RanksCase, ranks: &[Outputs]) -> Vec<Outputs> {
     ranks.iter().map(|[_, y]| [sum.clone(), y.clone()]).collect()
 }
 
-/// The elements of some rows of a matrix of the case.
+/// The indices of the elements of the sampled rows.
 fn sampled(case: &RanksCase) -> impl Iterator<Item = usize> + use<> {
     let Shape { rows, cols } = case.shape;
     SAMPLED.into_iter().map(move |of| of(rows)).flat_map(move |row| row * cols..(row + 1) * cols)
@@ -84,10 +89,10 @@ fn pick(case: &RanksCase, matrix: &Bits) -> Bits {
     Bits { storage: matrix.storage, bits: sampled(case).map(|element| matrix.bits[element]).collect() }
 }
 
-/// Which rows are looked at, of so many.
+/// The sampled rows, as functions of the number of rows.
 const SAMPLED: [fn(usize) -> usize; 4] = [|_| 0, |rows| rows / 3, |rows| rows / 2, |rows| rows - 1];
 
-/// y of rows of so many columns, of what is normalized, weight and bias.
+/// Checks y on the sampled rows. `x`: the normalized rows, of `cols` columns.
 fn judge_y(
     case: &RanksCase,
     cols: usize,
@@ -100,7 +105,7 @@ fn judge_y(
     let model = Model { arithmetic, mode: Mode::Worst };
     let spec = spec(case).rows(SAMPLED.len()).cols(cols);
     let truth = ForwardTruth::of_sum(&spec, inputs, (case.dtype, case.dtype), model);
-    if truth.judge_bits(Tensor::Y, y).is_pass() { Ok(()) } else { Err("y is out of its bounds") }
+    if truth.judge_bits(Tensor::Y, y).is_pass() { Ok(()) } else { Err("y is outside its error bounds") }
 }
 
 /// The norm of a case.

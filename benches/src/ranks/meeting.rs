@@ -1,11 +1,11 @@
-//! Where the threads of all ranks wait for each other, and for no rank that has failed.
+//! A barrier of the ranks' threads that exchanges values and ends if a rank fails.
 
 use std::any::Any;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::BenchError;
 
-/// The ranks' meeting place.
+/// The barrier of the ranks.
 pub(super) struct Meeting {
     ranks: usize,
     state: Mutex<State>,
@@ -14,11 +14,11 @@ pub(super) struct Meeting {
 
 #[derive(Default)]
 struct State {
-    /// By rank, what each has brought to this meeting.
+    /// By rank, the value for the current meeting.
     brought: Vec<Option<Box<dyn Any + Send>>>,
-    /// Ranks that have taken it.
+    /// The number of ranks that have taken the values.
     taken: usize,
-    /// Meetings that are over.
+    /// The number of completed meetings.
     over: u64,
     failure: Option<BenchError>,
 }
@@ -36,15 +36,15 @@ impl Meeting {
     /// Waits for all ranks.
     ///
     /// # Errors
-    /// If one has failed.
+    /// If a rank has failed.
     pub(super) fn wait(&self, rank: usize) -> Result<(), BenchError> {
         self.gather(rank, ()).map(|_| ())
     }
 
-    /// What every rank has brought, by rank. All bring the same type.
+    /// The values of all ranks, by rank.
     ///
     /// # Errors
-    /// If a rank has failed, or brings something else.
+    /// If a rank has failed, or its value has another type.
     pub(super) fn gather<V: Clone + Send + 'static>(&self, rank: usize, value: V) -> Result<Vec<V>, BenchError> {
         let mut state = self.lock();
         let turn = state.over;
@@ -61,16 +61,16 @@ impl Meeting {
             self.changed.notify_all();
         }
         drop(self.wait_until(state, |state| state.over > turn)?);
-        values.ok_or_else(|| BenchError::Input("ranks are not at the same place".into()))
+        values.ok_or_else(|| BenchError::Input("the ranks have made different calls".into()))
     }
 
-    /// Tells all ranks that there will be no further meeting. The first failure counts.
+    /// Ends all current and later meetings with an error. The first failure counts.
     pub(super) fn fail(&self, failure: BenchError) {
         self.lock().failure.get_or_insert(failure);
         self.changed.notify_all();
     }
 
-    /// What went wrong, if anything did.
+    /// The first failure, if a rank has failed.
     pub(super) fn into_failure(self) -> Option<BenchError> {
         self.state.into_inner().unwrap_or_else(PoisonError::into_inner).failure
     }
@@ -89,7 +89,7 @@ impl Meeting {
         Ok(state)
     }
 
-    /// Under the lock nothing is left half done.
+    /// Locks the state. A panic cannot leave the state inconsistent, so a poisoned lock is ignored.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Proves what was found: cases of the conformance suite for the lengths of every rung that changed, through the harness.
+//! Proves changed rungs: runs cases of the conformance suite for their row lengths.
 
 use std::time::Instant;
 
@@ -11,10 +11,10 @@ use super::task::Subject;
 use super::{Ending, Search, measured_cols};
 use crate::{BenchError, Measurable, Op, Quant, Shape};
 
-/// Elements of a case at most: each is judged against a reference in f64.
+/// The largest number of elements of a case: each is compared with a reference in f64.
 const MOST_ELEMENTS: usize = 1 << 19;
 
-/// Everything that a call may have.
+/// All optional tensors of a call.
 const ALL: TensorSet = TensorSet::of(&[
     Tensor::Weight,
     Tensor::Bias,
@@ -27,19 +27,19 @@ const ALL: TensorSet = TensorSet::of(&[
     Tensor::Dbias,
 ]);
 
-/// The same without a residual stream, whose ladders are others.
+/// All optional tensors except the residual's: calls with a residual have other ladders.
 const WITHOUT_RESIDUAL: TensorSet =
     ALL.without(Tensor::Residual).without(Tensor::ResidualOut).without(Tensor::DresidualOut);
 
-/// The next norm of a sum, in training.
+/// The tensors of the next norm of a sum, in training.
 const NEXT: TensorSet =
     TensorSet::of(&[Tensor::Y, Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
 
-/// A weight and its gradient: one sum over the rows.
+/// A weight and its gradient: a call with one sum over the rows.
 const ONE_GRADIENT: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
 
-/// Runs the cases of a changed rung, by the table that has the changes before it and this one. If one fails, or the budget ends, it
-/// is put back. How many cases were run.
+/// Runs the cases of a changed rung, with a table of the earlier changes and this one. If a case
+/// fails, or the budget ends, the rung is put back. Returns the number of cases that were run.
 pub(super) fn prove<D: Measurable>(
     search: &Search<'_, D>,
     before: &Table,
@@ -57,7 +57,7 @@ pub(super) fn prove<D: Measurable>(
     let others = device.other_forms();
     let (ids, mut cases) = (ids(changed), 0);
     for form in std::iter::once(&device).chain(&others) {
-        // In parts, so that the budget holds.
+        // In parts, to check the budget between them.
         for ids in ids.chunks(4 * search.jobs.max(1)) {
             if Instant::now() > search.until {
                 changed.tuned.ending = Ending::PutBack("the budget ended before its proof".into());
@@ -65,7 +65,7 @@ pub(super) fn prove<D: Measurable>(
             }
             let summary = match run(form, ids, search.jobs) {
                 Ok(summary) => summary,
-                // What was found before stays found.
+                // Earlier changes stay.
                 Err(error) => {
                     changed.tuned.ending = Ending::PutBack(format!("its proof could not be run: {error}"));
                     return Ok(cases);
@@ -90,13 +90,14 @@ fn run<D: Measurable>(device: &D, ids: &[String], jobs: usize) -> Result<Summary
     conformance::run(device, &options, &mut |_, _| {}, None).map_err(|error| BenchError::Input(error.to_string()))
 }
 
-/// The cases of a rung: lengths at either end of it and those that were measured, of every kind of call that looks it up.
+/// The cases of a rung: row lengths at both ends of it and the measured ones, for every kind of
+/// call that looks it up.
 fn ids(found: &Found) -> Vec<String> {
     let task = &found.task;
     let mut cols = measured_cols(task);
     if let Some(columns) = std::num::NonZero::new(task.slot.columns) {
         let (above, up_to) = (task.lengths.0 as usize * columns.get(), task.lengths.1 as usize * columns.get());
-        // With half a vector less, and the last length that may be cut.
+        // Also half a vector less, and one element less than the longest row.
         let inside =
             [above + 1, above + columns.get(), up_to.saturating_sub(columns.get() / 2), up_to.saturating_sub(1), up_to];
         cols.extend(inside.into_iter().filter(|cols| (above + 1..=up_to).contains(cols) && *cols <= 1 << 18));
@@ -111,14 +112,16 @@ fn ids(found: &Found) -> Vec<String> {
     ids
 }
 
-/// Cases of one length: few rows and more, dense and not, in every dtype that shares the rung.
+/// The cases of one row length: several numbers of rows, dense and strided, in every dtype that
+/// shares the rung.
 fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
     let norm = subject.operation.norm;
     let dtypes: &[DType] = match subject.dtype {
         DType::F32 => &[DType::F32],
         DType::Bf16 | DType::F16 => &[DType::Bf16, DType::F16],
     };
-    // Numbers are proven on the shapes that they decide about, as far as those can be judged.
+    // Numbers of the table are proven on the shapes that they decide about, with as many rows as
+    // can be checked.
     let most_rows = (MOST_ELEMENTS / cols).max(1);
     let rows = [3, 33, subject.shape.rows].into_iter().map(|rows| rows.min(most_rows));
     let (kind, present) = kind_and_tensors(subject.operation.op, norm);
@@ -136,12 +139,14 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             if index == 1 && quant.is_none() {
                 cases.push(Case { trial: Trial::Determinism { repeats: 3 }, ..plain });
             }
-            // So do sums after the norm, with a next norm and without, and keep more of a row at a time.
+            // Sums after the norm use the same ladders, with and without a next norm, and keep more
+            // of a row.
             if subject.operation.op == Op::AddForward {
                 let present = if index % 2 == 0 { ALL.union(NEXT) } else { ALL };
                 cases.push(Case { kind: Kind::ForwardAfter, present, ..plain });
             }
-            // Calls to codes look up forward's ladders of blocks where they have none of their own, and with every residual.
+            // Quantized calls without separate ladders, and all with a residual, use forward's
+            // ladders of blocks.
             if matches!(subject.operation.op, Op::Forward | Op::AddForward) {
                 let quant = [Quant::Tensor, Quant::Block128][index % 2].spec(Shape { rows, cols });
                 cases.push(Case { kind: Kind::QuantizedForward, quant: Some(quant), ..plain });
@@ -154,7 +159,7 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
 fn kind_and_tensors(op: Op, norm: Norm) -> (Kind, TensorSet) {
     match op {
         Op::Forward => (Kind::Forward, WITHOUT_RESIDUAL),
-        // No ladder is of sums after the norm: they look up those of sums before it.
+        // Sums after the norm have no ladders: they use the ladders of sums before it.
         Op::AddForward | Op::AddQuantizedForward(_) | Op::ForwardAdd | Op::ForwardAddForward => (Kind::Forward, ALL),
         Op::Backward if norm == Norm::Rms => (Kind::Backward, ONE_GRADIENT),
         Op::Backward => (Kind::Backward, ALL),

@@ -1,7 +1,7 @@
-//! Which entry is the fastest on a rung.
+//! The search for the fastest entry of a rung.
 //!
-//! All candidates are timed briefly, in turn; those that are clearly behind drop out, and the others are timed longer. At the end the
-//! best is timed against the built-in one, sample by sample.
+//! All candidates are timed briefly, in turn. Clearly slower ones drop out, and the others are
+//! timed longer. At the end, samples of the best and of the built-in entry alternate.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -15,29 +15,31 @@ use super::task::{Subject, Task};
 use super::{Ending, Search, Tuned};
 use crate::{BenchError, Measurable, Samples, Workload, problem};
 
-/// Candidates of a rung at the most, the built-in one not counted.
+/// The largest number of candidates of a rung, without the built-in entry.
 const MOST_CANDIDATES: usize = 18;
 
-/// Seconds of a sample, at the most.
+/// The longest duration of a sample, in seconds.
 const SAMPLE_SECONDS: f64 = 4e-3;
 
-/// Samples of each round, and how much slower than the best a candidate may be to see the next one.
+/// (samples of a round, the largest time relative to the best with which a candidate stays for the
+/// next round).
 const ROUNDS: [(usize, f64); 3] = [(2, 1.12), (4, 1.04), (7, 1.015)];
 
-/// Samples of the best and of the built-in one, side by side.
+/// The number of alternating samples of the best and of the built-in entry.
 const LAST_SAMPLES: usize = 25;
 
-/// What the best must be faster by, whatever the noise, and what it may be slower by on one of several shapes.
+/// The smallest gain of a replacement, also without noise, and the largest loss on one of several
+/// shapes.
 const LEAST_GAIN: f64 = 0.01;
 const MOST_LOSS: f64 = 0.005;
 
-/// Devices with other tables, ready to be timed.
+/// Compiled candidates, each with a device that uses its table.
 pub(super) struct Prepared<D> {
     /// The built-in entry first.
     candidates: Vec<(Entry, D)>,
 }
 
-/// What was found for a task.
+/// The result of a task.
 pub(super) struct Found {
     pub(super) task: Task,
     pub(super) best: Entry,
@@ -45,7 +47,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Nothing, since the device says this.
+    /// The result of a task that failed with this error.
     pub(super) fn failed(task: &Task, error: &BenchError) -> Found {
         let mut found = kept(task, f64::NAN, None);
         found.tuned.ending = Ending::PutBack(format!("not measured: {error}"));
@@ -62,7 +64,8 @@ impl Found {
 }
 
 impl<D: Measurable> Prepared<D> {
-    /// The candidates of a task, compiled; those that do not compile are left out. Once it is too late, only what is built in.
+    /// The compiled candidates of a task, without those that do not compile. After the time limit
+    /// only the built-in entry is compiled.
     pub(super) fn new(search: &Search<'_, D>, task: &Task) -> Self {
         let Search { base, built_in, until, jobs } = *search;
         let problems: Vec<Problem> = task.subjects.iter().map(problem_of).collect();
@@ -84,7 +87,7 @@ impl<D: Measurable> Prepared<D> {
             }
         }
         let compiled = compile(&candidates, &problems, jobs, until);
-        // Nothing is compared with what is built in, if that does not compile.
+        // If the built-in entry does not compile, there is nothing to compare with.
         if !compiled.first().copied().unwrap_or(false) {
             candidates.clear();
         }
@@ -94,7 +97,8 @@ impl<D: Measurable> Prepared<D> {
     }
 }
 
-/// Compiles what the candidates run, on so many threads. Which of them are ready.
+/// Compiles the candidates' kernels on `jobs` threads. Returns for each candidate whether it is
+/// ready.
 fn compile<D: Measurable>(candidates: &[(Entry, D)], problems: &[Problem], jobs: usize, until: Instant) -> Vec<bool> {
     let (next, ready) = (AtomicUsize::new(0), Mutex::new(vec![false; candidates.len()]));
     std::thread::scope(|scope| {
@@ -119,7 +123,7 @@ fn problem_of(subject: &Subject) -> Problem {
     problem(subject.operation, subject.dtype, subject.shape)
 }
 
-/// The fastest of a task's candidates. `None` once it is too late to find it.
+/// The fastest candidate of a task. `None` if the time limit is reached first.
 pub(super) fn search<D: Measurable>(
     search: &Search<'_, D>,
     task: &Task,
@@ -130,7 +134,8 @@ pub(super) fn search<D: Measurable>(
     if candidates.is_empty() || Instant::now() > until {
         return Ok(None);
     }
-    // Nothing else runs, whatever the rung says: on a device with clusters, what is for those without.
+    // All entries give the same plan, for example on a device with clusters in the rungs for
+    // devices without.
     if candidates.len() == 1 {
         return Ok(Some(kept(task, f64::NAN, None)));
     }
@@ -143,7 +148,7 @@ pub(super) fn search<D: Measurable>(
             contenders = bench.rounds(&contenders, until)?;
             let Some(&first) = contenders.first() else { return Ok(None) };
             best = first;
-            // What is wrong is no winner, however fast.
+            // A candidate with wrong results cannot win.
             while best != 0 && bench.is_wrong(best)? {
                 contenders.retain(|contender| *contender != best);
                 best = contenders.first().copied().unwrap_or(0);
@@ -166,14 +171,14 @@ pub(super) fn search<D: Measurable>(
     Ok(Some(conclude(task, &candidates[best].0, &last)))
 }
 
-/// The built-in entry is the best.
+/// The result of a task whose built-in entry is the best.
 fn kept(task: &Task, us: f64, measured: Option<Compared>) -> Found {
     let us = measured.map_or([us; 2], |compared| [compared.built_in * 1e6, compared.built_in * 1e6]);
     let tuned = Tuned { rung: task.name(), subject: words(task), us, gain: 1.0, ending: Ending::Kept };
     Found { task: task.clone(), best: task.built_in.clone(), tuned }
 }
 
-/// Whether the best is better by more than the noise, over all shapes.
+/// Decides whether the best entry is faster by more than the noise, over all shapes.
 fn conclude(task: &Task, best: &Entry, compared: &[Compared]) -> Found {
     let weights: f64 = task.subjects.iter().map(|subject| subject.weight).sum();
     let weighted = task.subjects.iter().zip(compared).map(|(subject, compared)| subject.weight * compared.gain.ln());
@@ -187,7 +192,7 @@ fn conclude(task: &Task, best: &Entry, compared: &[Compared]) -> Found {
     Found { task: task.clone(), best: best.clone(), tuned }
 }
 
-/// What was measured first, and how many others.
+/// The first measured call of a task, and the number of others, as text.
 fn words(task: &Task) -> String {
     let Some(Subject { operation, dtype, shape, .. }) = task.subjects.first() else { return String::new() };
     let others = task.subjects.len() - 1;
@@ -195,18 +200,18 @@ fn words(task: &Task) -> String {
     format!("{} {} {dtype} {shape}{others}", operation.op.name(), operation.norm.name())
 }
 
-/// Seconds of a call, of the built-in entry and of the best.
+/// The comparison of the built-in with the best entry, in seconds per call.
 #[derive(Clone, Copy, Debug)]
 struct Compared {
     built_in: f64,
     best: f64,
     /// The median of the ratios of neighbouring samples.
     gain: f64,
-    /// What that median may be off by.
+    /// The uncertainty of this median.
     noise: f64,
 }
 
-/// One shape, on which candidates are timed.
+/// The timing of candidates on one shape.
 struct Bench<'d, D: Measurable> {
     workload: Workload<'d, D>,
     subject: Subject,
@@ -227,7 +232,7 @@ impl<'d, D: Measurable> Bench<'d, D> {
         Ok(Bench { workload, subject, candidates, batches, samples, set: 0 })
     }
 
-    /// One more sample of a candidate, in seconds a call.
+    /// Takes one more sample of a candidate, in seconds per call.
     fn sample(&mut self, candidate: usize) -> Result<f64, BenchError> {
         let (_, device) = &self.candidates[candidate];
         let (operation, sets) = (self.subject.operation, self.workload.sets());
@@ -246,7 +251,8 @@ impl<'d, D: Measurable> Bench<'d, D> {
         Ok(seconds)
     }
 
-    /// Times these in rounds, and gives those that are left, the fastest first. None once it is too late. What fails drops out.
+    /// Times candidates in rounds. Returns the remaining ones, fastest first; none if the time
+    /// limit is reached. Candidates that fail drop out.
     fn rounds(&mut self, candidates: &[usize], until: Instant) -> Result<Vec<usize>, BenchError> {
         let mut left = candidates.to_vec();
         for (samples, most) in ROUNDS {
@@ -273,12 +279,12 @@ impl<'d, D: Measurable> Bench<'d, D> {
         Ok(left)
     }
 
-    /// The median of what was sampled of a candidate.
+    /// The median of a candidate's samples so far.
     fn typical(&self, candidate: usize) -> f64 {
         Samples::new(self.samples[candidate].clone()).median()
     }
 
-    /// The median of a few samples more.
+    /// The median of at least three samples.
     fn median(&mut self, candidate: usize) -> Result<f64, BenchError> {
         while self.samples[candidate].len() < 3 {
             self.sample(candidate)?;
@@ -289,22 +295,23 @@ impl<'d, D: Measurable> Bench<'d, D> {
     /// Whether results of a candidate are outside their bounds, or it fails.
     fn is_wrong(&mut self, candidate: usize) -> Result<bool, BenchError> {
         let (_, device) = &self.candidates[candidate];
-        // Judging makes the outputs anew: batches that were captured before would write to memory that is gone.
+        // The check allocates new outputs, so batches that were captured earlier would write to
+        // freed memory.
         self.batches.fill_with(|| None);
         Ok(self.workload.wrong_elements_on(device, self.subject.operation).map_or(true, |wrong| wrong > 0))
     }
 
-    /// A candidate and the built-in entry in turn.
+    /// Compares a candidate with the built-in entry, with alternating samples.
     fn against_built_in(&mut self, candidate: usize) -> Result<Compared, BenchError> {
         let mut pairs = Vec::with_capacity(LAST_SAMPLES);
-        // The first warms up what a change of program leaves cold.
+        // The first pair is a warm-up and is dropped.
         for _ in 0..=LAST_SAMPLES {
             pairs.push((self.sample(0)?, self.sample(candidate)?));
         }
         pairs.remove(0);
         let of = |pick: fn(&(f64, f64)) -> f64| Samples::new(pairs.iter().map(pick).collect());
         let (built_in, best, gains) = (of(|pair| pair.0), of(|pair| pair.1), of(|pair| pair.0 / pair.1));
-        // The standard error of a median, of samples whose quartiles are so far apart.
+        // Two standard errors of a median, estimated from the distance of the quartiles.
         let spread = gains.quantile(0.75) - gains.quantile(0.25);
         let noise = 2.0 * 0.93 * spread / (LAST_SAMPLES as f64).sqrt();
         Ok(Compared { built_in: built_in.median(), best: best.median(), gain: gains.median(), noise })

@@ -1,4 +1,4 @@
-//! What is measured: a rung, and shapes that stand for the calls that look it up.
+//! Tasks of the tuner: a rung, and representative shapes of the calls that look it up.
 
 use rmsnorm_core::{DType, GradReduction};
 use rmsnorm_tuning::{Calls, Entry, Kind, Rung, Slot, Table, VALUE};
@@ -6,44 +6,45 @@ use rmsnorm_tuning::{Calls, Entry, Kind, Rung, Slot, Table, VALUE};
 use super::{Request, asks_for};
 use crate::{Measurable, Op, Operation, Quant, Shape, workload_bytes};
 
-/// Lengths of rows by how many users have them.
+/// Common row lengths, the most common first.
 const POPULAR: [usize; 32] = [
     4096, 8192, 5120, 2048, 7168, 1024, 3072, 2560, 16384, 12288, 128, 14336, 6144, 3584, 1536, 768, 512, 256, 10240,
     64, 28672, 32768, 1280, 640, 384, 192, 2880, 18432, 20480, 24576, 65536, 131_072,
 ];
 
-/// Bytes of a matrix of a large call, at most: several of them are in no cache. Of long rows more, since of few rows the last ones
-/// decide.
+/// The largest number of bytes of a matrix of a large call; several matrices exceed all caches.
+/// Long rows get more bytes, since with few rows the last partial wave of blocks decides.
 const LARGE_BYTES: usize = 64 << 20;
 const LONG_COLS: usize = 16_384;
 const LARGE_BYTES_OF_LONG: usize = 4 * LARGE_BYTES;
 
-/// Rows of a small call, those of backward in the middle, and the lengths of rows that have such.
+/// The rows of a small call, the rows of a medium call (backward only), and the row lengths that
+/// are measured with them.
 const SMALL_ROWS: usize = 128;
 const MIDDLE_ROWS: usize = 512;
 const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
 
-/// Longer rows are no model's.
+/// Models do not have longer rows.
 const MOST_SPLIT_COLS: usize = 1 << 17;
 
-/// Lengths of a rung that are measured at the most.
+/// The largest number of measured row lengths of a rung.
 const MOST_COLS: usize = 2;
 
-/// A rung, or a number.
+/// A rung of a ladder, or a number of the table.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) slot: Slot,
-    /// The rung's number in its ladder; `None` for a number.
+    /// The rung's index in its ladder; `None` for a number.
     pub(super) rung: Option<usize>,
-    /// Lengths above the first up to the second, in the ladder's units.
+    /// (exclusive lower, inclusive upper) row length, in the ladder's units.
     pub(super) lengths: (u32, u32),
     pub(super) built_in: Entry,
     pub(super) subjects: Vec<Subject>,
-    /// First come the lowest.
+    /// The sort key: lower ranks are tuned first.
     rank: (bool, usize, usize),
 }
 
-/// A call that is measured, and how much it counts.
+/// A measured call and its weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Subject {
     pub(super) operation: Operation,
@@ -53,7 +54,7 @@ pub(super) struct Subject {
 }
 
 impl Task {
-    /// `16.forward.rms.block 385..512`; a number's name.
+    /// The name of a rung, `16.forward.rms.block 385..512`, or of a number.
     pub(super) fn name(&self) -> String {
         let (above, up_to) = self.lengths;
         match self.rung {
@@ -62,7 +63,7 @@ impl Task {
         }
     }
 
-    /// Puts an entry in the place of the built-in one.
+    /// Replaces the built-in entry in a table.
     pub(super) fn put(&self, table: &mut Table, entry: &Entry) {
         match self.rung {
             Some(rung) => {
@@ -81,7 +82,7 @@ impl Task {
     }
 }
 
-/// Everything that is asked for, what users need most first.
+/// The tasks of a request, the most common calls first.
 pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -> Vec<Task> {
     let mut tasks = Vec::new();
     for mut slot in device.slots() {
@@ -108,8 +109,8 @@ pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -
     tasks
 }
 
-/// The same table with more rungs: at every power of two columns within one that has more than twice as long rows as short ones, so
-/// that what is measured of a rung stands for all of it.
+/// The table with more rungs: a rung whose longest row is more than twice its shortest is split at
+/// every power of two columns, so that a measured length represents its rung.
 pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
     let mut split = table.clone();
     for slot in device.slots().iter().filter(|slot| slot.columns > 0) {
@@ -118,7 +119,7 @@ pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
         let mut all = Vec::new();
         for rung in rungs.iter() {
             let limits = (0..32).map(|bits| 1u32 << bits).filter(|limit| {
-                // Lengths of a few units need not be told apart, nor those that no model has.
+                // Very short rows, and rows longer than any model's, are not split.
                 let is_usual = (16..=MOST_SPLIT_COLS).contains(&(*limit as usize * slot.columns));
                 is_usual && *limit > above && *limit < rung.up_to && rung.up_to / 2 > above.max(1)
             });
@@ -131,7 +132,7 @@ pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
     split
 }
 
-/// Takes the limits away again that [`split`] has made and that part equals.
+/// Joins neighbouring rungs that [`split`] has made and that have equal entries.
 pub(super) fn join(table: &mut Table, built_in: &Table) {
     for (name, rungs) in &mut table.ladders {
         let known = built_in.ladders.get(name).map(Vec::as_slice).unwrap_or_default();
@@ -164,7 +165,8 @@ fn of_rung<D: Measurable>(
     } else {
         request.cols.iter().copied().filter(is_of).collect()
     };
-    // A rung that nobody asked for, of lengths that no list has.
+    // A rung without common lengths is measured at its longest row, unless the request lists
+    // columns.
     if cols.is_empty() && request.cols.is_empty() && up_to <= 1 << 20 {
         cols.push(up_to);
     }
@@ -180,7 +182,8 @@ fn of_rung<D: Measurable>(
     if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
         let small = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
         subjects.push(small(SMALL_ROWS));
-        // Where rows are split among blocks that have columns, or just not.
+        // At about this number of rows backward begins to divide columns, not only rows, among
+        // blocks.
         if calls.kind == Kind::Backward {
             subjects.push(small(MIDDLE_ROWS));
         }
@@ -200,7 +203,7 @@ fn of_number<D: Measurable>(device: &D, slot: &Slot, number: u64, request: &Requ
     Some(Task { built_in, rank: (false, 4, 0), ..task })
 }
 
-/// A task on what the device has room for; `None` if that is nothing.
+/// A task with the subjects that the device has room for; `None` if there are none.
 fn task<D: Measurable>(device: &D, slot: &Slot, mut subjects: Vec<Subject>) -> Option<Task> {
     subjects.retain(|Subject { operation, dtype, shape, .. }| {
         device.admit(*shape, workload_bytes(device, *shape, *dtype, &[*operation])).is_ok()
@@ -272,7 +275,7 @@ mod tests {
         assert!(all(&device, &device.built_in(), &Request { cols: vec![7], ..request() }).is_empty());
     }
 
-    /// A table for one ladder of a backend that is invented.
+    /// A table with one ladder, of an invented backend.
     fn ladder(rungs: &[(u32, u32)]) -> Table {
         let rung = |&(up_to, packs): &(u32, u32)| Rung {
             up_to,

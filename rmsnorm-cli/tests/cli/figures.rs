@@ -254,7 +254,7 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
         (&["compare", "rows.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "time.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
         (&["compare", "huge.json", "--plot", "figure.svg"], "a figure that nothing can measure"),
-        (&["bench", "--backend", "cpu", "--shapes", "1x64,2x64", "--plot", "figure.svg"], "--plot: a picture takes 3"),
+        (&["bench", "--backend", "cpu", "--shapes", "1x64,2x64", "--plot", "figure.svg"], "--plot: a plot needs 3"),
         (&["compare", "absent.json"], "cannot read absent.json"),
         (&["compare", "text"], "neither a report of `rmsnorm bench --json` nor peers' results"),
         (&["compare", "broken.json"], "it starts as a report of `rmsnorm bench --json`, but "),

@@ -113,7 +113,7 @@ fn bench_measures_nothing_beside_a_copy_that_leaves_something_out() {
     let outcome = planted(&folder, "copy", &args);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     // The last f32, which is two bf16, in each of the two ways to copy.
-    assert!(outcome.stderr.contains("copy bf16 16x40: 4 elements did not arrive"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("copy bf16 16x40: 4 elements were not copied"), "{}", outcome.stderr);
     assert!(folder.names().is_empty());
 }
 

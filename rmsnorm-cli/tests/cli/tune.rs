@@ -106,7 +106,7 @@ fn tune_bad_arguments_are_one_line() {
         (&["--minutes", "nan"], &["--minutes", "NaN"]),
         (&["--only", "sideways"], &["--only", "forward, backward, add_forward", "sideways"]),
         (&["--dtype", "f64"], &["--dtype", "f32, f16, bf16", "f64"]),
-        (&["--backend", "cpu", "--cols", "7"], &["nothing that is asked for has a rung"]),
+        (&["--backend", "cpu", "--cols", "7"], &["this backend's table has no rung"]),
     ];
     for (args, words) in cases {
         let folder = Folder::new();

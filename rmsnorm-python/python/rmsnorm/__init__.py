@@ -1,7 +1,11 @@
 """Fused RMSNorm and LayerNorm, forward and backward.
 
-`rmsnorm.torch` for PyTorch, `rmsnorm.jax` for JAX, `rmsnorm.arrays` for NumPy and whatever else speaks DLPack. Each needs its framework
-only, and is imported when it is first used; this module needs none.
+`rmsnorm.torch` is for PyTorch, `rmsnorm.jax` for JAX, `rmsnorm.arrays` for NumPy and other arrays
+that support DLPack. Each submodule needs only its own framework and is imported on first use.
+
+>>> import rmsnorm
+>>> "cpu" in rmsnorm.devices()
+True
 """
 
 import importlib as _importlib
@@ -19,7 +23,8 @@ if _typing.TYPE_CHECKING:
 
 __all__ = ["devices"]
 __version__: str = _native.VERSION
-# The commit that the native half was built from, with a "+" if files had changed since; "unknown" outside a repository.
+# The commit that the native library was built from, "+" if the tree had uncommitted changes;
+# "unknown" if it was built outside a repository.
 __revision__: str = _native.REVISION
 
 _PARTS = ("arrays", "jax", "torch")
@@ -36,7 +41,8 @@ def __dir__() -> list[str]:
 
 
 def _nvrtc_folders() -> list[str]:
-    """Where NVIDIA's wheels have NVRTC, which PyTorch and JAX bring along and no system loader knows."""
+    """The folders of NVIDIA's wheels that contain NVRTC. PyTorch and JAX install it there, outside
+    the search path of the system's loader."""
     spec = _util.find_spec("nvidia")
     roots = [] if spec is None else list(spec.submodule_search_locations or ())
     return [str(folder) for root in roots for folder in sorted(_pathlib.Path(root).glob("*/lib")) if any(folder.glob("libnvrtc.so.*"))]
@@ -46,7 +52,7 @@ _native.look_for_nvrtc_in(_nvrtc_folders())
 
 
 def _need(framework: str, oldest: tuple[int, int]) -> None:
-    """Says what to install where a framework is missing or too old."""
+    """Raises ImportError with the install command if a framework is missing or too old."""
     install = f"in a clone, pip install '.[{framework}]'"
     try:
         version = getattr(_importlib.import_module(framework), "__version__", "unknown")
@@ -59,10 +65,11 @@ def _need(framework: str, oldest: tuple[int, int]) -> None:
 
 
 def devices() -> dict[str, tuple[bool, str]]:
-    """The devices of this machine: of each name whether it can be used, and what it is or why not.
+    """{name: (can be used, description, or the reason why it cannot be used)} of this machine's
+    devices.
 
     >>> import rmsnorm
-    >>> can_be_used, what = rmsnorm.devices()["cpu"]
+    >>> can_be_used, description = rmsnorm.devices()["cpu"]
     >>> can_be_used
     True
     """

@@ -1,26 +1,36 @@
-"""Norms of NumPy, CuPy and other arrays that speak DLPack, on the CPU or on CUDA. Nothing is copied.
+"""Norms of NumPy, CuPy and other arrays that support DLPack, on the CPU or on CUDA. Nothing is
+copied.
 
-Arrays are float32, float16 or bfloat16 (of `ml_dtypes` too), of any rank; a norm is over the last dimension. Weight, bias and residual
-have the dtype of x or float32. Rows may be apart, as in a slice of a fused QKV buffer. Definitions, roundings and error bounds are in
-rmsnorm-spec/math.md, equations (1) to (12).
+Arrays are float32, float16 or bfloat16 (also of `ml_dtypes`), of any rank. A norm is over the last
+dimension. Weight, bias and residual have the dtype of x or float32. Rows may be strided, such as a
+slice of a fused QKV buffer. Definitions, roundings and error bounds: rmsnorm-spec/math.md,
+equations (1) to (12).
 
-eps: None is 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and `rmsnorm.jax`.
+eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and
+`rmsnorm.jax`.
 
-In place: an output that is its input, element for element, overwrites it: `out=x`; with a residual `out=(x, residual)`. Any other
-overlap is refused.
+In place: pass an input as its output, `out=x`, or with a residual `out=(x, residual)`. Both must
+have the same address, shape and strides. Any other overlap raises ValueError.
 
-On CUDA a call is enqueued on `stream`, the address of a stream (by default the legacy default stream), and returns; the caller orders
-other streams after it and keeps the arrays until it is done. For gradients by autograd see `rmsnorm.torch` and `rmsnorm.jax`.
+On CUDA a call is enqueued on `stream`, the address of a CUDA stream (default: the legacy default
+stream), and returns. The caller orders other streams after it and keeps the arrays alive until it
+is done. For autograd use `rmsnorm.torch` or `rmsnorm.jax`.
 
-| error | of |
+| error | reason |
 |---|---|
-| TypeError | an argument of a wrong type or dtype, one that is missing, or one that the norm does not have |
-| ValueError | shapes, strides, values, devices or memory that do not go together; a tensor whose gradient would be lost |
-| BufferError | an output that is read-only |
-| NotImplementedError | what no kernel does, such as another device |
-| RuntimeError | a device |
+| TypeError | an argument has a wrong type or dtype, is missing, or is not an argument of this norm |
+| ValueError | shapes, strides, values, devices or memory do not match; a tensor's gradient would be lost |
+| BufferError | an output is read-only |
+| NotImplementedError | no kernel supports the call, for example its device |
+| RuntimeError | the device failed |
 
-Nothing is written then.
+After TypeError, ValueError, BufferError and NotImplementedError no output has been written.
+
+>>> import numpy as np
+>>> from rmsnorm import arrays
+>>> x = np.array([[3.0, 3.0, -3.0]], np.float32)
+>>> arrays.rms_norm(x, eps=0.0).tolist()
+[[1.0, 1.0, -1.0]]
 """
 
 import functools
@@ -35,20 +45,25 @@ __all__ = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "forward"
 
 
 class SupportsDLPack(Protocol):
-    """An array that lends its memory by DLPack."""
+    """An array that exports its memory with DLPack.
+
+    >>> import numpy as np
+    >>> hasattr(np.ones(2), "__dlpack__")
+    True
+    """
 
     def __dlpack__(self, *, stream: Any = ...) -> Any:
-        """The loan."""
+        """A DLPack capsule of the array."""
 
     def __dlpack_device__(self) -> Any:
-        """The device of the memory."""
+        """(device type, device index) of the memory."""
 
 
 _X = TypeVar("_X", bound=SupportsDLPack)
 _H = TypeVar("_H", bound=SupportsDLPack)
 _Norm = Literal["rms_norm", "layer_norm"]
 
-#: The eps of a norm that is given none.
+#: The default eps of each norm.
 _EPS = {"rms_norm": 2.0**-23, "layer_norm": 1e-5}
 _FLOATS = ("float32", "float16", "bfloat16")
 _OUTPUTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dresidual")
@@ -56,21 +71,21 @@ _OUTPUTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dres
 
 @functools.cache
 def _dtype_name(dtype: Any) -> str:
-    """`float32` of any library's dtype: the last word of `torch.float32`, `<dtype: 'float32'>`, .."""
+    """The name of any library's dtype, such as `float32`: the last word of its text."""
     words: list[str] = re.findall(r"\w+", str(dtype))
     return words[-1] if words else ""
 
 
 def _is_of(array: object, library: str, kind: str) -> bool:
-    """Whether it is an array of that kind; a library that was never imported has none."""
+    """Whether `array` is an instance of `library.kind`. False if the library was never imported."""
     module = sys.modules.get(library)
     return module is not None and isinstance(array, getattr(module, kind))
 
 
 def _check(name: str, array: Any) -> None:
-    """Refuses what DLPack would lend without a word of what gets lost, or not at all."""
+    """Refuses arrays that DLPack cannot export, or exports without their mask, gradient or sign."""
     if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"{name} must be an array that speaks DLPack, got {type(array).__name__}: pass one, such as "
+        raise TypeError(f"{name} must be an array that supports DLPack, got {type(array).__name__}: pass one, such as "
                         f"numpy.asarray({name}, dtype=numpy.float32)")
     if hasattr(array, "dtype") and _dtype_name(array.dtype) not in _FLOATS:
         raise TypeError(f"{name} must be float32, float16 or bfloat16, got {array.dtype}: convert it first")
@@ -79,8 +94,8 @@ def _check(name: str, array: Any) -> None:
     if _is_of(array, "torch", "Tensor"):
         _check_tensor(name, array)
     if name in _OUTPUTS and type(array).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        # Its arrays are immutable, which its way of lending them does not tell.
-        raise BufferError(f"{name} is written, and JAX's arrays cannot be: pass {name} of another library, or call rmsnorm.jax")
+        # JAX's arrays are immutable, but their DLPack capsules do not say so.
+        raise BufferError(f"{name} is an output, and JAX arrays are read-only: pass {name} of another library, or call rmsnorm.jax")
 
 
 def _check_tensor(name: str, tensor: Any) -> None:
@@ -91,11 +106,12 @@ def _check_tensor(name: str, tensor: Any) -> None:
     if tensor.requires_grad or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         raise ValueError(f"{name} requires grad, and its gradient would be lost: pass {name}.detach(), or call rmsnorm.torch")
     if tensor.is_neg():
-        raise ValueError(f"{name} is a negative view, which DLPack does not tell: pass {name}.resolve_neg()")
+        raise ValueError(f"{name} is a negative view, which DLPack cannot express: pass {name}.resolve_neg()")
 
 
 def _lent(array: Any) -> tuple[Any, bool]:
-    """An array as the native half takes it: NumPy has no way to hand over a bfloat16 but as integers."""
+    """(array, is bfloat16 as int16) for the native library. NumPy can export bfloat16 only as
+    integers."""
     if _is_of(array, "numpy", "ndarray") and _dtype_name(array.dtype) == "bfloat16":
         return array.view("int16"), True
     return array, False
@@ -128,7 +144,8 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
             bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None,
             mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
             cast_before_weight: bool = False, stream: int | None = None) -> None:
-    """Writes y, and of residual_out, mean and rstd what is given. norm: "rms_norm" or "layer_norm".
+    """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or
+    "layer_norm".
 
     x, y, residual, residual_out: (..., cols). weight, bias: (cols). mean, rstd: (...), float32.
 
@@ -147,9 +164,11 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
              mean: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, dresidual_out: SupportsDLPack | None = None,
              dweight: SupportsDLPack | None = None, dbias: SupportsDLPack | None = None, dresidual: SupportsDLPack | None = None,
              weight_offset: float = 0.0, stream: int | None = None) -> None:
-    """Writes dx, and of dweight, dbias and dresidual what is given. x is what was normalized: residual_out where a residual was added.
+    """Writes dx, and dweight, dbias and dresidual where they are passed.
 
     dy, x, dx, dresidual_out, dresidual: (..., cols). weight, dweight, dbias: (cols). mean, rstd: (...), float32.
+    x: the normalized rows: the x of `forward`, or its residual_out if a residual was added.
+    dresidual_out: the gradient of residual_out from later layers; it is added to dx.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -165,7 +184,7 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
 
 
 def _new(name: str, like: Any) -> Any:
-    """A new array of that shape and dtype with dense rows, by the library whose array it is."""
+    """A new contiguous array with the shape, dtype and library of `like`."""
     _check(name, like)
     if _is_of(like, "numpy", "ndarray"):
         return sys.modules["numpy"].empty(like.shape, like.dtype)
@@ -174,12 +193,12 @@ def _new(name: str, like: Any) -> Any:
     library = sys.modules.get(type(like).__module__.partition(".")[0])
     library = like.__array_namespace__() if hasattr(like, "__array_namespace__") else library
     if not hasattr(library, "empty"):
-        raise TypeError(f"{name} is of {type(like).__module__}, which has no function `empty`: pass an output of yours as `out`")
+        raise TypeError(f"{name} is of {type(like).__module__}, which has no function `empty`: pass an output array as `out`")
     return library.empty(like.shape, dtype=like.dtype)
 
 
 def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
-    """The two outputs of a norm that adds a residual."""
+    """(y, residual_out) of a norm that adds a residual: `out`, or new arrays."""
     if out is None:
         return _new("x", x), _new("residual", residual)
     if not isinstance(out, (tuple, list)) or len(out) != 2 or out[0] is None or out[1] is None:
@@ -189,9 +208,12 @@ def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
 
 def rms_norm(x: _X, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
              cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x` is in place.
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x`
+    is in place.
 
-    cast_before_weight: round the normalized value to x's dtype before it is multiplied with the weight, as Llama does.
+    x, out: (..., cols). weight: (cols); ones if None.
+    cast_before_weight: round the normalized value to x's dtype before the weight multiplies it, as
+    Llama does.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -210,6 +232,8 @@ def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack
                out: _X | None = None, stream: int | None = None) -> _X:
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, in `out` or a new array; `out=x` is in place.
 
+    x, out: (..., cols). weight, bias: (cols); ones and zeros if None.
+
     >>> import numpy as np
     >>> from rmsnorm import arrays
     >>> x = np.array([[1.0, 3.0]], np.float32)
@@ -225,7 +249,9 @@ def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack
 
 def add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
                  cast_before_weight: bool = False, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y its RMS norm. `out=(x, residual)` is in place.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h).
+
+    In place: `out=(x, residual)`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -242,7 +268,9 @@ def add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, eps:
 
 def add_layer_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
                    eps: float | None = None, *, out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y its layer norm. `out=(x, residual)` is in place.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h).
+
+    In place: `out=(x, residual)`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays

@@ -1,8 +1,9 @@
-//! The operators as data: their schemas, and what each takes and gives by its schema.
+//! The operators as data: their schemas, and the parameters and results parsed from them.
 
 use rmsnorm_core::{Direction, Norm, Tensor};
 
-/// The schemas of all operators. Those without statistics are for calls that nobody differentiates.
+/// The schemas of all operators. The `_inference` operators return no statistics, for calls without
+/// gradients.
 pub(super) const SCHEMAS: [&str; 9] = [
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
      -> (Tensor y, Tensor rstd)",
@@ -31,7 +32,7 @@ pub(super) enum Parameter {
     Eps,
     WeightOffset,
     CastBeforeWeight,
-    /// Whether a result is asked for. One that is not has no elements.
+    /// Whether a result is needed. A result that is not needed has no elements.
     Need(Tensor),
     /// The number of a `CodeType`.
     CodeType,
@@ -40,7 +41,7 @@ pub(super) enum Parameter {
 }
 
 impl Parameter {
-    /// Of its type and its name.
+    /// The parameter with a schema's text, "type name".
     fn of(text: &str) -> Option<Self> {
         Some(match text.split_once(' ')? {
             ("Tensor", name) => Parameter::Tensor(Tensor::from_name(name)?),
@@ -66,7 +67,7 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// The operator of a schema, if every word of it is known here.
+    /// The operator of a schema; `None` if a name or type in it is unknown.
     pub(super) fn of(schema: &'static str) -> Option<Self> {
         let (name, rest) = schema.split_once('(')?;
         let (parameters, results) = rest.split_once(") -> ")?;

@@ -1,4 +1,4 @@
-//! Which codes and scales an operator is asked for, and how PyTorch's `_scaled_mm` wants them to lie.
+//! The types of codes and scales of an operator, and their layouts for PyTorch's `_scaled_mm`.
 
 use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use rmsnorm_core::{Error, Storage};
@@ -7,7 +7,7 @@ use super::shim::Shim;
 use super::tensor::{DeviceOf, Owned};
 use crate::call::F32;
 
-/// The scales that there are, by the number that an operator is told.
+/// The kinds of scales. The index is the operator's argument `scale_kind`.
 const KINDS: [ScaleKind; 5] = [
     ScaleKind::Given,
     ScaleKind::Current,
@@ -16,12 +16,18 @@ const KINDS: [ScaleKind; 5] = [
     ScaleKind::Mx { rounding: ScaleRounding::Up },
 ];
 
-/// How a call with so many rows is quantized.
+/// The `QuantSpec` of a call with `rows` rows.
+///
+/// # Errors
+/// `InvalidArgument` if a number is out of range.
 pub(super) fn spec(codes: i64, kind: i64, rows: usize) -> Result<QuantSpec, Error> {
     let index = |number: i64| usize::try_from(number).unwrap_or(usize::MAX);
-    let unknown = |arg, got| Error::InvalidArgument { arg, rule: format!("there is none of the number {got}") };
-    let codes = *CodeType::ALL.get(index(codes)).ok_or_else(|| unknown("codes_type", codes))?;
-    let kind = *KINDS.get(index(kind)).ok_or_else(|| unknown("scale_kind", kind))?;
+    let unknown = |arg, count: usize, got| Error::InvalidArgument {
+        arg,
+        rule: format!("expected a number from 0 to {}, got {got}", count - 1),
+    };
+    let codes = *CodeType::ALL.get(index(codes)).ok_or_else(|| unknown("codes_type", CodeType::ALL.len(), codes))?;
+    let kind = *KINDS.get(index(kind)).ok_or_else(|| unknown("scale_kind", KINDS.len(), kind))?;
     let spec = QuantSpec::new(codes, kind);
     Ok(match kind {
         ScaleKind::Given | ScaleKind::Current | ScaleKind::Row => spec,
@@ -30,8 +36,8 @@ pub(super) fn spec(codes: i64, kind: i64, rows: usize) -> Result<QuantSpec, Erro
     })
 }
 
-/// A new tensor for the scales: none of a given one, a scalar, (.., 1) of rows, (rows, blocks) with the rows side by side of
-/// blocks, as many bytes as its tiles have of MX.
+/// A new tensor for the scales: empty for a given scale, a scalar for one per tensor, (.., 1) for
+/// one per row, column-major (rows, blocks) for one per block, the bytes of the tiles for MX.
 pub(super) fn scales<'s>(
     shim: &'s Shim,
     quant: &QuantSpec,

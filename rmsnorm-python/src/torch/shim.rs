@@ -1,5 +1,6 @@
-//! The part of libtorch's stable C interface that is used here (torch/csrc/inductor/aoti_torch/c/shim.h and
-//! torch/csrc/stable/c/shim.h), looked up in the libraries that PyTorch has loaded: nothing is linked.
+//! The functions of libtorch's stable C interface that are used here
+//! (torch/csrc/inductor/aoti_torch/c/shim.h and torch/csrc/stable/c/shim.h). They are looked up in
+//! the libraries that PyTorch has loaded; nothing is linked.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::null_mut;
@@ -8,40 +9,41 @@ use libloading::os::unix::{Library, RTLD_NOW};
 use rmsnorm_core::quant::CodeType;
 use rmsnorm_core::{DType, Storage};
 
-/// A tensor that libtorch holds for us.
+/// A tensor owned by libtorch.
 pub(super) type Handle = *mut c_void;
-/// What the dispatcher's stack holds: a tensor's handle, the bits of a number, an address.
+/// An entry of the dispatcher's stack: a tensor's handle, the bits of a number, or an address.
 pub(super) type Value = u64;
-/// 0, or a failure, which libtorch has printed.
+/// 0 for success. libtorch has printed the reason of a failure.
 type Code = i32;
 
-/// A kernel as the dispatcher calls it: takes its arguments from the stack and leaves its results there.
+/// A kernel of the dispatcher: reads its arguments from the stack and leaves its results there.
 pub(super) type Kernel = unsafe extern "C-unwind" fn(*mut Value, u64, u64);
 
-/// `RTLD_NOLOAD` of glibc and musl: what is not loaded yet is not found.
+/// `RTLD_NOLOAD` of glibc and musl: opening a library that is not loaded fails.
 const RTLD_NOLOAD: i32 = 4;
 
-/// Declares the table of functions, and how it is filled.
+/// Declares the table of functions and its `load`.
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) -> $result:ty;)*) => {
         /// libtorch's functions.
         pub(super) struct Shim {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
             pub(super) codes: Codes,
-            /// Of libtorch_cuda, where this PyTorch has it.
+            /// From libtorch_cuda; `None` if this PyTorch does not have it.
             pub(super) current_cuda_stream: Option<unsafe extern "C" fn(i32, *mut *mut c_void) -> Code>,
             pub(super) thrower: Thrower,
         }
 
         impl Shim {
-            /// Looks the functions up in the loaded libraries of these paths.
+            /// Looks the functions up in the loaded libraries with these paths.
             ///
             /// # Safety
             /// - Libraries: they are libtorch_cpu and libtorch_cuda of PyTorch 2.10 or later, and stay loaded.
             pub(super) unsafe fn load(cpu: &str, cuda: Option<&str>) -> Result<Self, String> {
                 // SAFETY:
-                // - libraries: loaded already, so nothing is run; forgotten below, so never unloaded;
-                // - types: those of the headers that are named above.
+                // - libraries: loaded already, so no constructor runs; forgotten below, so never
+                //   unloaded;
+                // - types: as declared in the headers that are named above.
                 unsafe {
                     let (torch, cuda) = (loaded(cpu)?, cuda.map(|path| loaded(path)).transpose()?);
                     let stream = |cuda: &Library| look_up(cuda, "aoti_torch_get_current_cuda_stream").ok();
@@ -75,11 +77,11 @@ functions! {
     implement = "aoti_torch_library_impl": fn(*mut c_void, *const c_char, Kernel) -> Code;
 }
 
-/// libtorch's numbers of what we know.
+/// libtorch's numbers for device types and dtypes.
 pub(super) struct Codes {
     pub(super) cpu: i32,
     pub(super) cuda: i32,
-    /// None of a dtype that this PyTorch lacks.
+    /// `None` for a dtype that this PyTorch does not have.
     pub(super) storages: [(Storage, Option<i32>); 7],
 }
 
@@ -88,10 +90,10 @@ impl Codes {
     /// - Library: it is libtorch_cpu.
     unsafe fn load(torch: &Library) -> Result<Self, String> {
         // SAFETY:
-        // - functions: without arguments, each answers a constant.
+        // - functions: they take no arguments and return a constant.
         let code =
             |symbol: &str| unsafe { Ok::<i32, String>(look_up::<unsafe extern "C" fn() -> i32>(torch, symbol)?()) };
-        // Under one name or the other from 2.11 on.
+        // PyTorch 2.11 and later have it, under one of two names.
         let e8m0 = code("aoti_torch_dtype_float8_e8m0fnu").or_else(|_| code("torch_dtype_float8_e8m0fnu"));
         Ok(Codes {
             cpu: code("aoti_torch_device_type_cpu")?,
@@ -112,18 +114,18 @@ impl Codes {
 /// A library that is loaded already.
 ///
 /// # Safety
-/// - Library: its constructors have run, so that nothing is run here.
+/// - Library: if it is loaded, its constructors have run, so that nothing runs here.
 unsafe fn loaded(path: &str) -> Result<Library, String> {
     // SAFETY:
-    // - library: the caller's promise; what is not loaded is not found.
+    // - library: the caller's promise; a library that is not loaded is not found.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_NOLOAD) }
-        .map_err(|error| format!("{path} is not loaded: {error:?}"))
+        .map_err(|error| format!("{path} is not loaded: {error:?}; import torch first"))
 }
 
-/// A function or another symbol of a library, which stays loaded.
+/// A function or another symbol of a library that stays loaded.
 ///
 /// # Safety
-/// - Type: `T` is the symbol's.
+/// - Type: `T` is the type of the symbol.
 unsafe fn look_up<T: Copy>(library: &Library, symbol: &str) -> Result<T, String> {
     // SAFETY:
     // - type: the caller's promise.
@@ -132,21 +134,22 @@ unsafe fn look_up<T: Copy>(library: &Library, symbol: &str) -> Result<T, String>
 }
 
 // SAFETY:
-// - functions of loaded libraries, which any thread may call; addresses of static data.
+// - fields: functions of loaded libraries, which any thread may call; addresses of static data.
 unsafe impl Send for Shim {}
 // SAFETY:
 // - as above.
 unsafe impl Sync for Shim {}
 
 impl Shim {
-    /// Gives the dispatcher a kernel for an operator, on a backend it calls `key`.
+    /// Registers a kernel for an operator with the dispatcher. `key`: the dispatch key, "CPU" or
+    /// "CUDA".
     pub(super) fn register(&self, namespace: &CStr, key: &CStr, operator: &CStr, kernel: Kernel) -> Result<(), String> {
         let file = c"rmsnorm-python";
         let mut library = null_mut();
         // SAFETY:
         // - strings: end with zero, and live to the end of the call; libtorch copies them;
-        // - library: made by the first call, used by the second; libtorch keeps what is registered for as long as the process runs,
-        //   and so is the library left to it.
+        // - library: made by the first call, used by the second; libtorch keeps it, and its
+        //   registrations, until the process ends.
         let codes = unsafe {
             let made = (self.library_impl)(namespace.as_ptr(), key.as_ptr(), file.as_ptr(), 0, &raw mut library);
             [made, if made == 0 { (self.implement)(library, operator.as_ptr(), kernel) } else { 0 }]
@@ -155,12 +158,12 @@ impl Shim {
     }
 }
 
-/// `throw std::runtime_error(message)`, which is how a kernel fails: the dispatcher's caller sees a `RuntimeError`. By the Itanium
-/// C++ ABI, so on Linux.
+/// The functions of `throw std::runtime_error(message)`: a kernel fails with it, and Python gets a
+/// `RuntimeError`. It needs the Itanium C++ ABI, as on Linux.
 ///
-/// libstdc++ unwinds by libgcc's functions. A library that was linked otherwise (by zig, for old systems) has others of its own, which
-/// Rust's frames would call, with what is not theirs. So the one frame of ours that an exception passes has nothing to
-/// clean up, and Rust is not asked about it.
+/// libstdc++ unwinds with libgcc's functions. A library linked with another unwinder (by zig, for
+/// old systems) would call that unwinder from Rust's landing pads, with libgcc's data. So the one
+/// Rust frame that an exception passes has no destructors and therefore no landing pad.
 pub(super) struct Thrower {
     allocate: unsafe extern "C" fn(usize) -> *mut c_void,
     construct: unsafe extern "C" fn(*mut c_void, *const c_char),
@@ -174,7 +177,8 @@ pub(super) struct Thrower {
 /// `__cxa_throw`
 type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) -> !;
 
-/// An exception that is yet to be thrown, by `throw` of the rest; none if there is no such function.
+/// An exception to be thrown with `throw(object, type_info, destroy)`; no exception if `throw` is
+/// `None`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Exception {
@@ -185,20 +189,20 @@ pub(super) struct Exception {
 }
 
 impl Exception {
-    /// What a call that has succeeded leaves.
+    /// The value of a successful call.
     pub(super) const NONE: Exception =
         Exception { throw: None, object: null_mut(), type_info: null_mut(), destroy: null_mut() };
 }
 
-/// Of a `std::runtime_error`: its table of virtual functions and its string.
+/// The size of a `std::runtime_error`: the pointers to its virtual functions and its string.
 const RUNTIME_ERROR_BYTES: usize = 16;
 
 impl Thrower {
     /// # Safety
-    /// - Library: it is libstdc++, the one that libtorch uses.
+    /// - Library: it is the libstdc++ that libtorch uses.
     unsafe fn load(library: &Library) -> Result<Self, String> {
         // SAFETY:
-        // - types: those of the C++ ABI and of libstdc++.
+        // - types: as in the C++ ABI and in libstdc++.
         unsafe {
             Ok(Thrower {
                 allocate: look_up(library, "__cxa_allocate_exception")?,
@@ -215,8 +219,8 @@ impl Thrower {
     pub(super) fn exception(&self, message: &str) -> Exception {
         let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
         // SAFETY:
-        // - memory: as many bytes as the object has, from the function that `__cxa_throw` takes it from; the constructor copies the
-        //   message.
+        // - memory: of the object's size, from the function that `__cxa_throw` requires; the
+        //   constructor copies the message.
         let object = unsafe {
             let object = (self.allocate)(RUNTIME_ERROR_BYTES);
             (self.construct)(object, message.as_ptr());

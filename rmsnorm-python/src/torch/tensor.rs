@@ -1,4 +1,4 @@
-//! Tensors of PyTorch: what they are, new ones, and how they lie.
+//! Tensors of PyTorch: their properties, their rows, and new ones.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -8,17 +8,17 @@ use rmsnorm_core::{Error, RowLayout, Storage, Tensor};
 use super::shim::{Handle, Shim, Value};
 use crate::foreign::{Foreign, Place, not_a_float, sizes};
 
-/// Dimensions of a tensor at the most, as in PyTorch.
+/// The largest number of dimensions of a tensor, as in PyTorch.
 const MOST_DIMS: usize = 64;
 
-/// A device as PyTorch names it: type and index.
+/// A device of PyTorch: type and index.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct DeviceOf {
     kind: i32,
     index: i32,
 }
 
-/// A reference to a tensor, which is ours to let go.
+/// An owned reference to a tensor.
 pub(super) struct Owned<'s> {
     handle: Handle,
     shim: &'s Shim,
@@ -27,29 +27,30 @@ pub(super) struct Owned<'s> {
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
         // SAFETY:
-        // - tensor: ours, let go of here only.
+        // - tensor: owned, and released only here.
         let _ = unsafe { (self.shim.delete_tensor)(self.handle) };
     }
 }
 
-/// The error of libtorch, which has printed why.
+/// An error of libtorch, which has printed the reason.
 fn failed(what: &'static str) -> Error {
-    Error::Device { backend: "torch", source: format!("{what} failed; PyTorch has printed why").into() }
+    Error::Device { backend: "torch", source: format!("{what} failed; PyTorch has printed the reason").into() }
 }
 
 impl<'s> Owned<'s> {
     /// A tensor argument of a kernel.
     ///
     /// # Safety
-    /// - Value: it is a tensor's handle, which the dispatcher gave to the kernel to own.
+    /// - Value: it is a tensor's handle that the dispatcher passed to the kernel with its
+    ///   ownership.
     pub(super) unsafe fn of_value(shim: &'s Shim, value: Value) -> Self {
         Owned { handle: std::ptr::with_exposed_provenance_mut(value as usize), shim }
     }
 
-    /// An optional one: null, or the address of a handle on libtorch's heap, which is ours to free.
+    /// An optional argument: null, or the address of a handle on libtorch's heap, which this frees.
     ///
     /// # Safety
-    /// - Value: as above, of an optional argument.
+    /// - Value: as for [`of_value`](Self::of_value), of an optional argument.
     pub(super) unsafe fn of_optional(shim: &'s Shim, value: Value) -> Option<Self> {
         let boxed = std::ptr::with_exposed_provenance_mut::<Value>(value as usize);
         if boxed.is_null() {
@@ -67,7 +68,7 @@ impl<'s> Owned<'s> {
         Some(unsafe { Owned::of_value(shim, value) })
     }
 
-    /// As a result of a kernel: the dispatcher owns it then.
+    /// The tensor as a result of a kernel: the dispatcher then owns it.
     pub(super) fn into_value(self) -> Value {
         let value = self.handle.expose_provenance() as Value;
         std::mem::forget(self);
@@ -80,7 +81,7 @@ impl<'s> Owned<'s> {
         // - pointer: to a local of the type that the function writes.
         match unsafe { function(self.handle, &raw mut answer) } {
             0 => Ok(answer),
-            _ => Err(failed("a question to a tensor")),
+            _ => Err(failed("a query of a tensor")),
         }
     }
 
@@ -91,7 +92,8 @@ impl<'s> Owned<'s> {
         }
         let numbers = self.ask(function, null_mut())?;
         // SAFETY:
-        // - memory: the tensor's own, a number for each dimension, unchanged while it is borrowed.
+        // - memory: the tensor's, a number for each dimension, unchanged while the tensor is
+        //   borrowed.
         Ok(unsafe { std::slice::from_raw_parts(numbers, len) })
     }
 
@@ -104,7 +106,7 @@ impl<'s> Owned<'s> {
         self.ask(self.shim.data_ptr, null_mut())
     }
 
-    /// What its elements are.
+    /// The storage of its elements.
     pub(super) fn storage(&self, tensor: Tensor) -> Result<Storage, Error> {
         let code = self.ask(self.shim.dtype, 0)?;
         let mut known = self.shim.codes.storages.into_iter();
@@ -117,8 +119,8 @@ impl<'s> Owned<'s> {
         Ok(DeviceOf { kind, index: self.ask(self.shim.device_index, 0)? })
     }
 
-    /// Its rows: where they are, or, if no two strides lead from row to row, where a dense copy is, which comes with them. A vector is
-    /// copied if its elements are apart.
+    /// Its rows, or the rows of a dense copy, returned with them, if they need more than two
+    /// strides. A strided vector is copied, too.
     pub(super) fn rows(&self, tensor: Tensor) -> Result<(Foreign, Option<Owned<'s>>), Error> {
         let (dims, strides, storage) = (self.dims()?, self.numbers(self.shim.strides)?, self.storage(tensor)?);
         let rows = Foreign::strided(tensor, self.data()?, storage, dims, strides);
@@ -131,12 +133,12 @@ impl<'s> Owned<'s> {
         if unsafe { (self.shim.copy)(copy.handle, self.handle, 0) } != 0 {
             return Err(failed("a copy to dense rows"));
         }
-        let no_dims = || Error::InvalidArgument { arg: tensor.name(), rule: "it has at least one dimension".into() };
+        let no_dims = || Error::InvalidArgument { arg: tensor.name(), rule: "expected at least one dimension".into() };
         let layout = sizes(dims).and_then(RowLayout::dense).ok_or_else(no_dims)?;
         Ok((Foreign { data: copy.data()?, storage, layout }, Some(copy)))
     }
 
-    /// A new tensor of PyTorch's own memory, which holds nothing yet, with dense rows.
+    /// A new uninitialized tensor in PyTorch's memory, with dense rows.
     pub(super) fn empty(shim: &'s Shim, dims: &[i64], storage: Storage, on: DeviceOf) -> Result<Self, Error> {
         let mut strides = [1; MOST_DIMS];
         let too_many =
@@ -150,7 +152,7 @@ impl<'s> Owned<'s> {
         Owned::with_strides(shim, dims, strides, storage, on)
     }
 
-    /// A new tensor with these strides.
+    /// A new uninitialized tensor with these strides, in elements.
     pub(super) fn with_strides(
         shim: &'s Shim,
         dims: &[i64],
@@ -165,7 +167,7 @@ impl<'s> Owned<'s> {
         let (len, mut handle) = (dims.len() as i64, null_mut());
         let (dims, strides) = (dims.as_ptr(), strides.as_ptr());
         // SAFETY:
-        // - pointers: to that many numbers, and to a local.
+        // - pointers: to `len` numbers each, and to a local.
         match unsafe { (shim.empty_strided)(len, dims, strides, dtype, on.kind, on.index, &raw mut handle) } {
             0 => Ok(Owned { handle, shim }),
             _ => Err(failed("an allocation")),
@@ -174,7 +176,7 @@ impl<'s> Owned<'s> {
 }
 
 impl Shim {
-    /// A device as a place: with PyTorch's number of threads, or on its current stream.
+    /// The place of a device: with PyTorch's number of threads, or on its current stream.
     pub(super) fn place(&self, DeviceOf { kind, index }: DeviceOf) -> Result<Place, Error> {
         if kind == self.codes.cpu {
             let mut threads = 0;
@@ -184,7 +186,7 @@ impl Shim {
             return Ok(Place::Cpu { threads: Some(threads as usize) });
         }
         if kind != self.codes.cuda {
-            return Err(Error::Unsupported { rule: "tensors are on the CPU or on CUDA".into() });
+            return Err(Error::Unsupported { rule: "tensors must be on the CPU or on CUDA: move them there".into() });
         }
         let unavailable = || Error::Unavailable { backend: "cuda", reason: "this PyTorch has no CUDA".into() };
         let current = self.current_cuda_stream.ok_or_else(unavailable)?;

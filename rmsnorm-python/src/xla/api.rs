@@ -1,5 +1,6 @@
-//! The part of XLA's foreign function interface that is used here, by its C header (xla/ffi/api/c_api.h): versions 0.1 to 0.3. A
-//! test compares sizes and offsets with the header that jaxlib ships.
+//! The structs of XLA's foreign function interface that are used here, as in its C header
+//! (xla/ffi/api/c_api.h), versions 0.1 to 0.3. A test compares offsets with the header that jaxlib
+//! ships.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -26,10 +27,12 @@ pub(super) const INVALID_ARGUMENT: c_int = 3;
 pub(super) const UNIMPLEMENTED: c_int = 12;
 pub(super) const INTERNAL: c_int = 13;
 
-/// A call always launches the same work, so it may become part of a CUDA graph.
+/// The trait of a handler whose calls always launch the same work, so that CUDA graphs may capture
+/// them.
 pub(super) const COMMAND_BUFFER_COMPATIBLE: u32 = 1;
 
-/// Declares structs of the header, by its own names, and what a test compares with it. Most begin with the two fields in parentheses.
+/// Declares structs of the header, and their layouts for a test. Most begin with the two fields in
+/// parentheses.
 macro_rules! structs {
     ($($header:literal struct $name:ident $(($size:ident, $start:ident))? { $($(#[$of:meta])* $field:ident = $theirs:literal: $type:ty,)* })*) => {
         $(
@@ -40,7 +43,8 @@ macro_rules! structs {
             }
         )*
 
-        /// Of each struct its name in the header, and of each field its name there and its offset: for the test.
+        /// For the test: each struct's name in the header, and each field's name there and offset
+        /// in bytes.
         #[pyfunction]
         pub(crate) fn xla_layouts() -> Vec<(&'static str, Vec<(&'static str, usize)>)> {
             vec![$(($header, vec![
@@ -51,7 +55,7 @@ macro_rules! structs {
     };
 }
 
-/// A function that is not called here.
+/// A field that is not used here.
 type Unused = *const c_void;
 
 structs! {
@@ -105,7 +109,7 @@ structs! {
         future_set_available = "XLA_FFI_Future_SetAvailable": Unused,
         future_set_error = "XLA_FFI_Future_SetError": Unused,
         run_id_get = "XLA_FFI_RunId_Get": Unused,
-        /// The fields before are in all versions; this one is there if `struct_size` says so.
+        /// Earlier fields exist in all versions, this one only if `struct_size` includes it.
         device_ordinal_get = "XLA_FFI_DeviceOrdinal_Get":
             Option<unsafe extern "C" fn(*mut DeviceOrdinalGetArgs) -> *mut c_void>,
     }

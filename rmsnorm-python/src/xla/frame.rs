@@ -1,4 +1,4 @@
-//! What a call frame of XLA's holds, read safely.
+//! Safe access to the contents of XLA's call frames.
 
 use std::ffi::{CString, c_void};
 use std::mem::offset_of;
@@ -9,10 +9,10 @@ use rmsnorm_core::{DType, Error, RowLayout, Storage, Tensor};
 use super::api::{self, Buffer, CallFrame};
 use crate::foreign::{Foreign, Place, not_a_float};
 
-/// A call frame, for the time of the call.
+/// A call frame, valid during the call.
 pub(super) struct Frame<'a>(&'a CallFrame);
 
-/// The error of an argument that does not fit.
+/// The error of an invalid argument.
 pub(super) fn invalid(arg: &'static str, rule: impl Into<String>) -> Error {
     Error::InvalidArgument { arg, rule: rule.into() }
 }
@@ -23,26 +23,27 @@ fn failed(what: &'static str) -> Error {
 
 impl<'a> Frame<'a> {
     /// # Safety
-    /// - Frame: it is one that XLA made, and lives for `'a`.
+    /// - Frame: XLA made it, and it lives for `'a`.
     pub(super) unsafe fn new(frame: *const CallFrame) -> Self {
         // SAFETY:
         // - frame: the caller's promise.
         Frame(unsafe { &*frame })
     }
 
-    /// Answers XLA's question about the handler: the version of the interface that it speaks, and that its calls may be captured
-    /// into CUDA graphs. Whether there was that question.
+    /// Answers a metadata query of XLA: the version of the interface, and that CUDA graphs may
+    /// capture the handler's calls. Returns whether the frame is such a query.
     pub(super) fn answers_metadata(&self) -> bool {
         let mut extension = self.0.extension_start;
         // SAFETY:
-        // - list: of extensions that live as long as the frame, each beginning with these fields.
+        // - list: the extensions live as long as the frame, and each begins with these fields.
         while let Some(base) = unsafe { extension.as_ref() } {
             if base.kind == api::EXTENSION_METADATA {
                 // SAFETY:
-                // - kind: says that it is this extension, whose metadata is there to be written. The fields are in every version.
+                // - kind: identifies this extension, whose metadata may be written. The fields
+                //   exist in every version.
                 let metadata = unsafe { &mut *(*extension.cast::<api::MetadataExtension>()).metadata };
                 // SAFETY:
-                // - table: null, or one that lives as long as the process.
+                // - table: null, or a table that lives as long as the process.
                 let theirs = unsafe { self.0.api.as_ref() }.map_or(*api::MINOR.start(), |api| api.version.minor);
                 metadata.api_version.major = api::MAJOR;
                 metadata.api_version.minor = theirs.clamp(*api::MINOR.start(), *api::MINOR.end());
@@ -58,7 +59,7 @@ impl<'a> Frame<'a> {
         self.0.stage
     }
 
-    /// Which program's call it is, as long as that program lives: where its attributes are.
+    /// An identifier of the call, unique while its program lives: the address of its attributes.
     pub(super) fn call_id(&self) -> usize {
         self.0.attributes.values.addr()
     }
@@ -95,22 +96,22 @@ impl<'a> Frame<'a> {
                 return Ok((kind, value));
             }
         }
-        Err(Error::Missing { arg: name, why: "it is an attribute of every call" })
+        Err(Error::Missing { arg: name, why: "every call needs this attribute" })
     }
 
     fn scalar<T: Copy>(&self, name: &'static str, dtype: i32) -> Result<T, Error> {
         let (kind, value) = self.attribute(name)?;
         if kind != api::ATTRIBUTE_SCALAR {
-            return Err(invalid(name, "the attribute is a scalar"));
+            return Err(invalid(name, "expected a scalar attribute"));
         }
         // SAFETY:
-        // - kind: says that it is a scalar, of the dtype it has.
+        // - kind: identifies a scalar, which has a dtype.
         let scalar = unsafe { &*value.cast::<api::Scalar>() };
         if scalar.dtype != dtype {
-            return Err(invalid(name, format!("the attribute has XLA's dtype {dtype}, got {}", scalar.dtype)));
+            return Err(invalid(name, format!("expected an attribute of XLA's dtype {dtype}, got {}", scalar.dtype)));
         }
         // SAFETY:
-        // - dtype: was just found to be that of `T`, which the callers below pair.
+        // - dtype: was just checked; the callers below pass the dtype of `T`.
         Ok(unsafe { *scalar.value.cast::<T>() })
     }
 
@@ -129,10 +130,10 @@ impl<'a> Frame<'a> {
     pub(super) fn string(&self, name: &'static str) -> Result<&'a str, Error> {
         let (kind, value) = self.attribute(name)?;
         if kind != api::ATTRIBUTE_STRING {
-            return Err(invalid(name, "the attribute is a string"));
+            return Err(invalid(name, "expected a string attribute"));
         }
         // SAFETY:
-        // - kind: says that it is a span of bytes, which lives as long as the frame.
+        // - kind: identifies a span of bytes, which lives as long as the frame.
         let bytes = unsafe {
             let span = &*value.cast::<api::ByteSpan>();
             std::slice::from_raw_parts(span.data, span.len)
@@ -140,24 +141,24 @@ impl<'a> Frame<'a> {
         std::str::from_utf8(bytes).map_err(|error| invalid(name, error.to_string()))
     }
 
-    /// The device that the buffers are on.
+    /// The number of the buffers' device.
     pub(super) fn ordinal(&self) -> Result<usize, Error> {
         // SAFETY:
         // - table: XLA's, which lives as long as the process.
         let api = unsafe { &*self.0.api };
         let end = offset_of!(api::Api, device_ordinal_get) + size_of::<*const c_void>();
-        // A runtime without it has one device in use here, or says which by the stream.
+        // A runtime without this function is assumed to use device 0.
         let Some(get) = (api.struct_size >= end).then_some(api.device_ordinal_get).flatten() else { return Ok(0) };
         let (struct_size, extension_start, context) =
             (size_of::<api::DeviceOrdinalGetArgs>(), null_mut(), self.0.context);
         let mut args = api::DeviceOrdinalGetArgs { struct_size, extension_start, context, ordinal: 0 };
         // SAFETY:
-        // - function: by the header, with its struct.
+        // - function: of the type in the header, called with its struct.
         let ordinal = unsafe { get(&raw mut args) }.is_null().then_some(args.ordinal);
         ordinal.and_then(|ordinal| usize::try_from(ordinal).ok()).ok_or_else(|| failed("XLA_FFI_DeviceOrdinal_Get"))
     }
 
-    /// The device and the stream that the call goes to.
+    /// The device and the stream of the call.
     pub(super) fn cuda(&self) -> Result<Place, Error> {
         // SAFETY:
         // - table: as above.
@@ -165,14 +166,14 @@ impl<'a> Frame<'a> {
         let (struct_size, extension_start, context) = (size_of::<api::StreamGetArgs>(), null_mut(), self.0.context);
         let mut args = api::StreamGetArgs { struct_size, extension_start, context, stream: null_mut() };
         // SAFETY:
-        // - function: by the header, with its struct.
+        // - function: of the type in the header, called with its struct.
         if !unsafe { get(&raw mut args) }.is_null() {
             return Err(failed("XLA_FFI_Stream_Get"));
         }
         Ok(Place::Cuda { ordinal: self.ordinal()?, stream: args.stream })
     }
 
-    /// An error as XLA takes it.
+    /// A new error object of XLA.
     pub(super) fn error(&self, code: i32, message: &str) -> *mut c_void {
         let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
         let (struct_size, message) = (size_of::<api::ErrorCreateArgs>(), text.as_ptr());
@@ -208,11 +209,12 @@ impl<'a> Array<'a> {
         }))
     }
 
-    /// The `index`th of the parts of so many elements that it consists of, with that layout.
+    /// The `index`th part of the array, if it consists of equal parts with this layout.
     pub(super) fn part(&self, tensor: Tensor, index: usize, layout: RowLayout) -> Result<Foreign, Error> {
         let storage = self.storage(tensor)?;
         let bytes = index * layout.rows * layout.cols * storage.size();
-        // Not dereferenced where there is none: XLA gives no addresses before a call is executed.
+        // `wrapping_add`, since the address may be null: XLA has no addresses before a call is
+        // executed.
         let data = self.0.data.cast::<u8>().wrapping_add(bytes).cast();
         Ok(Foreign { data, storage, layout })
     }

@@ -1,16 +1,25 @@
-"""Fused RMSNorm and LayerNorm for JAX: functions with derivatives of every kind, under jit, vmap, remat, scan, shard_map and sharding.
+"""Fused RMSNorm and LayerNorm for JAX: functions that work under jit, grad, jvp, vmap, remat, scan,
+shard_map and sharding.
 
-On the CPU and on CUDA the kernels are called through XLA's foreign function interface; elsewhere, and for other dtypes, the same is
-computed with jax.numpy, so that one program runs anywhere. Arrays are float32, float16 or bfloat16; the residual has the dtype of x or
-float32, weight and bias have any of the three. Modules: `rmsnorm.jax.nnx` for flax.nnx, `rmsnorm.jax.equinox` for Equinox.
+On the CPU and on CUDA the kernels are called through XLA's foreign function interface. Other
+devices and dtypes are computed with jax.numpy. Arrays are float32, float16 or bfloat16; the
+residual has the dtype of x or float32, weight and bias have any of the three. Modules:
+`rmsnorm.jax.nnx` for flax.nnx, `rmsnorm.jax.equinox` for Equinox.
 
-Sharding, automatic or explicit: rows may be on several devices, and nothing is gathered; gradients of weight and bias are summed over
-the devices in float32. Gradients run one backward kernel, and forward mode runs the same on the tangent; second derivatives are
-computed with jax.numpy. Exports (`jax.export`) need no special arguments: they are computed with jax.numpy, without this package.
+Sharding, automatic or explicit: rows may be on several devices, and nothing is gathered. Gradients
+of weight and bias are summed over the devices in float32. Reverse mode runs one backward kernel;
+forward mode runs the same kernel on the tangent. Second derivatives are computed with jax.numpy.
+Exported programs (`jax.export`) contain jax.numpy operations only and load without this package.
 
-eps is 2**-23 for RMS norms and 1e-5 for layer norms if None, in PyTorch, JAX and arrays alike.
+eps: None means 2**-23 for RMS norms and 1e-5 for layer norms, as in `rmsnorm.torch` and
+`rmsnorm.arrays`.
 
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
+
+>>> import jax, jax.numpy as jnp, rmsnorm.jax as rj
+>>> gradient = jax.grad(lambda x: rj.rms_norm(x, eps=0.0)[0])
+>>> print(gradient(jnp.array([1.0, -1.0])))
+[0.5 0.5]
 """
 
 from .. import _need

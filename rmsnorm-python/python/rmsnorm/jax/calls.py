@@ -1,4 +1,5 @@
-"""Calls of the native handlers, on whatever platform a program is lowered for."""
+"""Calls of the native XLA handlers, with jax.numpy as the default on platforms that have no
+handler."""
 
 import dataclasses
 import math
@@ -16,7 +17,8 @@ _FORWARD, _BACKWARD = "rmsnorm_forward", "rmsnorm_backward"
 
 def _register():
     for (target, platform), handler in _native.xla_handlers().items():
-        # Kernels for CUDA are compiled before a program runs; the stage that executes may be part of a graph that is captured.
+        # The initialize stage compiles CUDA kernels before a program runs: XLA may capture the
+        # execute stage in a CUDA graph.
         stages = {"initialize": handler, "execute": handler} if platform == "CUDA" else handler
         jax.ffi.register_ffi_target(target, stages, platform=platform)
 
@@ -28,7 +30,7 @@ typeof = getattr(jax, "typeof", None) or jax.core.get_aval
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """What is computed, but for the arrays."""
+    """A norm without its arrays: its type and its options."""
 
     is_layer: bool
     eps: float
@@ -37,36 +39,38 @@ class Norm:
 
     @property
     def name(self):
-        """As the native half has it."""
+        """The native library's name of the norm."""
         return "layer_norm" if self.is_layer else "rms_norm"
 
 
 def present(values):
-    """Those that there are."""
+    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def filled(values, are_there):
-    """With None where there is nothing."""
+    """The inverse of `present`: one entry per flag, the next value where it is true, else None."""
     values = iter(values)
     return [next(values) if is_there else None for is_there in are_there]
 
 
 def manual_axes(array):
-    """The axes of `shard_map` that an array varies over; none outside."""
+    """The axes of `shard_map` that an array varies over; empty outside `shard_map`."""
     kind = typeof(array)
     axes = getattr(kind, "mat", None)
     return frozenset(getattr(kind, "vma", None) or ()) if axes is None else axes.varying
 
 
 def split_of(array):
-    """How explicit sharding splits the dimensions of an array: an axis of the mesh, several, or None, for each."""
+    """The explicit sharding of an array: for each dimension a mesh axis, a tuple of axes, or
+    None."""
     spec = tuple(getattr(getattr(typeof(array), "sharding", None), "spec", None) or ())
     return spec + (None,) * (array.ndim - len(spec))
 
 
 def _beside(x, dims, dtype, cols=()):
-    """The type of a result with the first `dims` dimensions of x, then `cols`. It varies over the axes of `shard_map` that x does."""
+    """The type of a result with the first `dims` dimensions of x, then `cols`. It varies over the
+    same `shard_map` axes as x."""
     kind = typeof(x)
     changes = dict(shape=(*x.shape[:dims], *cols), dtype=jnp.dtype(dtype), weak_type=False)
     if getattr(kind, "sharding", None) is not None:
@@ -75,7 +79,7 @@ def _beside(x, dims, dtype, cols=()):
 
 
 def _call(target, norm, inputs, outputs, rank, vmap_method):
-    """The arrays of the outputs by name. inputs: arrays by name; those that are None are not there. outputs: types by name."""
+    """{name: output}. inputs: {name: array, or None if absent}. outputs: {name: type}."""
     inputs = {name: array for name, array in inputs.items() if array is not None}
     call = jax.ffi.ffi_call(target, tuple(outputs.values()), vmap_method=vmap_method)
     found = call(
@@ -87,14 +91,15 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
 
 
 def _by_platform(kernel, default, *args):
-    """The kernel where there is one, jax.numpy elsewhere: chosen when the platform is known, so that exports have all of them."""
+    """The kernel on the CPU and CUDA, `default` elsewhere. XLA chooses when it lowers for a
+    platform, so an export has all branches."""
     return jax.lax.platform_dependent(
         *args, cpu=lambda *args: kernel(False, *args), cuda=lambda *args: kernel(True, *args), default=default
     )
 
 
 def forward(norm, x, residual, weight, bias):
-    """(y, h, mean, rstd); None for what the norm has not."""
+    """(y, h, mean, rstd); h is None without a residual, mean is None for an RMS norm."""
 
     def kernel(is_cuda, x, residual, weight, bias):
         statistics = _beside(x, x.ndim - 1, jnp.float32)
@@ -103,7 +108,7 @@ def forward(norm, x, residual, weight, bias):
             outputs["residual_out"] = _beside(x, x.ndim, residual.dtype)
         outputs |= {"mean": statistics, "rstd": statistics} if norm.is_layer else {"rstd": statistics}
         inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
-        # One weight for all of a batch stays one.
+        # "expand_dims": a weight that a batch shares is not copied for each member.
         found = _call(_FORWARD, norm, inputs, outputs, x.ndim, "expand_dims")
         return found["y"], found.get("residual_out"), found.get("mean"), found["rstd"]
 
@@ -111,9 +116,10 @@ def forward(norm, x, residual, weight, bias):
 
 
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
-    """(dx, dweight, dbias, dresidual); None for what is not needed.
+    """(dx, dweight, dbias, dresidual); None for gradients that are not needed.
 
-    needs: whether dweight, dbias and dresidual are. dtypes: of parameters and of the residual stream.
+    needs: whether dweight, dbias and dresidual are needed. dtypes: (of the parameters, of the
+    residual).
     """
     need_dweight, need_dbias, need_dresidual = needs
     parameter, stream = (jnp.dtype(dtype) for dtype in dtypes)
@@ -130,9 +136,10 @@ def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
             is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names),
             (dy.dtype.name, parameter.name, x.dtype.name),
         )
-        # XLA's own memory: what is allocated in a call cannot be part of its graphs.
+        # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not
+        # allocate.
         outputs |= {"workspace": _beside(dy, 0, jnp.float32, (room,))} if room else {}
-        # Each member of a batch has gradients of its own.
+        # "broadcast_all": each member of a batch gets separate gradients.
         found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")
         return tuple(found.get(name) for name in ("dx", "dweight", "dbias", "dresidual"))
 

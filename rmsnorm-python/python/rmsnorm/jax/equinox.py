@@ -1,4 +1,10 @@
-"""`equinox.nn`'s norms by rmsnorm's kernels: its arguments and its fields; only the class changes."""
+"""Replacements for the norms of `equinox.nn`, computed with rmsnorm's kernels. Arguments and fields
+are the same.
+
+>>> import equinox, rmsnorm.jax.equinox as re
+>>> isinstance(re.LayerNorm(8), equinox.nn.LayerNorm)
+True
+"""
 
 import equinox
 import jax
@@ -7,7 +13,7 @@ from . import functions
 
 __all__ = ["RMSNorm", "LayerNorm"]
 
-# Apart from None, which is a state as good as any.
+# The default of `state`. Not None, since None is a valid state.
 _NONE = object()
 
 
@@ -23,7 +29,8 @@ def _flat(parameter):
 
 
 class RMSNorm(equinox.nn.RMSNorm):
-    """`equinox.nn.RMSNorm`, with the same arguments. It is over the whole of x; `jax.vmap` makes rows of a batch.
+    """`equinox.nn.RMSNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a
+    batch of rows.
 
     >>> import equinox, jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
     >>> print(jax.vmap(re.RMSNorm(2, eps=0.0))(jnp.array([[1.0, 7.0], [7.0, 1.0]])))
@@ -39,7 +46,8 @@ class RMSNorm(equinox.nn.RMSNorm):
 
 
 class LayerNorm(equinox.nn.LayerNorm):
-    """`equinox.nn.LayerNorm`, with the same arguments, as `RMSNorm` here.
+    """`equinox.nn.LayerNorm`, with the same arguments. It normalizes all of x; use `jax.vmap` for a
+    batch of rows.
 
     >>> import equinox, jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
     >>> print(jax.vmap(re.LayerNorm(2, eps=0.0))(jnp.array([[1.0, 7.0], [7.0, 1.0]])))

@@ -1,4 +1,4 @@
-"""The functions: what they accept, and how their arrays go to the operators."""
+"""The public functions: they check their arguments and pass the arrays to the operators."""
 
 import functools
 import math
@@ -17,11 +17,11 @@ _RMS_EPS, _LAYER_EPS = 2.0**-23, 1e-5
 
 
 def _number(name, value):
-    """A Python number, as compiled into the program."""
+    """A number as a Python float, a constant of the compiled program."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(f"{name}: expected a Python number, got a traced array; pass it to jax.jit by static_argnames")
     try:
-        # `float` reads text as well.
+        # The addition refuses strings, which `float` would parse.
         number = float(value + 0.0)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: expected a Python number, got {type(value).__name__}") from None
@@ -33,7 +33,7 @@ def _number(name, value):
 def norm_of(is_layer, eps, weight_offset=0.0, cast_before_weight=False):
     eps = (_LAYER_EPS if is_layer else _RMS_EPS) if eps is None else _number("eps", eps)
     if eps < 0.0:
-        raise ValueError(f"eps: expected a number that is not negative, since small rows have no root then, got {eps}")
+        raise ValueError(f"eps: expected a number of at least 0, got {eps}; with a negative one, small rows have no real square root")
     if isinstance(cast_before_weight, jax.core.Tracer):
         raise TypeError("cast_before_weight: expected a bool, got a traced array; pass it to jax.jit by static_argnames")
     return Norm(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight))
@@ -49,7 +49,7 @@ def _array(name, value):
 
 
 def _check(x, residual, weight, bias):
-    """Refuses what does not go together."""
+    """Raises for arrays whose dtypes or shapes do not match."""
     for name, array in (("x", x), ("residual", residual), ("weight", weight), ("bias", bias)):
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{name}: expected an array of real floating-point numbers, got {array.dtype}; convert it with astype")
@@ -61,7 +61,7 @@ def _check(x, residual, weight, bias):
 
 
 def _have_kernels(x, residual, weight, bias):
-    """Whether there are kernels for arrays of these dtypes."""
+    """Whether the kernels support these dtypes and shapes."""
     narrow_or_f32 = (_F32, *_NARROW)
     stream = residual is None or residual.dtype in (x.dtype, _F32)
     parameters = all(array is None or array.dtype in narrow_or_f32 for array in (weight, bias))
@@ -69,9 +69,11 @@ def _have_kernels(x, residual, weight, bias):
 
 
 def _parameters(x, weight, bias, axes):
-    """Weight and bias of one dtype that kernels take, that vary over all axes of `shard_map`: their gradients are sums over these.
+    """Weight and bias, both in one dtype, varying over all the axes of `shard_map`, so that their
+    gradients are summed over the axes.
 
-    In float32 where either has another dtype than x, or is summed: each device's part would be rounded on its own.
+    Both become float32 if either has another dtype than x or has a gradient that is summed over
+    devices: otherwise each device would round its partial sum.
     """
     there = [array for array in (weight, bias) if array is not None]
     is_wide = any(array.dtype != x.dtype or axes - calls.manual_axes(array) for array in there)
@@ -79,7 +81,8 @@ def _parameters(x, weight, bias, axes):
 
 
 def _varying(array, axes):
-    """An array that is the same on every device as one that varies over axes of `shard_map`: its gradient is then their sum."""
+    """Marks an array that is equal on every device as varying over axes of `shard_map`: its
+    gradient is then summed over them."""
     missing = tuple(axes - calls.manual_axes(array)) if array is not None else ()
     if not missing:
         return array
@@ -88,7 +91,7 @@ def _varying(array, axes):
 
 
 def _resharded(array, split):
-    """An array split in this way by explicit sharding, where it is not."""
+    """The array with this explicit sharding; resharded if it has another one."""
     if array is None or calls.split_of(array) == split:
         return array
     return jax.sharding.reshard(array, PartitionSpec(*split))
@@ -99,7 +102,8 @@ def _apply(norm, is_split, x, residual, weight, bias):
     _check(x, residual, weight, bias)
     if not _have_kernels(x, residual, weight, bias):
         return reference.forward(norm, x, residual, weight, bias)[:2]
-    # Explicit sharding: rows are split as x or the residual are, and whole.
+    # Explicit sharding: rows are split as in x, or else as in the residual; the last dimension is
+    # not split.
     split = calls.split_of(x)
     if residual is not None:
         split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(residual)))
@@ -114,7 +118,7 @@ def _apply(norm, is_split, x, residual, weight, bias):
 
 @functools.lru_cache(128)
 def _jitted(norm, is_split):
-    """Compiled once for arrays of the same types, and part of the program that it is traced in."""
+    """The norm under jit: compiled once per argument types, and inlined into a surrounding jit."""
 
     def apply(x, residual, weight, bias):
         return _apply(norm, is_split, x, residual, weight, bias)
@@ -137,14 +141,18 @@ def rms_norm(
     x: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
     cast_before_weight: bool = False, partition: bool = True,
 ) -> jax.Array:
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (12).
 
-    x: (..., cols). weight: (cols); ones if None. The result has the shape and dtype of x. It is computed in float32 and rounded once;
-    with `cast_before_weight` the normalized value is rounded to the dtype of x before it is multiplied with the weight, as Llama does.
-    `weight_offset` 1 is Gemma's `1 + w`. eps is 2**-23 if None, in PyTorch, JAX and arrays alike. eps, weight_offset and
-    cast_before_weight are Python's numbers, not traced; each value is a program of its own.
-    partition: let jit's automatic sharding split the rows. False where `custom_partitioning` does not work, as on some TPUs.
-    TypeError for an array that is not of real floating-point numbers, ValueError if shapes do not go together.
+    x: (..., cols). weight: (cols); ones if None. The result has the shape and dtype of x. It is
+    computed in float32 and rounded once.
+    eps: None means 2**-23. weight_offset: 1 is Gemma's `1 + w`. cast_before_weight: round the
+    normalized value to the dtype of x before the weight multiplies it, as Llama does. These three
+    are Python values that cannot be traced; a new value compiles a new program.
+    partition: let jit's automatic sharding split the rows. Pass False where `custom_partitioning`
+    is not supported, as on some TPUs.
+
+    Raises TypeError for an array of a dtype that is not real floating-point, ValueError for shapes
+    that do not match.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> print(rj.rms_norm(jnp.array([1.0, 7.0]), jnp.array([10.0, 100.0]), eps=0.0))
@@ -156,9 +164,10 @@ def rms_norm(
 def layer_norm(
     x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *, partition: bool = True
 ) -> jax.Array:
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension: equations (1) to (6), gradients (7) to (12).
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension: equations (1) to (12).
 
-    x: (..., cols). weight, bias: (cols). eps is 1e-5 if None. Otherwise as `rms_norm`.
+    x: (..., cols). weight, bias: (cols); ones and zeros if None. eps: None means 1e-5. The rest is
+    as in `rms_norm`.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> print(rj.layer_norm(jnp.array([1.0, 7.0]), bias=jnp.array([0.5, 0.5]), eps=0.0))
@@ -171,9 +180,10 @@ def add_rms_norm(
     x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
     cast_before_weight: bool = False, partition: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One pass over memory.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype
+    of x. One kernel.
 
-    residual: the shape of x; its dtype or float32, the stream's. Otherwise as `rms_norm`.
+    residual: the shape of x, in the dtype of x or float32. The rest is as in `rms_norm`.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> y, h = rj.add_rms_norm(jnp.array([1.0, 3.0]), jnp.array([0.0, 4.0]), eps=0.0)
@@ -188,7 +198,10 @@ def add_layer_norm(
     x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *,
     partition: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the
+    dtype of x. One kernel.
+
+    residual: the shape of x, in the dtype of x or float32. The rest is as in `layer_norm`.
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> y, h = rj.add_layer_norm(jnp.array([1.0, 3.0]), jnp.array([0.0, 4.0]), eps=0.0)

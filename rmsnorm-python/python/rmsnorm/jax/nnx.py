@@ -1,4 +1,11 @@
-"""`flax.nnx`'s norms by rmsnorm's kernels: its arguments, its parameters, its checkpoints; only the class changes."""
+"""Replacements for the norms of `flax.nnx`, computed with rmsnorm's kernels. Arguments, parameters
+and checkpoints are the same.
+
+>>> from flax import nnx
+>>> import rmsnorm.jax.nnx as rn
+>>> isinstance(rn.RMSNorm(8, rngs=nnx.Rngs(0)), nnx.RMSNorm)
+True
+"""
 
 import flax.nnx
 import jax
@@ -9,7 +16,8 @@ __all__ = ["RMSNorm", "LayerNorm"]
 
 
 def _is_of_rows(module, x, mask):
-    """Whether a norm is over the last dimension of one device, of all elements; Flax computes what is not."""
+    """Whether a norm is over the whole last dimension, on one device, without a mask. Flax computes
+    the others."""
     last = (-1, (-1,), [-1], x.ndim - 1, (x.ndim - 1,))
     return mask is None and module.reduction_axes in last and module.feature_axes in last and module.axis_name is None
 
@@ -19,10 +27,11 @@ def _value(parameter):
 
 
 class RMSNorm(flax.nnx.RMSNorm):
-    """`flax.nnx.RMSNorm`, with the same arguments. The result has the dtype that Flax gives it, and is rounded once.
+    """`flax.nnx.RMSNorm`, with the same arguments. The result has the same dtype as Flax's, and is
+    rounded once.
 
-    `use_fast_variance` changes nothing, as squares are summed in float32. With a mask, with other axes than the last or across devices
-    by `axis_name` Flax's own code runs.
+    `use_fast_variance` has no effect: squares are summed in float32. Flax's code runs for a mask,
+    for axes other than the last one, and across devices (`axis_name`).
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn
@@ -38,7 +47,7 @@ class RMSNorm(flax.nnx.RMSNorm):
 
 
 class LayerNorm(flax.nnx.LayerNorm):
-    """`flax.nnx.LayerNorm`, with the same arguments, as `RMSNorm` here.
+    """`flax.nnx.LayerNorm`, with the same arguments. Dtypes and exceptions are as in `RMSNorm`.
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn

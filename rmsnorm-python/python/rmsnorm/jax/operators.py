@@ -1,16 +1,19 @@
-"""The operators that JAX differentiates, batches and lowers: the norm, its tangent and its gradients.
+"""The primitives that JAX differentiates, batches and lowers: the norm, its tangent and its
+gradients.
 
 | operator | arrays | results |
 |---|---|---|
 | `norm` | x, residual, weight, bias | y, h, mean, rstd |
-| `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias, in which it is linear | tangents of y and h |
+| `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias (linear in these) | tangents of y and h |
 | `gradients` | dy, h, weight, mean, rstd, dh | dx, dweight, dbias, dresidual |
 
-The derivative of `norm` is `tangent`, whose transpose is `gradients`: reverse mode runs one kernel each way, and keeps h and the
-statistics only. `tangent` and `gradients` are differentiated as jax.numpy's formulas of h, with the statistics computed again from it:
-a statistic is no variable of its own, and its tangent is zero.
+The derivative of `norm` is `tangent`, and the transpose of `tangent` is `gradients`: reverse mode
+runs one kernel forward and one backward, and keeps only h and the statistics. `tangent` and
+`gradients` are differentiated as jax.numpy formulas of h that recompute the statistics from h. The
+statistics are therefore no independent variables, and their tangents are zero.
 
-These are primitives because `jax.custom_vjp` refuses forward mode, and `jax.custom_jvp` takes no transpose.
+These are primitives because `jax.custom_vjp` has no forward mode and `jax.custom_jvp` has no custom
+transpose.
 """
 
 import dataclasses
@@ -23,16 +26,19 @@ from jax.interpreters import ad, batching, mlir
 from . import calls, partition, reference
 from .calls import filled, present
 
-# `jax.extend.core` has it too, and imports all of Pallas, which takes eight times as long as this package.
+# `jax.extend.core` exports this class too, but imports all of Pallas: eight times the import time
+# of this package.
 _Primitive = type(jax.lax.add_p)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operator:
-    """What an operator is given, but for the arrays.
+    """An operator without its arrays.
 
-    are_there: which arrays are given. options: the other arguments of the role's function. levels: a `vmap` that is not merely more
-    rows, the outermost first: which arrays have its dimension, at the front.
+    are_there: for each array whether it is present.
+    options: the other arguments of the role's function.
+    levels: the `vmap` levels that cannot be folded into the rows, outermost first. Each has a flag
+    per array: whether the array has the batch dimension, at the front.
     """
 
     role: str
@@ -43,8 +49,8 @@ class _Operator:
     levels: tuple = ()
 
     def function(self, how, is_fresh=False):
-        """The results that there are, of the arrays that there are. how: `calls`, `partition` or `reference`. is_fresh: the statistics
-        are those of h, and not those given."""
+        """A function from the present arrays to the present results. how: the module `calls`,
+        `partition` or `reference`. is_fresh: the statistics are recomputed from h."""
         run, _, at = _ROLES[self.role]
 
         def of(*arrays):
@@ -59,20 +65,20 @@ class _Operator:
         return of
 
     def bind(self, *arrays):
-        """The results that there are."""
+        """Binds the primitive; returns the present results."""
         if not any(isinstance(array, jax.core.Tracer) for array in arrays):
             with jax.disable_jit(False):
                 return list(_compiled(self)(*arrays))
-        # The size of a kernel's workspace is a number.
+        # The size of a kernel's workspace cannot be symbolic.
         is_symbolic = any(not isinstance(size, int) for array in arrays for size in array.shape)
-        # Members of a batch with weights of their own are not split.
+        # A batch whose members have separate weights is not split over devices.
         how = reference if is_symbolic else partition if self.is_split and not self.levels else calls
         return _PRIMITIVES[self.role].bind(*arrays, operator=self, call=_traced(self, how)(*arrays))
 
 
 @functools.lru_cache(512)
 def _traced(operator, how):
-    """One function for one operator, so that JAX traces it once for arrays of the same types."""
+    """The traced function of an operator. Cached, so that JAX traces it once per argument types."""
     return jax.make_jaxpr(operator.function(how))
 
 
@@ -82,12 +88,12 @@ def _compiled(operator):
 
 
 def _operator(role, norm, is_split, options, arrays):
-    """An operator for these arrays, and those that there are."""
+    """(the operator for these arrays, the arrays that are not None)."""
     return _Operator(role, norm, is_split, tuple(array is not None for array in arrays), options), present(arrays)
 
 
 def norm(norm, is_split, x, residual, weight, bias):
-    """(y, h, mean, rstd); None for what the norm has not."""
+    """(y, h, mean, rstd); h is None without a residual, mean is None for an RMS norm."""
     operator, arrays = _operator("norm", norm, is_split, (), (x, residual, weight, bias))
     return filled(operator.bind(*arrays), (True, residual is not None, norm.is_layer, True))
 
@@ -105,7 +111,8 @@ def _run_gradients(how, norm, needs, dtypes, *arrays):
     return how.backward(norm, *arrays, needs, dtypes)
 
 
-# Of each role: the function, which arrays belong to columns, and where h is, two before the statistics.
+# {role: (function, for each array whether it has one value per column, the index of h)}. mean and
+# rstd are at that index + 2 and + 3.
 _ROLES = {
     "norm": (_run_norm, (False, False, True, True), None),
     "tangent": (_run_tangent, (False, True, False, False, False, False, True, True), 0),
@@ -135,7 +142,7 @@ def _norm_jvp(primals, tangents, *, operator, call):
 
 
 def _member_jvp(operator, primals, varied, changes):
-    """The derivative of a batch is that of each member."""
+    """The derivative of a batch: the derivative of each member."""
     level, inner = operator.levels[0], dataclasses.replace(operator, levels=operator.levels[1:])
 
     def member(arrays, changes):
@@ -176,7 +183,7 @@ def _transpose(cotangents, *arrays, operator, call):
 
 
 def _pulled(operator, wanted, dtypes, known, cotangents):
-    """Gradients of the wanted arrays of a `tangent`."""
+    """The gradients of the wanted arrays of a `tangent`."""
     if operator.levels:
         level, inner = operator.levels[0], dataclasses.replace(operator, levels=operator.levels[1:])
         member = functools.partial(_pulled, inner, wanted, dtypes)
@@ -187,7 +194,7 @@ def _pulled(operator, wanted, dtypes, known, cotangents):
     needs = filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
     parameter = present(filled(dtypes, operator.are_there)[6:])
     dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
-    # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
+    # A float32 residual gets its gradient in float32, not in the dtype of x.
     is_wider = bool(needs[1]) and h.dtype != dy.dtype
     options = (bool(needs[2]), bool(needs[3]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)
     gradients, arrays = _operator("gradients", operator.norm, operator.is_split, options, (dy, h, weight, mean, rstd, dh))
@@ -207,7 +214,8 @@ def _batch(arrays, dims, *, operator, call):
 
 
 def _lower(context, *arrays, operator, call):
-    # An export has no calls of ours: it can be loaded without this package, and on every platform.
+    # An export has no calls of the kernels: it can be loaded without this package, on every
+    # platform.
     is_export = getattr(context.module_context.lowering_parameters, "for_export", False)
     function = operator.function(reference) if is_export else functools.partial(jax.core.eval_jaxpr, call.jaxpr, call.consts)
     return mlir.lower_fun(function, multiple_results=True)(context, *arrays)

@@ -1,6 +1,8 @@
-"""Automatic sharding: rows may be on several devices, a row may not, and gradients of parameters are summed over the devices.
+"""Automatic sharding: devices hold whole rows, and gradients of parameters are summed over the
+devices.
 
-A plain foreign call under jit would have XLA gather all rows on every device. `custom_partitioning` says how to split it.
+XLA would gather all rows on every device for a plain foreign call. `custom_partitioning` tells it
+how to split the call.
 """
 
 import functools
@@ -19,25 +21,27 @@ _MATRIX, _STATISTICS, _VECTOR = "... n", "...", "n"
 
 
 def _axes(rows):
-    """The axes of the mesh that rows are split over."""
+    """The mesh axes that split the rows."""
     names = [name for name in rows if name is not None]
     return tuple(axis for name in names for axis in (name if isinstance(name, tuple) else (name,)))
 
 
 def _specs(rows, *sides):
-    """The split of arrays of these kinds, of rows that are split so."""
+    """For each side, the partition specs of arrays of these kinds. rows: the split of the rows."""
     specs = {_MATRIX: PartitionSpec(*rows, None), _STATISTICS: PartitionSpec(*rows), _VECTOR: PartitionSpec(None)}
     return [tuple(specs[kind] for kind in side) for side in sides]
 
 
 def _split(function, local, kinds_in, kinds_out):
-    """`function` of arrays of these kinds, split by rows; each part is done by `local`, told the axes of the mesh."""
+    """`function`, split by rows. Each device runs `local(mesh axes that split the rows, *arrays)`.
+    kinds: of the arrays."""
     split = custom_partitioning(function)
 
     def shardings(mesh, args):
         spec = getattr(args[0].sharding, "spec", None)
         if spec is None:
-            # A program none of whose arguments is sharded has devices, and no mesh to name a split by: all is on each of them.
+            # Without a sharded argument the program has devices but no mesh: everything is
+            # replicated.
             mesh, spec = Mesh(np.array(list(args[0].sharding.device_set)), ("devices",)), ()
         rank = len(args[0].shape)
         rows = (tuple(spec) + (None,) * (rank - len(spec)))[: rank - 1]
@@ -51,14 +55,14 @@ def _split(function, local, kinds_in, kinds_out):
     def infer(mesh, args, results):
         return shardings(mesh, args)[3]
 
-    # Shardy, JAX's partitioner from 0.7 on, goes by the rule; the one before it asks `infer`.
+    # Shardy, the partitioner of JAX 0.7 and later, reads `sharding_rule`; GSPMD calls `infer`.
     rule = ", ".join(kinds_in) + " -> " + ", ".join(kinds_out)
     options = {"infer_sharding_from_operands": infer, "sharding_rule": rule, "need_replication_factors": ("n",)}
     known = inspect.signature(split.def_partition).parameters
     split.def_partition(partition=partition, **{name: value for name, value in options.items() if name in known})
 
     def run(*args):
-        # Explicit sharding is known when a program is traced.
+        # Explicit sharding is part of the types at trace time.
         rows = calls.split_of(args[0])[:-1]
         if not _axes(rows):
             return split(*args)
@@ -102,7 +106,8 @@ def _backward(norm, are_there, needs, dtypes):
     def part(axes, *args):
         if not axes or not (need_dweight or need_dbias):
             return local(*args)
-        # Sums of a device are not rounded before they are added to the others': parameters in float32 have them so.
+        # Float32 parameters give float32 partial sums, so that the sum over the devices is rounded
+        # once.
         dy, x, weight, *rest = filled(args, are_there)
         weight = None if weight is None else weight.astype(jnp.float32)
         found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *present((dy, x, weight, *rest))))

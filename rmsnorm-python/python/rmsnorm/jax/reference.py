@@ -1,17 +1,19 @@
-"""The same norms with jax.numpy: what runs where there is no kernel, in exports, and in derivatives of the second order and beyond."""
+"""The same norms with jax.numpy: for devices and dtypes without kernels, for exports, and for
+second and higher derivatives."""
 
 import jax
 import jax.numpy as jnp
 
 
 def _wide(*arrays):
-    """In float64 if one is, else in float32; None stays None. Nothing is promoted implicitly, so that strict promotion is satisfied."""
+    """The arrays in float64 if one is, otherwise in float32; None stays None. Explicit casts
+    satisfy strict dtype promotion."""
     is_double = any(array is not None and array.dtype == jnp.float64 for array in arrays)
     return [None if array is None else array.astype(jnp.float64 if is_double else jnp.float32) for array in arrays]
 
 
 def statistics(norm, rows):
-    """(mean, rstd) of the rows that are normalized; the mean is None for an RMS norm."""
+    """(mean, rstd) of the rows; the mean is None for an RMS norm."""
     (rows,) = _wide(rows)
     mean = rows.mean(-1) if norm.is_layer else None
     centred = rows if mean is None else rows - mean[..., None]
@@ -23,7 +25,8 @@ def _normalized(rows, mean, rstd):
 
 
 def forward(norm, x, residual, weight, bias):
-    """(y, h, mean, rstd) of a `Norm`; None for what it has not. Any float dtype; those of 16 bits are computed in float32."""
+    """(y, h, mean, rstd) of a `Norm`; h is None without a residual, mean for an RMS norm. 16-bit
+    dtypes are computed in float32."""
     rows, stream, weight, bias = _wide(x, residual, weight, bias)
     h = None
     if residual is not None:
@@ -38,10 +41,11 @@ def forward(norm, x, residual, weight, bias):
 
 
 def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight, dbias):
-    """(dy, dh) for tangents of the inputs, None where there is none; dh is None without a residual stream.
+    """(dy, dh), the tangents of y and h, for tangents of the inputs (None for zero); dh is None if
+    x and the residual have none.
 
-    The Jacobian of h -> x_hat is symmetric: `gradient`, a `backward` without a weight, is the forward derivative as well.
-    dtype: of y. h: what was normalized.
+    The Jacobian of h -> x_hat is symmetric, so `gradient`, a `backward` without a weight, also
+    computes the forward derivative. dtype: of y. h: the normalized rows.
     """
     wide_h, wide_weight, wide_dx, wide_dresidual, wide_dweight, wide_dbias = _wide(h, weight, dx, dresidual, dweight, dbias)
     parts = [part for part in (wide_dx, wide_dresidual) if part is not None]
@@ -59,7 +63,8 @@ def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight
 
 
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
-    """(dx, dweight, dbias, dresidual); None for what is not needed. dtypes: of parameters and of the residual."""
+    """(dx, dweight, dbias, dresidual); None for gradients that are not needed. dtypes: (of the
+    parameters, of the residual)."""
     wide_dy, rows, wide_weight, arriving = _wide(dy, x, weight, dresidual_out)
     x_hat = _normalized(rows, mean, rstd)
     wdy = wide_dy if weight is None else wide_dy * (wide_weight + norm.weight_offset)

@@ -1,19 +1,28 @@
 """Fused RMSNorm and LayerNorm for PyTorch: functions, modules, and `patch` for whole models.
 
-They have derivatives of every kind, and work in eager mode, under `torch.compile`, `torch.export` and `torch.func`, with autocast,
-checkpointing, CUDA graphs, FSDP and DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and residual
-have the dtype of x or float32. Rows may be apart; where no two strides describe them, x is copied once. For all else (float64, other
-devices) `torch.nn.functional` computes the same, and so do the programs that exporters and TorchScript make. Underneath are the
-operators `torch.ops.rmsnorm.*`.
+They support reverse and forward mode and derivatives of any order, in eager mode and under
+`torch.compile`, `torch.export` and `torch.func`, with autocast, checkpointing, CUDA graphs, FSDP
+and DTensor. Tensors are float32, float16 or bfloat16, on the CPU or on CUDA; weight, bias and
+residual have the dtype of x or float32. Rows may be strided; x is copied once if its rows need more
+than two strides. `torch.nn.functional` computes everything the kernels do not support (float64,
+other devices), and the programs of exporters and TorchScript. The operators are
+`torch.ops.rmsnorm.*`.
 
-The default eps of an RMS norm is the machine epsilon of the dtype that is computed in, 2**-23 or for float64 2**-52; that of a layer norm
-is 1e-5. Every path refuses the same: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device,
-NotImplementedError for tensors that no path computes with.
+eps: None means 2**-23 for an RMS norm (2**-52 for float64) and 1e-5 for a layer norm. All paths
+raise the same errors: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or
+device, NotImplementedError for tensors that no path supports.
 
-Calls go to PyTorch's current stream, and results are PyTorch's own memory. On the CPU as many threads work as
-`torch.get_num_threads()` says. Results do not depend on the number of rows, threads or the strides.
+Calls run on PyTorch's current stream, and PyTorch allocates the results. On the CPU
+`torch.get_num_threads()` threads work. Results do not depend on the number of rows or threads, or
+on strides.
 
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (12).
+
+>>> import torch, rmsnorm.torch as rt
+>>> x = torch.tensor([[1.0, -1.0]], requires_grad=True)
+>>> rt.rms_norm(x, eps=0.0)[0, 0].backward()
+>>> x.grad
+tensor([[0.5000, 0.5000]])
 """
 
 from .. import _need

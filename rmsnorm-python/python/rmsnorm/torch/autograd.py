@@ -1,15 +1,17 @@
-"""Derivatives of every kind: for every day, and for `torch.func`, forward mode, second derivatives and the operators themselves.
+"""Derivatives: of eager calls, of `torch.func` transforms, in forward mode, of second order, and of
+the operators.
 
-With x_hat the normalized row, its Jacobian J(v) is symmetric, so that the backward kernel, given a tangent as dy and no weight, is the
-forward derivative too. What is differentiated once more than kernels can goes through PyTorch's own operations: `_rows`.
+The Jacobian J(v) of the normalized row x_hat is symmetric, so the backward kernel, called with a
+tangent as dy and without a weight, also computes the forward derivative.
 
-| what | by |
+| derivatives | computed by |
 |---|---|
-| first derivatives, reverse and forward | the backward kernel |
-| derivatives of those, of any order | `_rows` |
+| first, reverse and forward | the backward kernel |
+| second and higher | PyTorch's operations: `_rows` |
 
-Two Functions, since one cannot be quick and transformed: `apply` of one that has `setup_context` binds its arguments by name, at some
-40 us a call, and `torch.func` takes no other.
+There are two Functions. `torch.func` requires `setup_context`, but with it `apply` binds arguments
+by name, which costs about 40 us a call. `Norm` has none, for eager calls; `NormForTransforms` has
+it.
 """
 
 import torch
@@ -17,7 +19,7 @@ from torch.autograd import forward_ad
 
 from .operators import _library, eager_ops, forward, gradients, parameter_names
 
-# Below autograd, so that the operators' own gradients, which cost some microseconds a call, are not looked at.
+# Skips the operators' registered gradients, whose dispatch costs some microseconds a call.
 below_autograd = torch._C._AutoDispatchBelowAutograd
 _AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _is_excluded, _exclude = torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -27,14 +29,16 @@ _is_batched = torch._C._functorch.is_legacy_batchedtensor
 def is_forward_mode():
     """Whether a tensor may be a dual number.
 
-    Dual numbers live while a level is entered. Levels are the process's, in PyTorch and in this counter alike, so that the answer is
-    right in every thread, those of the backward pass included.
+    Dual numbers exist while a forward-mode level is entered. PyTorch's levels and this counter are
+    both per process, so the answer is right in every thread, including the threads of the backward
+    pass.
     """
     return forward_ad._current_level >= 0
 
 
 def call_below_autograd(function, *args):
-    """What `below_autograd` does, in a third of the time: of dense tensors autograd is one key."""
+    """`function(*args)` under `below_autograd`, in a third of its time: dense tensors need only one
+    key excluded."""
     is_below = _is_excluded(_AUTOGRAD)
     if not is_below:
         _exclude(_AUTOGRAD, True)
@@ -46,7 +50,7 @@ def call_below_autograd(function, *args):
 
 
 def forward_below(*args):
-    """(y, h, mean, rstd), without autograd."""
+    """(y, h, mean, rstd) of the kernels, without autograd."""
     return call_below_autograd(forward, eager_ops, *args)
 
 
@@ -56,11 +60,12 @@ def _gradients_below(*args):
 
 
 def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
-    """Keeps what the gradients of a forward call need, and returns it. results: (y, h, mean, rstd), None for what there is not."""
+    """Saves the tensors that the gradients of a forward call need, and returns them. results: (y,
+    h, mean, rstd), None if absent."""
     _, h, mean, rstd = results
     ctx.is_layer, ctx.weight_offset = is_layer, weight_offset
     ctx.dtypes = x.dtype, None if bias is None else bias.dtype, None if residual is None else residual.dtype
-    # A gradient that nobody sends is None, and no zeros are made.
+    # A missing gradient stays None instead of a tensor of zeros.
     ctx.set_materialize_grads(False)
     kept = x if residual is None else h, weight, mean, rstd
     ctx.save_for_backward(*kept)
@@ -68,8 +73,8 @@ def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
 
 
 def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `Norm` and `NormForTransforms`, None for what is not needed. `call` is `gradients` with its
-    operators. dy, dh: None for zeros."""
+    """The gradients of the arguments of `Norm` and `NormForTransforms`, None if not needed. `call`
+    is `gradients` with its operators. dy, dh: None for zeros."""
     h, weight, mean, rstd = ctx.saved_tensors
     y_dtype, bias_dtype, residual_dtype = ctx.dtypes
     if dy is None:
@@ -77,7 +82,7 @@ def _gradients_in_order(call, ctx, dy, dh):
             return (None,) * 8
         dy = torch.zeros_like(h, dtype=y_dtype)
     _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
-    # The gradient of an f32 stream is rounded to it, and not to the dtype of x.
+    # A float32 residual gets its gradient in float32, not in the dtype of x.
     is_wider = need_dresidual and residual_dtype != dy.dtype
     dx, dweight, dbias, dresidual = call(
         ctx.is_layer, dy, h, weight, mean, rstd, dh, ctx.weight_offset, need_dweight, need_dbias, is_wider
@@ -87,19 +92,21 @@ def _gradients_in_order(call, ctx, dy, dh):
 
 
 def _is_batch(dy, dh):
-    """Whether one of them is a batch of `is_grads_batched`."""
+    """Whether dy or dh is a batch of `is_grads_batched`."""
     return (dy is not None and _is_batched(dy)) or (dh is not None and _is_batched(dh))
 
 
 def _gradients_again(dy, dh):
-    """`gradients` as what can be differentiated. A batch of `is_grads_batched` loses the graph of a Function."""
+    """A differentiable `gradients`. PyTorch loses the graph of a Function for a batch of
+    `is_grads_batched`, so that uses operations."""
     return _gradients_by_operations if torch.is_grad_enabled() and _is_batch(dy, dh) else _NormBackward.apply
 
 
 def _with_tangents(jvp):
-    """A jvp that is given the saved tensors without their tangents, and may itself be differentiated by forward mode.
+    """Passes the saved tensors to a jvp without their tangents, and enables forward mode within it.
 
-    PyTorch switches forward mode off in a jvp, so that tangents of tangents, of nested `torch.func.jvp`, would be zero in silence.
+    PyTorch disables forward mode in a jvp: second tangents, of nested `torch.func.jvp`, would
+    silently be zero.
     """
 
     def call(ctx, *tangents):
@@ -111,7 +118,7 @@ def _with_tangents(jvp):
 
 
 class Norm(torch.autograd.Function):
-    """y, or (y, h) where a residual is added."""
+    """y, or (y, h) with a residual. For eager calls."""
 
     @staticmethod
     def forward(ctx, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
@@ -121,13 +128,14 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh=None):
-        # To be differentiated again, or a batch of gradients: the long way.
+        # The slow path: the gradients are differentiated again, or are a batch.
         is_long = torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh)
         return _gradients_in_order(_gradients_again(dy, dh) if is_long else _gradients_below, ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
-    """(y, h, mean, rstd), of which the last two have no gradient; None for what the norm has not."""
+    """(y, h, mean, rstd) for transforms and forward mode; None if absent. mean and rstd have no
+    gradient."""
 
     @staticmethod
     def forward(*args):
@@ -148,13 +156,13 @@ class NormForTransforms(torch.autograd.Function):
     def jvp(ctx, saved, _, x_t, residual_t, weight_t, bias_t, *__):
         h, weight, mean, rstd = saved
         y_dtype, _, residual_dtype = ctx.dtypes
-        # In float32, so that a tangent is rounded once.
+        # Computed in float32, so that a tangent is rounded once.
         rows = _wide(h)
         tangents = [None if tensor is None else tensor.to(rows.dtype) for tensor in (x_t, residual_t, weight_t, bias_t)]
         h_t, weight_t, bias_t = _sum(*tangents[:2]), *tangents[2:]
         terms = [None if bias_t is None else bias_t.expand(h.shape)]
         if h_t is not None:
-            # The kernel, with the tangent as dy and without a weight.
+            # The backward kernel, with the tangent as dy and without a weight.
             j = _gradients_again(h_t, None)(ctx.is_layer, h_t, rows, None, mean, rstd, None, 0.0, False, False, False)[0]
             terms.append(_scaled(j, weight, ctx.weight_offset))
         if weight_t is not None:
@@ -169,14 +177,14 @@ class NormForTransforms(torch.autograd.Function):
         if weight_dim is not None or bias_dim is not None:
             found = _each(info, dims, NormForTransforms.apply, is_layer, x, residual, weight, bias, *rest)
         else:
-            # A batch of rows is so many more rows.
+            # The batch is folded into the rows.
             x, residual = _in_front(x, x_dim, info.batch_size), _in_front(residual, residual_dim, info.batch_size)
             found = NormForTransforms.apply(is_layer, x, residual, weight, bias, *rest)
         return found, tuple(None if tensor is None else 0 for tensor in found)
 
 
 class _NormBackward(torch.autograd.Function):
-    """(dx, dweight, dbias, dresidual). Its own derivatives take mean and rstd for the functions of h that they are."""
+    """(dx, dweight, dbias, dresidual). Its derivatives treat mean and rstd as functions of h."""
 
     @staticmethod
     def forward(*args):
@@ -235,13 +243,14 @@ class _NormBackward(torch.autograd.Function):
             dy, h, mean, rstd, dh = rows
             found = _NormBackward.apply(is_layer, dy, h, weight, mean, rstd, dh, weight_offset, *needs)
             return found, tuple(None if t is None or not is_made else 0 for t, is_made in zip(found, (True, *needs)))
-        # Each member of the batch has a dweight of its own.
+        # Each member of the batch needs a separate weight or dweight.
         found = _each(info, dims, _NormBackward.apply, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, *needs)
         return found, tuple(None if tensor is None else 0 for tensor in found)
 
 
 class _QuantizedNorm(torch.autograd.Function):
-    """(codes, scales, h): no derivative, and none that is zero in silence."""
+    """(codes, scales, h). Raises NotImplementedError where it is differentiated, instead of a
+    silent zero."""
 
     @staticmethod
     def forward(*args):
@@ -263,13 +272,13 @@ class _QuantizedNorm(torch.autograd.Function):
 
 
 _QUANTIZED = (
-    "quantized_rms_norm has no derivative, and x, residual or weight is to be differentiated: pass them detached, as x.detach(), or call "
+    "quantized_rms_norm has no derivative, and x, residual or weight requires one: pass them detached, as x.detach(), or call "
     "rms_norm"
 )
 
 
 def _wide(tensor):
-    """In what derivatives are computed in: float32, or more."""
+    """The tensor in the dtype of the derivatives' arithmetic: float32 or wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -278,7 +287,7 @@ def _as(tensor, dtype):
 
 
 def _sum(*terms):
-    """The sum of those that are there; None if none is."""
+    """The sum of the terms that are not None; None if all are."""
     terms = [term for term in terms if term is not None]
     return sum(terms[1:], terms[0]) if terms else None
 
@@ -292,10 +301,13 @@ def _scaled(rows, weight, weight_offset):
 
 
 def _rows(is_layer, h, mean, rstd):
-    """(x_hat, first, second) by PyTorch's own operations, so that all three can be differentiated again.
+    """(x_hat, first, second) with PyTorch's operations, so that all three can be differentiated
+    again.
 
-    first(v) is the derivative of x_hat along v, second(u, v) that of first(u) along v: symmetric in both arguments and as maps of either.
-    mean and rstd are constants with the bits of the forward pass; here they get their derivatives back.
+    first(v) is the derivative of x_hat along v; second(u, v) is the derivative of first(u) along v.
+    Both are symmetric: first as a map, second in its arguments and as a map of either. mean and
+    rstd arrive as constants with the bits of the forward pass; terms of value zero give them their
+    derivatives.
     """
     average = lambda rows: rows.mean(-1, keepdim=True)  # noqa: E731
     zero = lambda tensor: tensor - tensor.detach()  # noqa: E731
@@ -318,7 +330,7 @@ def _rows(is_layer, h, mean, rstd):
 
 
 def _gradients_by_operations(is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):
-    """`gradients` by PyTorch's own operations."""
+    """`gradients` with PyTorch's operations."""
     x_hat, first, _ = _rows(is_layer, h, mean, rstd)
     wide_dy = dy.to(x_hat.dtype)
     dx = _sum(first(_scaled(wide_dy, weight, weight_offset)), dh)
@@ -327,21 +339,22 @@ def _gradients_by_operations(is_layer, dy, h, weight, mean, rstd, dh, weight_off
 
 
 def _in_front(tensor, dim, size):
-    """With the dimension of the batch first."""
+    """The tensor with the batch dimension first, expanded to `size` if it has none."""
     if tensor is None:
         return None
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 def _each(info, dims, function, *args):
-    """One call for each member of a batch."""
+    """One call for each member of a batch, with stacked results."""
     member = lambda value, dim, index: value if dim is None else value.select(dim, index)  # noqa: E731
     calls = [function(*[member(v, d, index) for v, d in zip(args, dims)]) for index in range(info.batch_size)]
     return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*calls))
 
 
 def _register(name, names):
-    """Gives the operator with parameters of these names its derivatives, under autograd and under `torch.func`."""
+    """Registers the derivatives of an operator, for autograd and for `torch.func`. names: of its
+    parameters."""
     is_layer, below = "layer" in name, getattr(eager_ops, name)
     if name.endswith("_backward"):
         function, order = _NormBackward, ("dy", "x", "weight", "mean", "rstd", "dresidual_out", "weight_offset", "need_dweight",

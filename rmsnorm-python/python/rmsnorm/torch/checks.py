@@ -1,8 +1,9 @@
-"""The rules for a call's arguments, in Python's exceptions: TypeError for a wrong type or dtype, ValueError for a wrong shape, value or
-device, NotImplementedError for a tensor that nothing here computes with.
+"""Checks of a call's arguments. They raise TypeError for a wrong type or dtype, ValueError for a
+wrong shape, value or device, NotImplementedError for a tensor that no path supports.
 
-The kernels check the same in Rust, so that a call that they take is not looked at twice. These run before `torch.nn.functional` computes
-in their place, in the fake kernels, and after a refusal of the kernels, for its words.
+The kernels check the same in Rust, so a call that reaches them is not checked here. These checks
+run before `torch.nn.functional` is used instead, in the fake kernels, and after an error of the
+kernels, to raise it as a Python exception.
 """
 
 import numbers
@@ -16,21 +17,22 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def default_eps(x: Tensor) -> float:
-    """The eps of an RMS norm that is given none: the machine epsilon of the dtype that is computed in. TorchScript compiles this."""
+    """The default eps of an RMS norm: the machine epsilon of the dtype of its arithmetic.
+    TorchScript compiles this."""
     return 2.0**-52 if x.dtype == torch.float64 or x.dtype == torch.complex128 else 2.0**-23
 
 
 def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape=None):
-    """Refuses what no norm takes."""
+    """Raises for arguments that no path supports."""
     tensors = dict(zip(_NAMES, (x, residual, weight, bias)))
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None or name == "x"}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor({name}) makes one")
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; pass torch.as_tensor({name})")
         if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
             raise TypeError(f"{name}: expected a floating-point dtype, got {tensor.dtype}; call {name}.float()")
         if tensor.is_nested and (name not in ("x", "residual") or not x.is_nested):
-            raise ValueError(f"{name}: expected a dense tensor, got a nested one; rows may be nested if x is, weight and bias never")
+            raise ValueError(f"{name}: expected a dense tensor, got a nested one; the residual may be nested if x is, weight and bias may not")
         if tensor.is_nested and tensor.layout is torch.strided and not is_layer:
             raise NotImplementedError(f"{name}: expected the layout torch.jagged of a nested tensor, got torch.strided; pass "
                                       "layout=torch.jagged to torch.nested.nested_tensor")
@@ -39,8 +41,8 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
         if tensor.dtype.itemsize == 1:
             raise NotImplementedError(f"{name}: norms are not computed in {tensor.dtype}; call {name}.bfloat16()")
         if tensor.dtype.is_complex and (tensor.dtype != x.dtype or is_layer or "residual" in given or weight_offset or cast_before_weight):
-            raise NotImplementedError(f"{name}: {tensor.dtype} is taken by rms_norm alone, of one dtype and without options; pass real "
-                                      "numbers")
+            raise NotImplementedError(f"{name}: only rms_norm supports {tensor.dtype}, with one dtype, no residual and no options; pass "
+                                      "real numbers")
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
     flag("cast_before_weight", cast_before_weight)
@@ -58,14 +60,14 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
 
 
 def number(name, value):
-    """The float that a real number is, or the symbol."""
+    """A real number as a float; symbolic numbers stay as they are."""
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return value
     what = type(value).__name__
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, Tensor):
-        # Norms have no derivative in it.
+        # Norms have no derivative with respect to this number.
         is_differentiated = value.requires_grad or forward_ad.unpack_dual(value).tangent is not None
         if value.ndim == 0 and not is_differentiated and not value.is_meta:
             return float(value)
@@ -74,22 +76,22 @@ def number(name, value):
 
 
 def flag(name, value):
-    """Refuses what is no bool."""
+    """Raises TypeError if a value is not a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
 
 
 def _values(eps, weight_offset):
-    """Refuses numbers of which no norm is made."""
+    """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32."""
     if not 0 <= eps <= LARGEST:
-        raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; below 0, rows that are small have a square root of a "
-                         "negative number, which torch.nn.functional makes NaN")
+        raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; a negative eps makes small rows NaN in "
+                         "torch.nn.functional")
     if not -LARGEST <= weight_offset <= LARGEST:
         raise ValueError(f"weight_offset: expected a finite number, got {weight_offset}; 0.0 and 1.0 are usual")
 
 
 def devices(tensors, main):
-    """Refuses tensors, by name, that are on another device than the main one."""
+    """Raises ValueError if a tensor is on another device than `main`. tensors: by name."""
     for name, tensor in tensors.items():
         if tensor.device != main.device:
             raise ValueError(f"{name}: expected the device of the other tensors, {main.device}, got {tensor.device}; "
@@ -98,8 +100,8 @@ def devices(tensors, main):
 
 def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
            normalized_shape: list[int] | None) -> list[int]:
-    """The dimensions that are normalized: the shape that is given, or that of the weight or bias, or the last one. TorchScript
-    compiles this."""
+    """The normalized dimensions: normalized_shape, or the shape of the weight or bias, or the last
+    dimension of x. Raises ValueError for shapes that do not match. TorchScript compiles this."""
     dims = list(x.shape[-1:])
     if normalized_shape is not None:
         dims = list(normalized_shape)
@@ -117,15 +119,16 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
         raise ValueError(f"residual: expected the shape {list(x.shape)}, got {list(residual.shape)}; residual has the shape of x, and "
                          "nothing is broadcast")
     if weight is not None and list(weight.shape) != dims:
-        raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; it is that of the dimensions that are normalized")
+        raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; weight has the shape of the normalized dimensions")
     if bias is not None and list(bias.shape) != dims:
-        raise ValueError(f"bias: expected the shape {dims}, got {list(bias.shape)}; it is that of the dimensions that are normalized")
+        raise ValueError(f"bias: expected the shape {dims}, got {list(bias.shape)}; bias has the shape of the normalized dimensions")
     return dims
 
 
 def operands(given):
-    """Refuses arguments, by the names of an operator's schema, that no kernel takes. The shapes of a traced program may be symbols."""
-    # Only where something is traced, or of the meta device, which is no everyday call.
+    """Raises for an operator's arguments that no kernel supports. given: by name of the schema.
+    Traced shapes may be symbolic."""
+    # Imported here: only traces and meta tensors need it.
     from torch.fx.experimental.symbolic_shapes import sym_eq
 
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
@@ -135,7 +138,7 @@ def operands(given):
     if main.ndim == 0:
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {main.dtype}; rmsnorm.torch's functions take other dtypes")
+        raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {main.dtype}; call rmsnorm.torch's functions for other dtypes")
     expected = dict.fromkeys(("weight", "bias"), main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), main.shape[:-1])
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)

@@ -1,7 +1,8 @@
 """The functions as operators of exported programs, each one node: `rmsnorm::exported_*`.
 
-PyTorch calls them composite. An exported program runs them by the kernels, with the bits of eager. `run_decompositions()`, AOTInductor and
-the exporter to ONNX see through them to PyTorch's own operators, so that what they make is loaded without this package.
+They are composite operators. An exported program runs the kernels, with the same bits as in eager
+mode. `run_decompositions()`, AOTInductor and the ONNX exporter decompose them into PyTorch's
+operators, so their programs load without this package.
 """
 
 import types
@@ -20,10 +21,11 @@ _ops = types.SimpleNamespace()
 
 
 def register(eager):
-    """Defines the operators. eager: `(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)` by the kernels."""
+    """Defines the operators. eager: `f(is_layer, x, residual, weight, bias, eps, weight_offset,
+    cast_before_weight)`, the kernels."""
     for name, schema in _SCHEMAS.items():
         _library.define(f"exported_{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        # Transforms meet the function itself: below them PyTorch has no functions with derivatives.
+        # Transforms need the function itself: below them autograd Functions are not available.
         for key in ("CompositeImplicitAutograd", "FuncTorchDynamicLayerFrontMode"):
             _library.impl(f"exported_{name}", _composite(name, eager), key)
         setattr(_ops, name, getattr(torch.ops.rmsnorm, f"exported_{name}").default)
@@ -36,7 +38,7 @@ def _composite(name, eager):
         residual, args = (args[0], args[1:]) if adds else (None, args)
         weight, bias, *options = args if is_layer else (args[0], None, *args[1:])
         options = (*options, 0.0, False) if is_layer else options
-        # A tracer's tensors are of other types.
+        # A tracer's tensors have other types, and are decomposed.
         norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.norm
         found = norm(is_layer, x, residual, weight, bias, *options)
         return found if adds else found[0]
@@ -45,7 +47,7 @@ def _composite(name, eager):
 
 
 def norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-    """(y, h) as one node; h is None without a residual."""
+    """(y, h) as one node of the program; h is None without a residual."""
     options = (weight, bias, eps) if is_layer else (weight, eps, weight_offset, cast_before_weight)
     if residual is not None:
         return (_ops.add_layer_norm if is_layer else _ops.add_rms_norm)(x, residual, *options)

@@ -1,5 +1,6 @@
-"""The same norms by PyTorch's own operators: for tensors that no kernel takes (float64, other devices, other mixes of dtypes, nested
-tensors), and for programs that leave Python. TorchScript compiles these functions, and exporters trace them."""
+"""The same norms with PyTorch's operators, for tensors that no kernel supports (float64, other
+devices, other mixes of dtypes, nested tensors) and for programs that leave Python. TorchScript
+compiles these functions, and exporters trace them."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from . import checks
 
 
 def checked(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape=None, is_composed=False):
-    """`norm`, of arguments that are checked first."""
+    """Checks the arguments, then calls `norm`."""
     args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape
     checks.arguments(*args)
     return norm(*args, is_composed)
@@ -19,7 +20,8 @@ def checked(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before
 def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
          weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None = None,
          is_composed: bool = False) -> tuple[Tensor, Tensor | None]:
-    """(y, h); h is None without a residual. is_composed: elementary operations compute the RMS norm."""
+    """(y, h); h is None without a residual. is_composed: compute the RMS norm with elementary
+    operations."""
     h = None if residual is None else (x + residual).to(residual.dtype)
     rows = x if h is None else h
     dims = [rows.size(-1)]
@@ -40,11 +42,11 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
         wide = torch.float64 if dtype == torch.float64 else wide
     is_composed = not is_layer and (is_composed or weight_offset != 0.0 or cast_before_weight)
     if not torch.jit.is_scripting():
-        # PyTorch's own layer_norm is wrong where forward mode is differentiated again, or a batch of second derivatives is taken.
+        # PyTorch's layer_norm gives wrong second derivatives in forward mode and in batches.
         is_again = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         is_composed = is_composed or (is_layer and is_again)
     if is_mixed or is_composed:
-        # PyTorch's own refuse a mix, or round in between.
+        # PyTorch's norms refuse mixed dtypes, or round intermediate results.
         rows = rows.to(wide)
         weight = None if weight is None else weight.to(wide)
         bias = None if bias is None else bias.to(wide)
@@ -64,7 +66,7 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, normalized_shape: list[int] | None = None,
              weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:
-    """The public function of that name, as TorchScript has it; so are the others."""
+    """The public function of the same name for TorchScript, as are the next three."""
     eps = checks.default_eps(x) if eps is None else eps
     checks.shapes(x, None, weight, None, normalized_shape)
     return norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]

@@ -1,4 +1,5 @@
-"""The functions: which way a call goes."""
+"""The public functions: they choose the path of a call (eager kernels, transforms, compiler,
+exporter, fallback)."""
 
 import functools
 import warnings
@@ -20,7 +21,7 @@ _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _RMS_EPS, _LAYER_EPS = 2.0**-23, 1e-5
 
-# What these are looked up by costs as much as they do.
+# Looking these up costs as much as calling them.
 _is_compiling, _is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
 _is_dynamo, _is_traced = torch.compiler.is_dynamo_compiling, torch._C._get_tracing_state
 _has_mode, _is_transformed = torch._C._is_torch_function_mode_enabled, torch._C._are_functorch_transforms_active
@@ -29,7 +30,8 @@ _rms_norm_inference, _layer_norm_inference = eager_ops.rms_norm_inference, eager
 
 @functools.cache
 def _why_no_cuda(index):
-    """Why there are no kernels for that device, which is said once; None if there are."""
+    """The reason why a CUDA device has no kernels, also given as a warning once; None if it has
+    kernels."""
     reason = "PyTorch is not built for CUDA" if torch.version.cuda is None else _native.why_no_cuda(index)
     if reason is not None:
         warnings.warn(f"rmsnorm has no kernels for CUDA here, and torch.nn.functional is used instead: {reason}", stacklevel=6)
@@ -37,16 +39,17 @@ def _why_no_cuda(index):
 
 
 def _has_cuda(index):
-    """Whether there are kernels for that device."""
+    """Whether a CUDA device has kernels."""
     return _why_no_cuda(index) is None
 
 
-# A tracer takes the answer for a constant. What `torch.compiler.assume_constant_result` does, which imports all of Dynamo first.
+# Tracers treat the answer as a constant. Equals `torch.compiler.assume_constant_result`, which
+# would import all of Dynamo.
 _has_cuda._dynamo_marked_constant = True
 
 
 def _takes(x, residual, weight, bias):
-    """Whether there are kernels for these tensors."""
+    """Whether the kernels support these devices and dtypes."""
     dtype = x.dtype
     if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
@@ -67,7 +70,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
             return _recorded(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
     tensors = x, residual, weight, bias
-    # Before PyTorch 2.11 Dynamo cannot ask for modes; compiled, they change nothing below.
+    # Dynamo of PyTorch 2.10 cannot query modes; in compiled code modes change nothing below.
     is_usual = type(x) in _PLAIN and not x.is_nested and (_is_compiling() or not _has_mode())
     for tensor in tensors[1:]:
         is_usual = is_usual and (tensor is None or type(tensor) in _PLAIN)
@@ -83,7 +86,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
     if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
-        # TorchScript's exporter, which knows elementary operations and PyTorch's layer norm.
+        # TorchScript's exporter supports elementary operations and PyTorch's layer norm only.
         return fallback.checked(*args, normalized_shape, True)
     parameter = bias if weight is None else weight
     if not (normalized_shape is None or _is_last(x, normalized_shape)) or (parameter is not None and parameter.ndim > 1):
@@ -91,11 +94,12 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if not _takes(x, residual, weight, bias):
         return fallback.checked(*args)
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
-        # A compiler traces PyTorch's own operations through every transform; no kernel takes rows of no columns.
+        # Compilers can trace PyTorch's operations through every transform. No kernel supports zero
+        # columns.
         return fallback.checked(*args)
     if not _is_compiling() and _is_functionalized():
         return fallback.checked(*args)
-    # Dynamo of PyTorch 2.10 and 2.11 takes `is_exporting()` for true in every program.
+    # In Dynamo of PyTorch 2.10 and 2.11 `is_exporting()` is true in every program.
     if _is_compiling() and torch.compiler._is_exporting_flag:
         checks.arguments(*args)
         return exported.norm(*args)
@@ -103,12 +107,12 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         return forward(ops, *args)[:2]
     try:
         if _is_traced() is not None:
-            # The same operator with gradients as without.
+            # A trace has the same operator with and without gradients.
             return forward(ops, *args)[:2]
         if _is_transformed() or is_forward_mode():
             return NormForTransforms.apply(*args)[:2]
         if not is_usual and any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors):
-            # A DTensor, a FakeTensor: the dispatcher knows what to do.
+            # Subclasses such as DTensor and FakeTensor are handled by the dispatcher.
             return forward(ops, *args)[:2]
     except RuntimeError:
         return _after_refusal(*args)
@@ -116,13 +120,14 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
 
 
 def _is_functionalized():
-    """Whether `torch.func.functionalize` is among the transforms, which has no rule for a Function."""
+    """Whether `torch.func.functionalize` is an active transform; it does not support autograd
+    Functions."""
     stack = torch._C._functorch.get_interpreter_stack() if _is_transformed() else None
     return any(one.key() == torch._C._functorch.TransformType.Functionalize for one in stack or ())
 
 
 def _recorded(*args):
-    """(y, h) by the kernels, recorded by autograd if it is on."""
+    """(y, h) of the kernels, recorded by autograd if it is enabled."""
     try:
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
@@ -133,7 +138,8 @@ def _recorded(*args):
 
 
 def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape):
-    """The call by whoever overrides `__torch_function__`: a subclass, a mode, a Proxy of torch.fx. As `_norm`."""
+    """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of
+    torch.fx."""
     x, residual, weight, bias = tensors
     function = (rms_norm, add_rms_norm, layer_norm, add_layer_norm)[2 * is_layer + (residual is not None)]
     rows = (x,) if residual is None else (x, residual)
@@ -145,7 +151,8 @@ def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normal
 
 
 def _after_refusal(*args):
-    """After the kernels' RuntimeError: Python's words for a wrong argument, PyTorch's own norm of no columns, or the error itself."""
+    """Handles a RuntimeError of the kernels: raises the Python error for a wrong argument, uses
+    PyTorch's norm for zero columns, or raises the error again."""
     checks.arguments(*args)
     if args[1].shape[-1] == 0:
         return fallback.norm(*args)
@@ -153,7 +160,7 @@ def _after_refusal(*args):
 
 
 def _flattened(is_layer, x, residual, weight, bias, *args):
-    """A norm over several dimensions, which are made one."""
+    """A norm over several dimensions, which are flattened into one."""
     checks.arguments(is_layer, x, residual, weight, bias, *args)
     dims = checks.shapes(x, residual, weight, bias, args[-1])
     flat = lambda tensor: None if tensor is None else tensor.flatten(-len(dims))  # noqa: E731
@@ -162,14 +169,15 @@ def _flattened(is_layer, x, residual, weight, bias, *args):
 
 
 def _is_last(x, normalized_shape):
-    """Whether it is the last dimension that is normalized, by what is said of the shape."""
+    """Whether normalized_shape is the last dimension of x alone."""
     if not isinstance(normalized_shape, (tuple, list)):
         raise TypeError(f"normalized_shape: expected a tuple or list of ints, got {type(normalized_shape).__name__}; pass x.shape[-1:]")
     return tuple(normalized_shape) == x.shape[-1:]
 
 
 def _is_eager(x, weight, bias=None, residual=None):
-    """Whether nothing is transformed or traced, by the tensors that most calls have."""
+    """Whether a call has plain dense tensors and 1-d parameters, and no transform, trace or forward
+    mode is active."""
     if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
     if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1):
@@ -180,12 +188,13 @@ def _is_eager(x, weight, bias=None, residual=None):
 
 
 def _by_position(args, shape, **named):
-    """(normalized_shape, weight, .., eps): arguments by position, in this package's order or in that of torch.nn.functional."""
+    """(normalized_shape, weight, .., eps) from positional arguments, in the order of this package
+    or of torch.nn.functional."""
     found, names = dict(named, normalized_shape=shape), list(named)
     if isinstance(args[0], Sequence):
         names.insert(0, "normalized_shape")
     if len(args) > len(names):
-        raise TypeError(f"expected at most {len(names)} arguments after the rows, {', '.join(names)}, got {len(args)}; the others go by name")
+        raise TypeError(f"expected at most {len(names)} arguments after the rows, {', '.join(names)}, got {len(args)}; pass the others by name")
     for name, value in zip(names, args):
         if found[name] is not None:
             raise TypeError(f"{name}: expected one value, got one by position and one by name; drop one")
@@ -200,20 +209,28 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
              weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
 def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
-    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (6), gradients (7) to (12).
+    """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (12).
 
-    `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`: `rms_norm(x, normalized_shape, weight, eps)`.
+    `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`:
+    `rms_norm(x, normalized_shape, weight, eps)`.
 
-    x: (..., cols). weight: (cols), or as many of the last dimensions as are to be normalized together; ones if None. The result has the
-    shape and dtype of x. It is computed in float32 and rounded once; with `cast_before_weight` the normalized value is rounded to the
-    dtype of x before it is multiplied with the weight, as Llama does. `weight_offset` 1 is Gemma's `1 + w`.
-    normalized_shape: the last dimensions of x, which are normalized together; None is the shape of the weight, or the last dimension.
-    eps: None is the machine epsilon of the dtype that is computed in: 2**-23, and 2**-52 for float64.
-    Derivatives: gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. Second and higher derivatives go
-    through PyTorch's operations, as do all transforms of `torch.func` within `torch.compile`.
-    TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device, NotImplementedError for tensors that no norm takes.
+    x: (..., cols), or (..., *normalized_shape). weight: (cols), or normalized_shape; ones if None.
+    The result has the shape and dtype of x. It is computed in float32 and rounded once.
+    eps: None means 2**-23, or 2**-52 for float64. weight_offset: 1 is Gemma's `1 + w`.
+    cast_before_weight: round the normalized value to the dtype of x before the weight multiplies
+    it, as Llama does.
+    normalized_shape: the last dimensions of x, normalized together; None means the shape of the
+    weight, or the last dimension.
 
-    >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 1e-6)
+    Gradients and forward mode (`torch.func.jvp`, dual numbers) call the backward kernel. PyTorch's
+    operations compute second and higher derivatives, and all transforms of `torch.func` within
+    `torch.compile`.
+
+    Raises TypeError for a wrong type or dtype, ValueError for a wrong shape, value or device,
+    NotImplementedError for tensors that no path supports.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 1e-6)
     tensor([[0.8485, 2.2627]])
     """
     if args:
@@ -239,15 +256,17 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
                eps: float | None = 1e-5) -> Tensor: ...
 def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None):
-    """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (6), gradients (7) to (12).
+    """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (12).
 
     `layer_norm(x, weight, bias, eps)`, or with the arguments of `torch.nn.functional.layer_norm`:
     `layer_norm(x, normalized_shape, weight, bias, eps)`.
 
-    x: (..., cols). weight, bias: (cols), or as many of the last dimensions as are to be normalized together. The result has the shape
-    and dtype of x. The variance is of the centred row, not a difference of moments. eps: None is 1e-5. The rest as of `rms_norm`.
+    x: (..., cols), or (..., *normalized_shape). weight, bias: (cols), or normalized_shape. The
+    result has the shape and dtype of x. The variance is computed from the centred row, not as a
+    difference of moments. eps: None means 1e-5. The rest is as in `rms_norm`.
 
-    >>> layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.layer_norm(torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.5]))
     tensor([[-1.0000,  2.5000]])
     """
     if args:
@@ -275,11 +294,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps:
 def add_rms_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
                  *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, Tensor]: ...
 def add_rms_norm(x, residual, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype of x. One pass over memory.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = rms_norm(h), in the dtype
+    of x. One kernel.
 
-    residual: the shape of x; its dtype or float32, the stream's. Both results are differentiable. Otherwise as `rms_norm`.
+    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The
+    rest is as in `rms_norm`.
 
-    >>> y, h = add_rms_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([1.0, 2.0]), 1e-6)
+    >>> import torch, rmsnorm.torch as rt
+    >>> y, h = rt.add_rms_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.tensor([1.0, 2.0]), 1e-6)
     >>> h
     tensor([[3., 4.]])
     """
@@ -298,9 +320,14 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, bi
 def add_layer_norm(x: Tensor, residual: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
                    bias: Tensor | None = None, eps: float | None = 1e-5) -> tuple[Tensor, Tensor]: ...
 def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normalized_shape=None):
-    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the dtype of x. As `add_rms_norm`.
+    """(y, h): h = x + residual, rounded to the residual's dtype, and y = layer_norm(h), in the
+    dtype of x. One kernel.
 
-    >>> y, h = add_layer_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    residual: the shape of x, in the dtype of x or float32. Both results are differentiable. The
+    rest is as in `layer_norm`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> y, h = rt.add_layer_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
     >>> y
     tensor([[-1.0000,  1.0000]])
     """
@@ -313,13 +340,13 @@ def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normali
 
 
 def _residual(residual):
-    """The residual, which is not None: without one it would be another function."""
+    """The residual; raises TypeError if it is None."""
     if residual is None:
         raise TypeError("residual: expected a torch.Tensor, got None; rms_norm and layer_norm have no residual")
     return residual
 
 
 exported.register(_norm)
-# What torch.jit.script compiles in their place.
+# torch.jit.script compiles the functions of `fallback` in place of these.
 for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm):
     _function.__prepare_scriptable__ = functools.partial(getattr, fallback, _function.__name__)

@@ -7,9 +7,11 @@ from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm` by `rms_norm`: its arguments, and `weight_offset` and `cast_before_weight` of the function.
+    """`torch.nn.RMSNorm`, computed by `rms_norm`. It has the same arguments, and `weight_offset`
+    and `cast_before_weight`.
 
-    >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 4.0]])).detach()
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.RMSNorm(2, eps=0.0)(torch.tensor([[3.0, 4.0]])).detach()
     tensor([[0.8485, 1.1314]])
     """
 
@@ -20,7 +22,7 @@ class RMSNorm(torch.nn.RMSNorm):
         self._start()
 
     def reset_parameters(self) -> None:
-        """The weight that multiplies by one."""
+        """Sets the weight so that weight + weight_offset is 1."""
         super().reset_parameters()
         if hasattr(self, "weight_offset"):
             self._start()
@@ -35,16 +37,17 @@ class RMSNorm(torch.nn.RMSNorm):
                         cast_before_weight=self.cast_before_weight)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """The arguments, as shown by `print(module)`."""
         extra = super().extra_repr()
         extra += f", weight_offset={self.weight_offset}" if self.weight_offset else ""
         return extra + (", cast_before_weight=True" if self.cast_before_weight else "")
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm` by `layer_norm`, with its arguments.
+    """`torch.nn.LayerNorm`, computed by `layer_norm`, with the same arguments.
 
-    >>> LayerNorm(2)(torch.tensor([[1.0, 3.0]])).detach()
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.LayerNorm(2)(torch.tensor([[1.0, 3.0]])).detach()
     tensor([[-1.0000,  1.0000]])
     """
 
@@ -56,7 +59,8 @@ class LayerNorm(torch.nn.LayerNorm):
 class AddRMSNorm(RMSNorm):
     """`y, h = norm(x, residual)`: `add_rms_norm`, with the arguments and the state dict of `RMSNorm`.
 
-    >>> y, h = AddRMSNorm(2, eps=0.0)(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]))
+    >>> import torch, rmsnorm.torch as rt
+    >>> y, h = rt.AddRMSNorm(2, eps=0.0)(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]))
     >>> h.detach()
     tensor([[3., 4.]])
     """
@@ -70,7 +74,8 @@ class AddRMSNorm(RMSNorm):
 class AddLayerNorm(LayerNorm):
     """`y, h = norm(x, residual)`: `add_layer_norm`, with the arguments and the state dict of `LayerNorm`.
 
-    >>> y, h = AddLayerNorm(2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> import torch, rmsnorm.torch as rt
+    >>> y, h = rt.AddLayerNorm(2)(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
     >>> y.detach()
     tensor([[-1.0000,  1.0000]])
     """

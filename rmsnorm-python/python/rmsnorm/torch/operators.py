@@ -1,7 +1,9 @@
-"""The operators `rmsnorm::*`: their kernels are the native half's, shapes for tracing and gradients are here.
+"""The operators `rmsnorm::*`. The native library has their kernels; this module has their fake
+kernels, for tracing.
 
-An operator's derivatives, registered with the dispatcher by `autograd.py`, are for compiled and exported graphs, DTensor and whoever
-calls the operator itself. They cost some microseconds in every call, so that the functions of this package go around them.
+`autograd.py` registers the operators' derivatives with the dispatcher, for compiled and exported
+graphs, DTensor and direct calls of an operator. They cost some microseconds a call, so the
+functions of this package bypass them.
 """
 
 import functools
@@ -27,16 +29,17 @@ def _register():
 _register()
 _overloads = {name: getattr(torch.ops.rmsnorm, name).default
               for name, _, _ in (schema.partition("(") for schema in _native.torch_schemas())}
-#: The names of each operator's parameters, and those of its results.
+#: {operator: the names of its parameters}, and of its results.
 parameter_names = {name: [one.name for one in overload._schema.arguments] for name, overload in _overloads.items()}
 result_names = {name: [one.name for one in overload._schema.returns] for name, overload in _overloads.items()}
-#: The operators, and what is under them: a function of Python's less on the way, which no tracer follows.
+#: The operators, and their builtin functions: one Python call less, but invisible to tracers.
 ops = types.SimpleNamespace(**_overloads)
 eager_ops = types.SimpleNamespace(**{name: overload._op for name, overload in _overloads.items()})
 
 
 def _fake(operator, *args):
-    """The results of an operator without their values, also on the meta device: it refuses what the kernels refuse."""
+    """The fake kernel of an operator: results without values, also on the meta device. It raises
+    where the kernels do."""
     given = dict(zip(parameter_names[operator], args))
     checks.operands(given)
     found = tuple(_fake_result(name, given) for name in result_names[operator])
@@ -60,7 +63,7 @@ def _fake_result(name, given):
         dtype = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)[given["codes_type"]]
     elif name == "scales":
         return _fake_scales(x, given["scale_kind"])
-    # One that is not asked for has no elements.
+    # A result that is not needed has no elements.
     return torch.empty(shape if given.get(f"need_{name}", True) else 0, dtype=dtype, device=x.device)
 
 
@@ -79,7 +82,7 @@ for _name in parameter_names:
 
 
 def forward(ops, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-    """(y, h, mean, rstd) by these operators; None for what a norm has not."""
+    """(y, h, mean, rstd) of these operators; h is None without a residual, mean for an RMS norm."""
     if is_layer:
         if residual is not None:
             return ops.add_layer_norm(x, residual, weight, bias, eps)
@@ -93,7 +96,8 @@ def forward(ops, is_layer, x, residual, weight, bias, eps, weight_offset, cast_b
 
 
 def gradients(ops, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):
-    """(dx, dweight, dbias, dresidual) by these operators; those that are not needed have no elements."""
+    """(dx, dweight, dbias, dresidual) of these operators; gradients that are not needed have no
+    elements."""
     if is_layer:
         return ops.layer_norm_backward(dy, h, weight, mean, rstd, dh, need_dweight, need_dbias, need_dresidual)
     dx, dweight, dresidual = ops.rms_norm_backward(dy, h, weight, rstd, dh, weight_offset, need_dweight, need_dresidual)

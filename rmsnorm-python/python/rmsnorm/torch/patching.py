@@ -1,4 +1,5 @@
-"""`patch`: the norms of a model, found by trying each of its modules."""
+"""`patch` finds the norms of a model by running each of its modules on test inputs, and replaces
+them."""
 
 import concurrent.futures
 import contextvars
@@ -14,21 +15,21 @@ from .trial import Code, Left, Trials, class_before
 
 
 class _Patched:
-    """The class of a module that was patched, before its own."""
+    """The mixin of a patched module's class, in front of the original class."""
 
     def __init_subclass__(cls, **_):
-        """Nothing that a class of a module does to its subclasses."""
+        """Does not run the original class's `__init_subclass__`."""
 
     def __reduce_ex__(self, protocol):
         return _remade, (_original(type(self)),), self.__dict__
 
 
-#: {a module's class: [(its code, its patched class)]}.
+#: {original class: [(its code, its patched class)]}.
 _classes = {}
 
 
 def _patched(original):
-    """The patched class of a module's class: of its name, and a subclass of it."""
+    """The patched class of a module's class: a subclass with the same name."""
     known = _classes.setdefault(original, [])
     for code, cls in known:
         if code.is_as_it_was({}):
@@ -74,17 +75,32 @@ def _parameters(forward):
 
 
 class Patch:
-    """What `patch` replaced, and what it left. `undo()`, or leaving it as a context, gives the model its own norms back."""
+    """The result of `patch`: the modules that it replaced and left. `undo()`, or leaving the `with`
+    block, restores the model.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    >>> with rt.patch(model) as patched:
+    ...     print(patched.replaced, patched.left)
+    [('1', 'LayerNorm', 'layer_norm')] []
+    """
 
     def __init__(self, replaced, left):
         self._modules = [module for _, module in replaced]
-        #: (name, class, what it computes) of each module that was replaced.
+        #: (name, class, norm that it computes) of each replaced module.
         self.replaced = [(name, type(module).__name__, str(module.__dict__["_rmsnorm"].kind)) for name, module in replaced]
-        #: (name, class, reason) of each module that looks like a norm and stays as it is.
+        #: (name, class, reason) of each module that looks like a norm but was not replaced.
         self.left = left
 
     def undo(self):
-        """Gives the modules their own forward back. Their parameters stay as they are."""
+        """Restores the modules' own forward. Parameters are not changed.
+
+        >>> import torch, rmsnorm.torch as rt
+        >>> model = torch.nn.Sequential(torch.nn.LayerNorm(8))
+        >>> rt.patch(model).undo()
+        >>> type(model[0]) is torch.nn.LayerNorm
+        True
+        """
         ours = [cls for known in _classes.values() for _, cls in known]
         for module in self._modules:
             state = module.__dict__
@@ -93,7 +109,7 @@ class Patch:
                 method = state.get(name)
                 if isinstance(method, types.MethodType) and method.__func__ in [cls.forward for cls in ours]:
                     state[name] = types.MethodType(_original(type(module)).forward, module)
-            # Unless something else has changed the class since, which then finds ours without effect.
+            # If other code changed the class after `patch`, the class stays, without effect.
             if type(module) in ours:
                 module.__class__ = _original(type(module))
         self._modules = []
@@ -115,7 +131,7 @@ class Patch:
 
 
 def _grouped(entries):
-    """A line for all modules of which the same is said."""
+    """One line for all modules with the same class and text."""
     kinds = {}
     for name, *kind in entries:
         kinds.setdefault(tuple(kind), []).append(name)
@@ -124,26 +140,34 @@ def _grouped(entries):
 
 
 def patch(model: torch.nn.Module) -> Patch:
-    """Makes the RMS and layer norms of a model use these kernels, and says which: `print(patch(model))`.
+    """Makes the RMS and layer norms of a model use these kernels, and reports which:
+    `print(patch(model))`.
 
-    Each module is tried, whatever its name: its own forward is run on a twin with weights of its own on the CPU, in float32, bfloat16 and
-    float16, for up to four dimensions before a row, in training and evaluation, with rows from 1e-7 to 1e12, outliers, zeros, NaN and infinity,
-    and with gradients. It is replaced if a norm of ours gives the same each time, and `Patch.left` says why another norm is not. A module
-    is left, too, if its forward reads anything besides weight, bias and plain values, changes anything, draws random numbers, compares
-    values or sizes, or clips its gradient. What it does on other devices alone, or by objects that are global, cannot be seen.
+    Every module that may be a norm is tested, also of unknown classes. Its forward runs on a copy
+    of the module with test weights on the CPU: in float32, bfloat16 and float16, with up to four
+    dimensions before a row, in training and evaluation, on rows from 1e-7 to 1e12, outliers, zeros,
+    NaN and infinity, and with gradients. The module is replaced if one norm of this package gives
+    the same results in all tests. `Patch.left` has the reason for each norm that is not replaced. A
+    module is not replaced, too, if its forward reads anything except weight, bias and plain values,
+    changes anything, draws random numbers, compares values or sizes, or clips its gradient. Not
+    detected: behaviour that is specific to another device, or that depends on global objects.
 
-    Weight, bias and eps are read from the module in each call, so that whatever holds them (FSDP, DataParallel, prune, parametrize, PEFT,
-    accelerate) goes on. Calls for which the module was not tried go to its own forward: more arguments than one tensor, other dtypes or
-    shapes, 16 bits under autocast, a plain value or a method that it reads and that has changed since. State dict, parameters,
-    `isinstance` and hooks stay; the model can be copied, saved and wrapped before or after. There are two exceptions. Patch before
-    FullyShardedDataParallel. Patch after torch.ao.quantization, which knows a norm by its exact class.
+    Each call reads weight, bias and eps from the module, so tools that manage them (FSDP,
+    DataParallel, prune, parametrize, PEFT, accelerate) keep working. The module's own forward runs
+    for calls that were not tested: more arguments than one tensor, other dtypes or shapes, 16 bits
+    under autocast, or after a change of a plain value or method that forward reads. State dict,
+    parameters, `isinstance` and hooks stay. The model can be copied, saved and wrapped before or
+    after `patch`, with two exceptions: patch before FullyShardedDataParallel, and after
+    torch.ao.quantization, which looks for the exact class.
 
+    >>> import torch, rmsnorm.torch as rt
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
-    >>> print(patch(model))
+    >>> print(rt.patch(model))
     1 norms by rmsnorm:
       1 x LayerNorm: layer_norm (1)
     """
-    # A thread of its own has no mode of the caller's: default device, FakeTensorMode, inference mode, autocast, transforms.
+    # A new thread has none of the caller's modes: default device, FakeTensorMode, inference mode,
+    # autocast, transforms.
     context = contextvars.copy_context()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         found, left = thread.submit(context.run, _found, model).result()
@@ -152,7 +176,7 @@ def patch(model: torch.nn.Module) -> Patch:
         state = module.__dict__
         try:
             module.__class__ = cls
-        except Exception as error:  # Of a layout of its own, or whatever its `__setattr__` raises.
+        except Exception as error:  # The class has another memory layout, or its `__setattr__` raises.
             left.append((name, type(module).__name__, f"its class cannot be replaced: {error}"))
             continue
         state["_rmsnorm"] = norm
@@ -163,7 +187,7 @@ def patch(model: torch.nn.Module) -> Patch:
     return Patch(replaced, left)
 
 
-# Where accelerate keeps the forward of a module with a hook, and where it puts it afterwards.
+# accelerate keeps the forward of a hooked module in `_old_forward`, and restores it to `forward`.
 _FORWARDS = ("_old_forward", "forward")
 
 
@@ -186,7 +210,7 @@ def _found(model):
 
 
 def _looks_like_a_norm(module):
-    """(whether its absence from the norms is to be explained, whether it is tried)."""
+    """(whether `left` explains why the module is not replaced, whether it is tested)."""
     if isinstance(module, torch.jit.ScriptModule):
         return ("norm" in module.original_name.lower(),) * 2
     state = vars(module)
@@ -199,7 +223,7 @@ def _looks_like_a_norm(module):
 
 
 def _check_before(module, is_sharded):
-    """Refuses what is not to be tried."""
+    """Raises `Left` for modules that cannot be tested."""
     if isinstance(module, torch.jit.ScriptModule):
         raise Left("it is a ScriptModule: patch before torch.jit.script")
     if isinstance(module, _Patched):

@@ -1,4 +1,4 @@
-"""Norms whose results are 8-bit codes and their scales, as `torch._scaled_mm` takes them."""
+"""Norms that return FP8 or int8 values and their scales, in the layouts of `torch._scaled_mm`."""
 
 import torch
 from torch import Tensor
@@ -14,30 +14,36 @@ _SCALES = {"given": 0, "tensor": 1, "row": 2, "block": 3, "mx": 4}
 def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, scales: str = "row",
                        scale: Tensor | None = None, residual: Tensor | None = None, dtype: torch.dtype = torch.float8_e4m3fn,
                        weight_offset: float = 0.0, cast_before_weight: bool = False) -> tuple[Tensor, ...]:
-    """(codes, scales), or (codes, scales, h) with a residual: `codes * scales` is about `rms_norm(x)`, or of h = x + residual. One pass.
+    """(codes, scales), or (codes, scales, h) with a residual: `codes * scales` approximates
+    `rms_norm(x)`, or `rms_norm(h)` of h = x + residual. One kernel.
 
-    Equations (Q1) to (Q5). codes: the shape of x, in `dtype`: float8_e4m3fn, float8_e5m2 or int8. Scales are what codes are multiplied
-    with, as `scale_a` of `torch._scaled_mm` (of x as (rows, cols)):
+    Equations (Q1) to (Q5). codes: the shape of x, in `dtype`: float8_e4m3fn, float8_e5m2 or int8. A
+    scale multiplies its codes, as `scale_a` of `torch._scaled_mm` does (x seen as (rows, cols)):
 
-    | scales | shared by | the tensor |
+    | scales | one scale for | returned tensor |
     |---|---|---|
-    | "given" | all; `scale` has it, float32 of one element | that one |
-    | "tensor" | all, by the largest element | float32, () |
-    | "row" | a row | float32, (..., 1) |
-    | "block" | 128 columns of a row | float32, (rows, ceil(cols / 128)), rows side by side |
-    | "mx" | 32 columns of a row, as powers of two | float8_e8m0fnu, in the tiles of 128 by 4 that cuBLAS reads, as one row |
+    | "given" | all of x: the argument `scale`, float32, one element | `scale` |
+    | "tensor" | all of x, from its largest element | float32, () |
+    | "row" | each row | float32, (..., 1) |
+    | "block" | 128 columns of a row | float32, (rows, ceil(cols / 128)), column-major |
+    | "mx" | 32 columns of a row; powers of two | float8_e8m0fnu, 1-d, in cuBLAS's tiles of 128 x 4 |
 
-    >>> codes, scales = quantized_rms_norm(torch.ones(2, 128), None, 1e-6, scales="row")
+    Not differentiable: no result requires grad, and a tangent (forward mode) raises
+    NotImplementedError. To train, use `rms_norm`, or a straight-through estimator as in
+    rmsnorm-core/examples/quantized_training.rs of the repository.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> codes, scales = rt.quantized_rms_norm(torch.ones(2, 128), None, 1e-6, scales="row")
+    >>> codes.dtype, tuple(scales.shape)
+    (torch.float8_e4m3fn, (2, 1))
     >>> torch.allclose(codes.float() * scales, torch.ones(2, 128), rtol=2**-4)
     True
-
-    Not differentiable: results require no grad, h neither, and a tangent (forward mode) is refused. Training goes through `rms_norm`, or
-    straight through, as rmsnorm-core/examples/quantized_training.rs in the repository does.
     """
     if scales not in _SCALES:
         raise ValueError(f"scales must be one of {', '.join(_SCALES)}, got {scales!r}")
     if (scale is None) == (scales == "given"):
-        raise ValueError(f'scale goes with scales="given", got scale={"None" if scale is None else "a tensor"} and {scales!r}')
+        raise ValueError(f'scale must be given with scales="given", and only then, got scale={"None" if scale is None else "a tensor"} '
+                         f"and scales={scales!r}")
     if dtype not in _CODES:
         raise ValueError(f"dtype must be float8_e4m3fn, float8_e5m2 or int8, got {dtype}")
     try:
@@ -56,15 +62,15 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
 
 
 def _refuse(x, residual, weight, eps, weight_offset, cast_before_weight, scale):
-    """Python's words for what the kernels refused."""
+    """Raises an error of the kernels as a Python exception."""
     checks.arguments(False, x, residual, weight, None, 0.0 if eps is None else eps, weight_offset, cast_before_weight)
     if scale is not None and not isinstance(scale, Tensor):
-        raise TypeError(f"scale: expected a torch.Tensor, got {type(scale).__name__}; torch.tensor([scale]) makes one")
+        raise TypeError(f"scale: expected a torch.Tensor, got {type(scale).__name__}; pass torch.tensor([scale])")
     if scale is not None:
         checks.devices({"scale": scale}, x)
     if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
         raise ValueError(f"scale: expected one element of float32, got the shape {list(scale.shape)} of {scale.dtype}")
     if not _takes(x, residual, weight, None):
         dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in dict(x=x, residual=residual, weight=weight).items() if tensor is not None)
-        raise NotImplementedError("x: quantized norms have kernels for float32, float16 and bfloat16 on the CPU and CUDA, residual and "
-                                  f"weight of that dtype or float32; got {dtypes} on {x.device}; convert them")
+        raise NotImplementedError("x: quantized norms support float32, float16 and bfloat16 on the CPU and CUDA, with residual and "
+                                  f"weight of the dtype of x or float32; got {dtypes} on {x.device}; convert them")

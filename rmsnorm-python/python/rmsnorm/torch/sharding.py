@@ -1,4 +1,5 @@
-"""DTensor: rows may be on several devices, a row may not. Then nothing is gathered, and gradients of parameters are partial sums."""
+"""DTensor rules: devices hold whole rows, nothing is gathered, and gradients of parameters are
+partial sums."""
 
 import importlib.abc
 import importlib.util
@@ -10,14 +11,16 @@ _MODULE = "torch.distributed.tensor"
 
 
 def _placements(x):
-    """Every way in which one dimension of the mesh may have x: of each, how the rows lie and how the sums over them come out."""
+    """The placements of x on one mesh dimension: (placement of the rows, placement of sums over
+    rows) each."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     return [(Replicate(), Replicate())] + [(Shard(dim), Partial()) for dim in range(x.ndim - 1)]
 
 
 def _rule(operator):
-    """The rule of an operator: where its results and arguments lie, in every way. Weight and bias are whole."""
+    """The sharding rule of an operator: the placements of its results and arguments. Weight and
+    bias are replicated."""
 
     def rule(main, *args):
         from torch.distributed.tensor import Replicate
@@ -44,12 +47,14 @@ def _register():
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Registers the rules once DTensor is imported, which takes more than half a second and most programs never do."""
+    """Registers the rules when DTensor is imported. Importing it here would cost every program more
+    than half a second."""
 
     is_asking = False
 
     def find_spec(self, name, path, target=None):
-        """The module as the others find it. Who only asks whether it is there does not run it, and this stays."""
+        """The module's spec as the other finders return it. This finder stays installed until the
+        module is executed."""
         if name != _MODULE or self.is_asking:
             return None
         self.is_asking = True
@@ -72,7 +77,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
 
 def register():
-    """Gives DTensor the rules, now or when it is imported."""
+    """Registers the rules with DTensor, now or when it is imported."""
     if _MODULE in sys.modules:
         _register()
     else:

@@ -1,6 +1,8 @@
-"""The trial of a module: its own forward is run on many inputs, and each result is compared with that of a norm of ours.
+"""The trial of a module: its own forward runs on many inputs, and each result is compared with a
+norm of this package.
 
-A trial works on a twin of the module, with weights of its own on the CPU, which records the attributes that forward reads.
+A trial works on a twin: a copy of the module with test weights on the CPU, which records the
+attributes that forward reads.
 """
 
 import collections
@@ -27,11 +29,13 @@ from .functional import layer_norm, rms_norm
 
 
 class ABSENT:
-    """What is not there. A class, which copies and pickles of it are, too."""
+    """Stands for a missing value. A class, since copies and pickles of a class are the same
+    object."""
 
 
-# Two results are alike if they differ by no more than that many units of rounding: in float32 sums are added in another order, in 16 bits
-# neighbours may stand for each other in a few elements.
+# The relative difference at which two results count as equal. In float32 the sums may be added in
+# another order; in 16 bits a few elements (`_MOST_NEIGHBOURS`) may be rounded to the neighbouring
+# value.
 _UNIT = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _MOST_NEIGHBOURS = 0.01
 _F32, _BF16, _F16 = torch.float32, torch.bfloat16, torch.float16
@@ -39,12 +43,12 @@ _is_traced = torch._C._get_tracing_state
 
 
 class Left(Exception):
-    """Why a module stays as it is."""
+    """The reason why a module is not replaced."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A norm of ours."""
+    """A norm of this package, without its eps."""
 
     is_layer: bool
     weight_offset: float = 0.0
@@ -52,7 +56,7 @@ class Kind:
 
     def __call__(self, x, weight, bias, eps, dims):
         if weight is None and bias is None and dims > 1:
-            # Nothing else says how many dimensions are one row.
+            # Without weight and bias, only `dims` tells how many dimensions form one row.
             return self(x.flatten(-dims), weight, bias, eps, 1).view(x.shape)
         if self.is_layer:
             return layer_norm(x, weight + self.weight_offset if self.weight_offset else weight, bias, eps)
@@ -64,36 +68,36 @@ class Kind:
         return f"rms_norm(weight_offset={self.weight_offset:g}, cast_before_weight={self.cast_before_weight})"
 
 
-# In the order in which they are asked. The first four differ in float32.
+# In the order in which they are compared. The first four differ in float32.
 _KINDS = (Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0), Kind(False, 0.0, True), Kind(False, 1.0, True))
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The norm that a module was found to compute, and the calls for which that was tried."""
+    """The norm that a module computes, and the calls for which this was tested."""
 
     kind: Kind
-    #: The attribute that is eps; None where it is a number in the code of forward.
+    #: The attribute that is eps; None if eps is a constant in the code of forward.
     eps_name: str | None
-    #: The eps that was tried.
+    #: The eps of the trial.
     eps: float | None
     has_weight: bool
     has_bias: bool
-    #: The last dimensions, which are one row; None for one dimension of any length.
+    #: The last dimensions, which form one row; None for one dimension of any length.
     shape: tuple | None
-    #: How many dimensions may come before.
+    #: The numbers of dimensions that may come before the row.
     leading: tuple
     #: (dtype of x, dtype of weight and bias).
     dtypes: tuple
-    #: Whether float32 gives the same under autocast.
+    #: Whether float32 gives the same results under autocast.
     in_autocast: bool
-    #: (name, value) of the other attributes that forward reads; ABSENT for one that was not there.
+    #: (name, value) of the other attributes that forward reads; ABSENT for a missing attribute.
     settings: tuple
 
     def __call__(self, module, x):
-        """The norm of x with the weight, bias and eps that the module has now; None if it is another call, or another module, than those
-        that were tried."""
-        # One that is None and is read is among the settings.
+        """The norm of x with the module's current weight, bias and eps; None if the trial did not
+        cover this call or a change of the module."""
+        # A weight or bias that is None and that forward reads is one of the settings.
         weight = getattr(module, "weight", None) if self.has_weight else None
         bias = getattr(module, "bias", None) if self.has_bias else None
         if (weight is None) is self.has_weight or (bias is None) is self.has_bias:
@@ -110,7 +114,8 @@ class Found:
         if shape is not None and (x.size(-1) != shape[-1] or dims > 1 and x.shape[-dims:] != shape
                                   or (parameter is not None and parameter.shape != shape)):
             return None
-        # Of 16 bits the module's own operations may make float32, as CUDA's do. A trace of TorchScript's has to run without us.
+        # Under autocast the module's operations may turn 16 bits into float32, as CUDA's do.
+        # TorchScript traces must run without this package.
         if torch._C._is_any_autocast_enabled() and not (self.in_autocast and dtype is _F32) or _is_traced() is not None:
             return None
         for name, value in self.settings:
@@ -124,7 +129,8 @@ class Found:
 
 
 def _is_other(now, value):
-    """Whether a value is another one than it was, as True is for 1 and -0.0 for 0.0; so is one that cannot be compared, as a tensor."""
+    """Whether a value has changed. True and 1 differ, as do -0.0 and 0.0; values that cannot be
+    compared, such as tensors, differ."""
     try:
         return type(now) is not type(value) or bool(now != value) or repr(now) != repr(value)
     except Exception:
@@ -132,7 +138,7 @@ def _is_other(now, value):
 
 
 def _is_constant(value):
-    """Whether nothing can change in it."""
+    """Whether a value is immutable."""
     if isinstance(value, (bool, numbers.Number, str, bytes, type(None), enum.Enum, type, torch.dtype, torch.device, torch.layout,
                           torch.memory_format)):
         return True
@@ -151,7 +157,7 @@ _CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.dequ
 
 
 def _copied(value):
-    """A copy of constants, and of containers of constants; ABSENT of anything else."""
+    """A copy of a constant or a container of constants; ABSENT for any other value."""
     if _is_constant(value):
         return value
     if type(value) not in _CONTAINERS:
@@ -162,27 +168,27 @@ def _copied(value):
     return type(value)(zip(value, parts) if isinstance(value, dict) else parts)
 
 
-# What every module has.
+# The attributes of every module.
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
-# What others put on a module, and its forward does not read.
+# The attributes that hold a module's tensors and submodules.
 _TENSORS = ("_parameters", "_buffers", "_modules")
 
 
 def _classes_of(original):
-    """Its own classes, without those that every module has."""
+    """The classes of a module's class, except the base classes of every module."""
     return [cls for cls in original.__mro__ if cls not in torch.nn.Module.__mro__]
 
 
 def _class_attribute(original, name):
-    """What its classes have under that name; ABSENT if nothing."""
+    """The class attribute of this name; ABSENT if there is none."""
     return next((vars(cls)[name] for cls in _classes_of(original) if name in vars(cls)), ABSENT)
 
 
 class _Twin:
-    """The class of a twin, before the module's own."""
+    """The mixin of a twin's class, in front of the original class."""
 
     def __init_subclass__(cls, **_):
-        """Nothing that a class of a module does to its subclasses."""
+        """Does not run the original class's `__init_subclass__`."""
 
     def __getattribute__(self, name):
         trial = object.__getattribute__(self, "__dict__").get("_trial")
@@ -193,10 +199,10 @@ class _Twin:
 
 
 def class_before(mixin, original, **namespace):
-    """A subclass of a module's class, of its name."""
+    """A subclass of (mixin, a module's class), with the name of the module's class."""
     namespace = {"__module__": original.__module__, "__qualname__": original.__qualname__} | namespace
     try:
-        # By the metaclass of the module's own.
+        # `new_class` uses the metaclass of the module's class.
         return types.new_class(original.__name__, (mixin, original), {}, lambda own: own.update(namespace))
     except TypeError as error:
         raise Left(f"its class cannot be derived from: {error}") from None
@@ -209,12 +215,12 @@ def first_line(error):
 
 
 def _tensor_of(module, name):
-    """The tensor that a module has under that name, or None."""
+    """The module's attribute of this name if it is a tensor, or None."""
     try:
         with torch.no_grad():
             value = getattr(module, name, None)
         value is None or not isinstance(value, torch.Tensor) or value.shape
-    except Exception as error:  # A property's, or that of parameters without a shape yet.
+    except Exception as error:  # A property raised, or an uninitialized parameter has no shape.
         raise Left(f"its {name} cannot be read: {first_line(error)}") from None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -226,9 +232,10 @@ class Trials:
         self._inputs, self._twins, self._known = {}, {}, {}
 
     def found(self, module):
-        """The norm that a module computes. `Left` says why there is none.
+        """The norm that a module computes. Raises `Left` with the reason if there is none.
 
-        Modules of one class are one trial where all that forward has read in it is the same: its code cannot tell them apart.
+        Modules of one class share a trial if all attributes that forward has read are equal: its
+        code cannot tell them apart.
         """
         weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
         shape, original = _row_shape(module, weight, bias), type(module)
@@ -238,9 +245,9 @@ class Trials:
                 return found
         if original not in self._twins:
             self._twins[original] = class_before(_Twin, original)
-        # Rows of any length are tried with two.
+        # A norm for rows of any length is tested with two lengths.
         shapes = [(48,), (80,)] if shape is None else [shape]
-        # Those of a module that is left are not used again: it may have written to them.
+        # A module that raises `Left` may have written to its inputs, so these are not reused.
         inputs = [self._inputs.pop(one, None) or _Inputs(one) for one in shapes]
         with warnings.catch_warnings(action="ignore"), _without_trace(_classes_of(self._twins[original])):
             trial = _Trial(module, self._twins[original], weight, bias)
@@ -253,20 +260,23 @@ class Trials:
 
 
 def _attributes_of(module):
-    """All that a module has itself, but for what every module has."""
+    """The module's own attributes, parameters, buffers and submodules, without the attributes of
+    every module."""
     own = {name: value for name, value in vars(module).items() if name not in _INTERNAL}
     return own | {name: value for tensors in _TENSORS for name, value in vars(module)[tensors].items()}
 
 
 def _state(module, names):
-    """What a module has under the names that a forward reads; of two that differ, also in type alone, it differs."""
+    """The attributes that a forward reads, in a form to compare: it differs if a value or a type
+    differs."""
     own = _attributes_of(module)
     values = [(name, name in own, _copied(own.get(name))) for name in sorted(names)]
     return [(name, is_there, type(value), repr(value), value) for name, is_there, value in values]
 
 
 def _row_shape(module, weight, bias):
-    """The last dimensions that a module normalizes; None if it does not say."""
+    """The last dimensions that a module normalizes; None if neither normalized_shape nor a
+    parameter tells."""
     normalized_shape = vars(module).get("normalized_shape")
     if isinstance(normalized_shape, int):
         normalized_shape = (normalized_shape,)
@@ -285,7 +295,7 @@ def _row_shape(module, weight, bias):
 
 
 def _generators():
-    """How to read and how to set the state of each generator of random numbers."""
+    """(read, write) of the state of each random number generator."""
     yield lambda: torch.get_rng_state().tolist(), lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8, device="cpu"))
     yield random.getstate, random.setstate
     if "numpy" in sys.modules:
@@ -295,7 +305,8 @@ def _generators():
 
 @contextlib.contextmanager
 def _without_trace(classes):
-    """Takes care that a trial leaves no trace: neither in random numbers, nor in the classes of the module."""
+    """Restores random number generators and the module's classes after a trial, and raises `Left`
+    if they changed."""
     generators = [(read, write, read()) for read, write in _generators()]
     attributes = [{name: (value, _copied(value)) for name, value in vars(cls).items()} for cls in classes]
     reason = None
@@ -327,7 +338,7 @@ def _without_trace(classes):
 
 @functools.cache
 def _settings_of(operator):
-    """The places of an operator's arguments that are neither tensors nor sizes."""
+    """The indices of an operator's arguments that are neither tensors nor sizes."""
     def element(kind):
         while kind.kind() in ("ListType", "OptionalType"):
             kind = kind.getElementType()
@@ -336,7 +347,7 @@ def _settings_of(operator):
 
 
 class _Operators(TorchDispatchMode):
-    """The operators of a forward, with their arguments that are neither tensors nor sizes."""
+    """Records the operators of a forward, with the arguments that are neither tensors nor sizes."""
 
     def __init__(self):
         super().__init__()
@@ -349,7 +360,8 @@ class _Operators(TorchDispatchMode):
 
 
 class _Size(int):
-    """The size of a dimension before a row. What it is compared with is told, but for 0 and 1, which are tried, and other sizes."""
+    """The size of a dimension before a row. It records comparisons, except with other sizes and
+    with 0 and 1, which are tested."""
 
     def __new__(cls, value, told):
         self = super().__new__(cls, value)
@@ -380,7 +392,8 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "mod"):
 
 
 class _Queries(TorchFunctionMode):
-    """Tells what a forward asks of its input that no norm does. dims: the dimensions of a row."""
+    """Records queries of the input that a norm does not need. dims: the number of dimensions of a
+    row."""
 
     def __init__(self, dims):
         super().__init__()
@@ -401,8 +414,8 @@ class _Queries(TorchFunctionMode):
 
 
 _NOT_ASKED = frozenset(("__len__", "grad_fn", "is_leaf", "storage_offset", "stride", "data_ptr", "_version", "is_inference"))
-# Sizes of the dimensions before a row, for which the operators are the same: for few elements, for none and, without memory, for many. None
-# stands for the length of a row.
+# (device, sizes of the dimensions before a row): the operators must be the same for all entries of
+# a line. Few elements, none, and on the meta device many. None stands for the length of a row.
 _SIZES = (
     ("cpu", ((3,), (1,), (70,))),
     ("cpu", ((0, 6), (0, 1), (0, None), (None, 0), (1, 0), (2**16, 0))),
@@ -410,7 +423,8 @@ _SIZES = (
     ("meta", ((18,), (2**20,))),
     ("meta", ((3, 6), (2**16, 2**15))),
 )
-# Operators that look at values, of which a few do not stand for all; and those that no gradient of a norm needs.
+# Operators whose result depends on comparing values, so that tests on some values prove nothing
+# about others; and operators that no gradient of a norm needs.
 _PIECEWISE = frozenset((
     "_local_scalar_dense", "equal", "eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "isnan", "isinf", "isposinf", "isneginf",
     "sign", "sgn", "signbit", "floor", "ceil", "round", "trunc", "frac", "max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "sort",
@@ -423,7 +437,7 @@ _CLIPS = frozenset((
 
 
 def _refuse_looks(operators, names=_PIECEWISE | _CLIPS, what="forward"):
-    """Refuses operators, in place or not, that look at values."""
+    """Raises `Left` for operators, in place or not, that look at values."""
     for operator, *_ in operators.seen:
         name = operator._schema.name.partition("::")[2].rstrip("_")
         if name in names:
@@ -431,9 +445,9 @@ def _refuse_looks(operators, names=_PIECEWISE | _CLIPS, what="forward"):
 
 
 class _Call(typing.NamedTuple):
-    """How a module is called in a trial."""
+    """The circumstances of one call in a trial."""
 
-    #: Dimensions before a row.
+    #: The number of dimensions before a row.
     leading: int
     training: bool
     #: Whether autograd records.
@@ -449,7 +463,8 @@ _CALLS = tuple(itertools.starmap(_Call, (
 
 
 class _Inputs:
-    """Rows of one shape, parameters and gradients, and what norms of ours make of them."""
+    """Rows of one shape, parameters and gradients, and the results of this package's norms for
+    them."""
 
     def __init__(self, shape):
         self.shape, self.cols = shape, math.prod(shape)
@@ -457,7 +472,7 @@ class _Inputs:
         uniform = lambda *size: torch.rand(size, generator=generator, dtype=_F32, device="cpu")  # noqa: E731
         normal = lambda *size: torch.randn(size, generator=generator, dtype=_F32, device="cpu")  # noqa: E731
         scales = [10.0**exponent for exponent in range(-7, 5)] + [1e12, 1.0, 1.0, 0.0, 1.0, 1.0]
-        # A short row needs more of them, for enough elements.
+        # Short rows are repeated, for enough elements.
         repeats = 1 + 256 // (len(scales) * self.cols)
         rows = normal(len(scales) * repeats, self.cols) * torch.tensor(scales, dtype=_F32, device="cpu").repeat(repeats)[:, None]
         rows[13::18] += 3.0
@@ -466,29 +481,31 @@ class _Inputs:
         self._finite[15::18] = normal(repeats, self.cols)
         rows[16::18, self.cols // 3] = float("nan")
         rows[17::18, self.cols // 3] = float("inf")
-        # Rows of large gradients, too, so that a bound on them is met.
+        # Some rows have large gradients, so that a module that clips gradients is found.
         self._rows, self._dy = rows, uniform(*rows.shape) * 10.0 ** (torch.arange(len(rows), dtype=_F32, device="cpu")[:, None] % 7 - 2)
-        # Of all sizes, so that a bound on the result is met.
+        # Magnitudes from 1e-3 to 1e4, so that a module that clips its result is found.
         vector = lambda: 10.0 ** (uniform(self.cols) * 7 - 3) * (1 - 2 * (uniform(self.cols) < 0.5).float())  # noqa: E731
         self._weight, self._bias = vector(), vector()
-        # Each of these is asked for again and again.
+        # Cached, since many modules use the same ones.
         self.x, self.ours, self.scales = (functools.cache(function) for function in (self._x, self._ours, self._scales))
 
     def __str__(self):
         return f"rows of {' x '.join(map(str, self.shape))}"
 
     def _x(self, dtype, leading, is_finite=False):
-        """The rows."""
+        """The rows in a dtype, with `leading` dimensions before the row; without NaN and infinity
+        if `is_finite`."""
         rows = self._finite if is_finite else self._rows
         rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
         return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
 
     def parameters(self, dtype, has):
-        """(weight, bias), or None for what a module has not."""
+        """(weight, bias), None for one that the module does not have."""
         return [vector.to(dtype).view(self.shape) if is_there else None for vector, is_there in zip((self._weight, self._bias), has)]
 
     def gradients(self, y, *inputs):
-        """Those of the inputs that require them, for a gradient of y in its direction: what a detached statistic leaves out is large."""
+        """The gradients of the inputs that require them. dy has the sign of y: a module that
+        detaches its statistics then misses a large term."""
         inputs = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
         if not inputs or not y.requires_grad:
             return [None] * len(inputs)
@@ -496,7 +513,7 @@ class _Inputs:
         return torch.autograd.grad(y, inputs, dy, allow_unused=True)
 
     def _ours(self, kind, eps, pair, call, has):
-        """(y, gradients) of a norm of ours."""
+        """(y, gradients) of a norm of this package."""
         x = self.x(pair[0], call.leading, call.records).detach().requires_grad_(call.x_requires_grad)
         parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(pair[1], has)]
         with torch.set_grad_enabled(call.records):
@@ -504,7 +521,7 @@ class _Inputs:
         return y.detach(), self.gradients(y, x, *parameters) if call.records else []
 
     def _scales(self, kind, eps, has):
-        """The size of the terms of which y, and the gradients of x, weight and bias are sums."""
+        """The magnitude of the terms whose sums are y and the gradients of x, weight and bias."""
         weight, bias = self._weight.double(), self._bias.double()
         weight = (weight + kind.weight_offset).abs() if has[0] else torch.ones_like(weight)
         x = self._finite.double()
@@ -516,7 +533,8 @@ class _Inputs:
 
 
 def _distance(got, expected, scale, unit):
-    """The largest difference, where 1 is the largest that rounding explains, and the part of the elements that differ."""
+    """(the largest difference, in units of the largest one that rounding explains; the fraction of
+    the elements that differ)."""
     is_same = (got == expected) | (got.isnan() & expected.isnan())
     different = 1.0 - is_same.float().mean().item()
     if not different:
@@ -528,17 +546,20 @@ def _distance(got, expected, scale, unit):
 
 
 class Code:
-    """The code that a module's forward may run: its own, and by their names the methods and properties of its classes, and functions and
-    plain values of global variables."""
+    """The code that a module's forward may run: forward, the methods and properties of its classes,
+    and global functions and plain values, all found by the names in the code."""
 
     def __init__(self, original):
-        #: Its numbers, the eps that torch's norms take by default among them.
+        #: The float constants of the code, and the default eps of torch's norms that it calls.
         self.numbers = []
-        #: The names of plain values of its classes, and its words, of which one may name an attribute.
+        #: The names of plain class attributes, and the strings of the code, which may name
+        #: attributes.
         self.names, self.words = set(), set()
-        #: What is no attribute of a module, and may be replaced by another one: {(namespace's id, name): (namespace, name, value)}.
+        #: Members of classes and global variables, which may be replaced later: {(namespace's id,
+        #: name): (namespace, name, value)}.
         self._members = {}
-        #: The names of methods and properties, before which an attribute of the module itself would come.
+        #: The names of methods and properties. An attribute of the module with such a name would
+        #: hide them.
         self.methods = set()
         self._classes, self._reached = [vars(cls) for cls in _classes_of(original)], set()
         self._original, self._own = original, original.forward
@@ -546,11 +567,11 @@ class Code:
         names = {name for function in self._reached for code in _codes(function) for name in code.co_names}
         self.numbers += [1e-5] * ("layer_norm" in names) + [None] * ("rms_norm" in names)
         self.members = tuple(self._members.values())
-        # A hook puts a forward there, from which it calls this one.
+        # accelerate's hook sets a `forward` attribute, which calls this forward.
         self.methods.discard("forward")
 
     def is_as_it_was(self, state):
-        """Whether it is what it was, for a module with these attributes of its own, of which one may stand for a method."""
+        """Whether the code is unchanged, and no attribute of the module (state) hides a method."""
         if self._original.forward is not self._own:
             return False
         for namespace, name, value in self.members:
@@ -565,12 +586,12 @@ class Code:
     def _reach(self, forward):
         functions = [forward]
         for function in functions:
-            # Of a property, a method of the class, a decorated function and a partial one.
+            # The functions within a property, a class method, a decorated function and a partial.
             within = (getattr(function, name, None) for name in ("fget", "__func__", "__wrapped__", "func"))
             functions += [value for value in within if value is not None]
             if not isinstance(function, types.FunctionType) or function in self._reached:
                 continue
-            # PyTorch's own are taken for what they are, but for the forward of a module.
+            # PyTorch's functions are not searched, except the forward of a module.
             if (function.__module__ or "").startswith("torch.") and function.__name__ != "forward":
                 continue
             self._reached.add(function)
@@ -588,11 +609,11 @@ class Code:
                     functions += self._named(function.__globals__, name)
 
     def _named(self, variables, name):
-        """The functions of a name: of the classes, and of the global variables."""
+        """The functions of this name among the class attributes and the global variables."""
         values = [namespace.get(name, ABSENT) for namespace in self._classes]
         if any(map(_is_bound, values)):
             self.methods.add(name)
-            # Another class may get a method of that name, too.
+            # Record all classes: another one may get a method of this name later.
             self._members.update({(id(namespace), name): (namespace, name, value) for namespace, value in zip(self._classes, values)})
             yield from filter(_is_bound, values)
         elif any(value is not ABSENT and _copied(value) is not ABSENT for value in values):
@@ -607,12 +628,12 @@ class Code:
 
 
 def _is_bound(value):
-    """Whether a value of a class is a method or property."""
+    """Whether a class attribute is a method or property."""
     return hasattr(type(value), "__get__") and not isinstance(value, types.BuiltinFunctionType)
 
 
 def _codes(function):
-    """The code of a function, and of those within it."""
+    """The code objects of a function and of its nested functions."""
     codes = [function.__code__]
     for code in codes:
         codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
@@ -636,7 +657,8 @@ class _Trial:
         self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
         self._given = {name: None for name, is_there in zip(("weight", "bias"), self._has) if is_there}
         own = _attributes_of(module)
-        # Of all that a module has besides, it is given what is plain: other parameters, modules and objects may change unseen.
+        # The twin gets the plain attributes only: other parameters, modules and objects could
+        # change unnoticed.
         self._plain = {name: _copied(value) for name, value in own.items() if name not in self._given}
         self._withheld = {name for name, value in self._plain.items() if value is ABSENT} | set(_TENSORS)
         self._plain = {name: value for name, value in self._plain.items() if value is not ABSENT}
@@ -656,12 +678,12 @@ class _Trial:
         return own(name)
 
     def _is_of_class(self, name):
-        """Whether an attribute is a value of the module's class, and no method or property."""
+        """Whether an attribute is a class attribute, and not a method or property."""
         value = _class_attribute(self._original, name)
         return value is not ABSENT and not _is_bound(value)
 
     def _check_reads(self):
-        """Refuses a forward that reads more than was given to it."""
+        """Raises `Left` if forward reads an attribute that the twin does not have."""
         for name in sorted(self.names):
             if name in self._withheld:
                 raise Left(f"its forward reads its `{name}`, too")
@@ -669,7 +691,7 @@ class _Trial:
                 raise Left(f"its forward reads its class's `{name}`, too")
 
     def _check_changes(self):
-        """Refuses a forward that changes its module."""
+        """Raises `Left` if forward changes its module."""
         now = vars(self._twin)
         for name in sorted((now.keys() | self._before.keys()) - {"_trial", "training"}):
             a, b = now.get(name, ABSENT), self._before.get(name, ABSENT)
@@ -706,11 +728,11 @@ class _Trial:
         version = x._version
         try:
             self.is_running = True
-            # In one of the calls without gradients inference mode says so.
+            # One of the calls without gradients runs in inference mode.
             is_inference = not records and x.ndim % 2
             with torch.inference_mode() if is_inference else torch.set_grad_enabled(records), queries:
                 y = self._original.forward(self._twin, x)
-        except Exception as error:  # Whatever a foreign module raises when it is not what it was taken for.
+        except Exception as error:  # The module may raise anything.
             self._check_reads()
             self._error = error
             return None
@@ -741,13 +763,13 @@ class _Trial:
         kinds = [kind] if kind.is_layer or has_none else [kind, dataclasses.replace(kind, cast_before_weight=True)]
         dtypes, reason = [pairs[0]], None
         for pair in pairs[1:]:
-            # Gradients of float16 overflow in one way and not in the other.
+            # No gradients in float16: they may overflow in one of the two computations only.
             some = [call for call in calls if pair[0] is _BF16 or not call.records]
             results = {call: self._own(first, pair, call) for call in some}
             for one in kinds:
                 try:
                     self._compare(first, one, eps, pair, results)
-                    # With the parameters of these dtypes, which the last call had.
+                    # The twin still has the last call's parameters, which are of these dtypes.
                     self._operators_of(first.x(pair[0], 2))
                 except Left as left:
                     reason = reason or str(left)
@@ -773,7 +795,8 @@ class _Trial:
         return self._plain[name] if name in self._plain else _class_attribute(self._original, name)
 
     def _kind_and_eps(self, inputs, pair):
-        """(kind, the attribute that is eps or None, its value): which norm of ours is the same in float32."""
+        """(kind, name of the attribute that is eps or None, its value) of the norm that is equal in
+        float32."""
         for call in (call for call in _CALLS if not call.records):
             got = self._own(inputs, pair, call)
             if got is not None:
@@ -811,14 +834,16 @@ class _Trial:
         raise Left(f"its eps, {alike[0][1]}, can be neither read from the module nor from the code of its forward")
 
     def _miss(self, inputs, kind, eps, pair, call, got):
-        """(by how much the result of a call in float32 misses that of a norm of ours, where 1 is rounding's most; ours)."""
+        """(the distance of a float32 result from the norm `kind`, where rounding explains at most
+        1; the norm's result)."""
         expected, _ = inputs.ours(kind, eps, pair, call, self._has)
         if got[0].dtype != _F32:
             return math.inf, expected
         return _distance(got[0], expected, inputs.scales(kind, eps, self._has)[0], _UNIT[_F32])[0], expected
 
     def _follows(self, inputs, kind, name, value, pair, call):
-        """Whether an attribute is the module's eps: with another value the result is that of our norm with this one."""
+        """Whether an attribute is the module's eps: after a change of it, the result equals the
+        norm with the new eps."""
         other = 0.01 if value is None else 2.0 * value + 0.01
         state = vars(self._twin)
         before = state.get(name, ABSENT)
@@ -832,7 +857,7 @@ class _Trial:
 
     @staticmethod
     def _differs(got, kind, expected, where="", what="result"):
-        """Why it is no norm of ours."""
+        """The reason why a result does not match."""
         dtype = str(expected.dtype).removeprefix("torch.")
         if got.dtype != expected.dtype:
             return f"its {what} is {str(got.dtype).removeprefix('torch.')} for {dtype}{where}"
@@ -845,7 +870,7 @@ class _Trial:
                 f"{expected.flatten()[index]:.6g}, in {dtype}{where}")
 
     def _compare(self, inputs, kind, eps, pair, results):
-        """Refuses results that are not those of a norm of ours."""
+        """Raises `Left` if results differ from the norm `kind`."""
         dtype = pair[0]
         if None in results.values():
             raise Left(f"its forward does not take {str(dtype).removeprefix('torch.')}: {first_line(self._error)}")
@@ -868,7 +893,7 @@ class _Trial:
                     continue
                 size = sizes[("input", "weight", "bias").index(name) + 1]
                 got, expected = (gradient.reshape(-1, inputs.cols) for gradient in (got, expected))
-                # In 16 bits the module's own operations round in between.
+                # In 16 bits the module's operations round intermediate results.
                 tolerance = 2.0**-13 if dtype is _F32 else 2.0**-5
                 if (got.float() - expected.float()).abs().gt(tolerance * size + tolerance * torch.finfo(dtype).tiny).any() or \
                         not torch.equal(got.isfinite(), expected.isfinite()):
@@ -881,7 +906,7 @@ class _Trial:
         return ["input"] * call.x_requires_grad + names * call.parameters_require_grad
 
     def _compare_layout(self, inputs, kind, eps, pair, calls):
-        """Refuses another result for rows whose elements are apart."""
+        """Raises `Left` if rows with strided elements give another result."""
         call = calls[0]
         x = torch.stack([inputs.x(pair[0], call.leading)] * 2, -1)[..., 0]
         got = self._own(inputs, pair, call, x)
@@ -898,14 +923,14 @@ class _Trial:
         return True
 
     def _operators_of(self, x, queries=contextlib.nullcontext()):  # noqa: B008
-        """(y, the operators) of a forward, which is refused if it looks at values."""
+        """(y, the operators) of a forward. Raises `Left` if an operator looks at values."""
         with _Operators() as operators:
             y = self._forward(x, False, queries)
         _refuse_looks(operators)
         return y, operators.seen
 
     def _compare_operators(self, inputs):
-        """Refuses a forward that does something else for other sizes or values: its operators are compared."""
+        """Raises `Left` if forward runs other operators for other sizes."""
         parameters = dict(self._given)
         for i, (device, some) in enumerate(_SIZES):
             self._given.update({name: tensor.detach().to(device) for name, tensor in parameters.items()})

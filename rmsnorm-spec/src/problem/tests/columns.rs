@@ -242,5 +242,8 @@ fn arguments_are_described_by_their_tensors() {
     let args = Forward::<Numbers, f32>::new(view(X, LEN), view(Y, LEN));
     let expected =
         "WithStatistics { args: Forward { x: f32[30], y: f32[30] }, statistics: f32[9], columns: [12, 10, 7] }";
-    assert_eq!(format!("{:?}", WithStatistics::<Numbers, _>::new(args, view(STATISTICS, 3 * ROWS), &COLUMNS)), expected);
+    assert_eq!(
+        format!("{:?}", WithStatistics::<Numbers, _>::new(args, view(STATISTICS, 3 * ROWS), &COLUMNS)),
+        expected
+    );
 }
