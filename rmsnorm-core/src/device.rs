@@ -85,7 +85,8 @@ impl FromStr for Device {
 pub struct Availability {
     /// The device.
     pub device: Device,
-    /// What the device is, or why it cannot be used.
+    /// The device's description, or why it cannot be used. The reason ends with `; fix: ` and the command or step that
+    /// makes it usable, where the backend knows one.
     pub status: Result<String, String>,
     /// Which table of tiles its calls are planned by, in words; none where it cannot be used.
     pub tuning: Option<String>,
@@ -308,7 +309,9 @@ impl AnyBackend {
 /// A device whose backend this build lacks. The feature has the backend's name.
 #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "wgpu")))]
 fn not_built_in(backend: &'static str) -> Error {
-    let reason = format!("not built in: rmsnorm-core was built without its feature `{backend}`");
+    let reason = format!(
+        "not built in: rmsnorm-core was built without its feature `{backend}`; fix: cargo add rmsnorm-core --features {backend}"
+    );
     Error::Unavailable { backend, reason }
 }
 
@@ -385,7 +388,8 @@ mod tests {
     #[test]
     fn device_not_built_in_names_the_feature() {
         let message = AnyBackend::open(Device::Cuda(0)).unwrap_err().to_string();
-        let expected = "not built in: rmsnorm-core was built without its feature `cuda`";
+        let expected = "not built in: rmsnorm-core was built without its feature `cuda`; fix: cargo add rmsnorm-core \
+                        --features cuda";
         assert_eq!(message, format!("the cuda backend is not available: {expected}"));
     }
 

@@ -99,7 +99,8 @@ impl Request {
 /// What can be done where NVRTC of that version refuses a program for the device.
 fn advice(arch: Arch, version: (u32, u32)) -> &'static str {
     if arch < OLDEST_OF_CUDA_13 && version.0 >= 13 {
-        "; it no longer knows devices this old: let RMSNORM_NVRTC name an NVRTC of CUDA 12"
+        "; NVRTC 13 has no support for devices this old; fix: pip install nvidia-cuda-nvrtc-cu12, and set RMSNORM_NVRTC \
+         to its folder"
     } else {
         ""
     }

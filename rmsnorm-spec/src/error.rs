@@ -102,7 +102,7 @@ pub enum Error {
     Unavailable {
         /// The backend.
         backend: &'static str,
-        /// What is missing.
+        /// The missing part. `; fix: ` and the command or step that supplies it follow where the backend knows one.
         reason: String,
     },
     /// The device, its driver or its compiler failed.
