@@ -1,6 +1,7 @@
 //! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
 
 mod ranks;
+pub mod table;
 
 use std::path::Path;
 
@@ -108,8 +109,8 @@ fn text(document: &Document) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// The report of a backend of which nothing was measured yet.
-fn report(backend: &AnyBackend) -> Report {
+/// The empty report of a backend.
+pub fn report(backend: &AnyBackend) -> Report {
     let (name, device, tuning) = (backend.device().to_string(), backend.to_string(), Some(backend.tuning()));
     let (rows, unsupported, skipped) = (Vec::new(), Vec::new(), Vec::new());
     Report { backend: name, device, tuning, rows, unsupported, skipped, failed: None }
@@ -134,46 +135,56 @@ fn require_points(
     Ok(plot::require(&figure::join_with_earlier(now, earlier.to_vec()))?)
 }
 
-/// The short table of `rmsnorm` without a command: a few seconds a backend.
-pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
-    let selection = Selection {
+/// The measurements of `rmsnorm` without a command, which take a few seconds on each backend.
+pub fn brief() -> Selection {
+    Selection {
         norms: Norm::ALL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
         reductions: vec![GradReduction::default()],
         shapes: Shapes::Two,
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
-    };
-    measured(backend, &selection, true, &mut report(backend))
+    }
 }
 
-/// Measures a backend and prints the table. What was measured before a failure is in the report.
+/// Measures a backend, with a table of its own on stdout if `show` is set.
 fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mut Report) -> Result<(), Failure> {
+    let Selection { norms, ops, reductions, .. } = selection;
+    let width = table::width(Operation::product(norms, ops, reductions));
+    if show {
+        print(&format!("{backend}\ntuning: {}\n{}", backend.tuning(), table::heading(width)))?;
+    }
+    fill(backend, selection, report, &mut |row| if show { print(&table::line(row, width)) } else { Ok(()) })?;
+    if show {
+        let remarks = table::remarks(report).into_iter().map(|remark| remark + "\n");
+        print(&(table::signs(report.rows.iter()) + &remarks.collect::<String>()))?;
+    }
+    Ok(())
+}
+
+/// Measures a backend into its report. `show` gets each row as soon as it is measured. After a failure the report has the
+/// rows until then.
+///
+/// # Errors
+/// If a result is wrong, a call fails, or a row cannot be shown.
+pub fn fill(
+    backend: &AnyBackend,
+    selection: &Selection,
+    report: &mut Report,
+    show: &mut dyn FnMut(&Measured) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let mut shown = Ok(());
     let (bar, mut done) = (Progress::new("bench"), 0);
-    if show {
-        let (op, width) = ("operation", name_width(selection));
-        print(&format!(
-            "{backend}\ntuning: {}\n{op:width$} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
-            backend.tuning(),
-            "dtype",
-            "rows x cols",
-            "us",
-            "GB/s",
-            "copy",
-            "of copy"
-        ))?;
-    }
     let skipped = measure(backend, selection, &mut |outcome, total| {
         match outcome {
             Outcome::Measured(row) => {
-                if show && shown.is_ok() {
-                    shown = print(&line(&row, name_width(selection)));
+                if shown.is_ok() {
+                    shown = show(&row);
                 }
                 report.rows.push(*row);
             }
             Outcome::Unsupported(operation, rule) => {
-                let rule = format!("{}: {rule}", name(operation));
+                let rule = format!("{}: {rule}", table::name(operation));
                 if !report.unsupported.contains(&rule) {
                     report.unsupported.push(rule);
                 }
@@ -184,65 +195,7 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mu
     })?;
     shown?;
     report.skipped = skipped;
-    if show {
-        print(&notes(report))?;
-    }
     Ok(())
-}
-
-/// What the table's signs mean, and what is not in it.
-fn notes(report: &Report) -> String {
-    let mut notes = String::new();
-    if report.rows.iter().any(|row| !row.cold) {
-        notes += "* all input sets fit the cache: read the time, not the rate\n";
-    }
-    if report.rows.iter().any(Measured::has_gaps) {
-        notes += "+ not captured into a graph: the time includes gaps between launches\n";
-    }
-    let mut first_calls: Vec<f64> = report.rows.iter().filter_map(|row| row.first_call_us).collect();
-    first_calls.sort_by(f64::total_cmp);
-    if let Some(most) = first_calls.last() {
-        let (count, median) = (first_calls.len(), first_calls[first_calls.len() / 2]);
-        notes += &format!(
-            "first calls, which compile kernels or read them from disk: {count}, median {:.1} ms, most {:.1} ms\n",
-            1e-3 * median,
-            1e-3 * most
-        );
-    }
-    for rule in &report.unsupported {
-        notes += &format!("unsupported: {rule}\n");
-    }
-    for size in &report.skipped {
-        notes += &format!("skipped: {size}\n");
-    }
-    notes
-}
-
-/// `rms_norm backward`; the reduction follows unless it is the default.
-fn name(operation: Operation) -> String {
-    let Operation { norm, op, reduction } = operation;
-    let reduction = if reduction == GradReduction::default() { "" } else { reduction_name(reduction) };
-    format!("{} {} {reduction}", norm.name(), op.name()).trim_end().to_owned()
-}
-
-/// Room for the longest [`name`], and for the everyday ones.
-fn name_width(selection: &Selection) -> usize {
-    let Selection { norms, ops, reductions, .. } = selection;
-    let names = Operation::product(norms, ops, reductions).into_iter().map(|operation| name(operation).len());
-    names.max().unwrap_or(0).max(24)
-}
-
-fn line(row: &Measured, width: usize) -> String {
-    let Measured { norm, dtype, rows, cols, us, gbs, copy_gbs, of_copy, .. } = row;
-    let (name, shape) = (format!("{norm} {}", row.name()), Shape { rows: *rows, cols: *cols });
-    let decimals = if *us < 100.0 { 2 } else { 0 };
-    let rates = if row.cold {
-        format!("{gbs:7.1} {copy_gbs:7.1} {:7.0}%", 100.0 * of_copy)
-    } else {
-        format!("{gbs:7.1} {:>7} {:>8}", "-", "*")
-    };
-    let gaps = if row.has_gaps() { " +" } else { "" };
-    format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {

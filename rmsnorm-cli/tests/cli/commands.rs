@@ -5,16 +5,23 @@ use serde_json::Value;
 use crate::support::Folder;
 
 #[test]
-fn devices_lists_every_backend_and_why_it_is_missing() {
+fn devices_lists_every_backend_or_why_it_is_missing_and_the_fix() {
     let outcome = Folder::new().rmsnorm(&["devices"]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].starts_with("cpu    ready") && lines[0].contains("thread"), "{lines:?}");
     assert_eq!(lines[1], "       tuning   built in");
-    for (line, start) in [(lines[2], "cuda   missing  "), (lines[3], "wgpu   missing  ")] {
+    for (line, start) in [(lines[2], "cuda   missing  "), (lines[4], "wgpu   missing  ")] {
         let reason = line.strip_prefix(start).unwrap();
-        assert!(!reason.is_empty() && !reason.contains("not built in"), "{lines:?}");
+        assert!(!reason.is_empty() && !reason.contains("not built in") && !reason.contains("fix: "), "{lines:?}");
     }
+    // Without a driver, or with one that the environment shows no device.
+    let fix = lines[3].strip_prefix("       fix      ").unwrap();
+    assert!(
+        ["install NVIDIA's driver", "unset CUDA_VISIBLE_DEVICES"].iter().any(|start| fix.starts_with(start)),
+        "{fix}"
+    );
+    assert_eq!(lines[5..], ["       fix      unset WGPU_BACKEND, which is \"gl\""]);
 }
 
 #[test]
@@ -24,6 +31,34 @@ fn devices_json_is_one_object() {
     assert_eq!((&report["devices"][0]["name"], &report["devices"][0]["available"]), (&"cpu".into(), &true.into()));
     assert_eq!(report["devices"][1]["available"], false);
     assert!(report["devices"][1]["reason"].is_string());
+}
+
+/// The first screen of a newcomer: devices, then a proof of each, then one table of speeds whose columns are explained.
+#[test]
+fn bare_command_lists_proves_and_measures() {
+    let outcome = Folder::new().rmsnorm(&[]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let place = |text: &str| outcome.stdout.find(text).unwrap_or_else(|| panic!("no {text:?} in {}", outcome.stdout));
+    let parts = [
+        "rmsnorm ",
+        "\nDEVICES\ncpu    ready    ",
+        "\ncuda   missing  ",
+        "\nRESULTS ",
+        "\ncpu    proved: ",
+        " results within their bounds, in ",
+        "\nSPEEDS\ndevice operation ",
+        "time, us",
+        "copy GB/s",
+        "\ncpu    rms_norm forward ",
+        "\ncpu    layer_norm backward ",
+        "\ntime, us   median time of one call, in microseconds\n",
+        "\n* the tensors fit into the cache",
+        "\nNEXT ",
+    ];
+    let places = parts.map(place);
+    assert!(places.is_sorted(), "{places:?}: {}", outcome.stdout);
+    // Two norms, forward and backward, in two dtypes and two shapes.
+    assert_eq!(outcome.stdout.matches("\ncpu    ").count() - 2, 2 * 2 * 2 * 2, "{}", outcome.stdout);
 }
 
 #[test]

@@ -71,8 +71,8 @@ fn bare_command_stops_at_a_wrong_backend_and_measures_nothing() {
     for bug in ["forward", "backward"] {
         let outcome = planted(&Folder::new(), bug, &[]);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
-        assert!(outcome.stdout.contains("Conformance, cpu") && outcome.stdout.contains("FAILED bounds of "));
-        for word in ["Benchmark", "GB/s"] {
+        assert!(outcome.stdout.contains("\ncpu    FAILED: failed: ") && outcome.stdout.contains("\nFAILED bounds of "));
+        for word in ["proved", "SPEEDS", "GB/s"] {
             assert!(!outcome.stdout.contains(word), "{word} is in {}", outcome.stdout);
         }
     }
