@@ -1,4 +1,4 @@
-//! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
+//! `rmsnorm bench`: measures operations, and compares them with a copy on the same device.
 
 mod ranks;
 pub mod table;
@@ -20,7 +20,8 @@ use crate::failure::Failure;
 use crate::output::{Output, OutputFile, print};
 use crate::progress::Progress;
 
-/// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
+/// Measures each backend and prints its table, then all backends side by side with earlier
+/// measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if let Some(ranks) = args.ranks {
         return ranks::run(args, ranks.get());
@@ -53,7 +54,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let suite = concat!("rmsnorm ", env!("CARGO_PKG_VERSION")).to_owned();
     let document = Document { suite, machine: Machine::this(&backends), reports };
     let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
-    // What was measured before a failure is kept.
+    // The rows that were measured before a failure are kept.
     if document.reports.iter().any(|report| !report.rows.is_empty()) || failed.is_none() {
         match (json, appended) {
             (Some(output), _) => output.write(text(&document)?.as_bytes())?,
@@ -65,7 +66,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         return Err(failure);
     }
     if !to_stdout && figure::sources(&figures).len() > 1 {
-        let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
+        let table = side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into());
         print(&format!("\n{table}"))?;
     }
     picture.map_or(Ok(()), |file| file.write(&[plot::svg(&figures)?.as_bytes()]))
@@ -74,20 +75,21 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// A file that measurements are added to.
 struct Appended {
     file: OutputFile,
-    /// What is in it.
+    /// The measurements that it has.
     earlier: Option<Document>,
 }
 
 impl Appended {
     /// # Errors
-    /// If the file cannot be written, or holds anything but measurements of this machine.
+    /// The file cannot be written, or holds something other than measurements of this machine.
     fn new(path: &Path) -> Result<Self, Failure> {
         let file = OutputFile::new(path)?;
         let earlier = path.exists().then(|| Document::read(path)).transpose()?;
         match &earlier {
-            Some(Document { machine, .. }) if !machine.is_same(&Machine::this(&[])) => {
-                Err(Failure::Input(format!("--append: {} is of another machine: {machine}", path.display())))
-            }
+            Some(Document { machine, .. }) if !machine.is_same(&Machine::this(&[])) => Err(Failure::Input(format!(
+                "--append: {} is of another machine: {machine}; pass another file",
+                path.display()
+            ))),
             Some(_) | None => Ok(Appended { file, earlier }),
         }
     }
@@ -116,7 +118,7 @@ pub fn report(backend: &AnyBackend) -> Report {
     Report { backend: name, device, tuning, rows, unsupported, skipped, failed: None }
 }
 
-/// Whether a picture will have points enough, known before anything is measured.
+/// Checks before the measurement that a picture will have enough points.
 fn require_points(
     backends: &[AnyBackend],
     selection: &Selection,
@@ -162,8 +164,8 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mu
     Ok(())
 }
 
-/// Measures a backend into its report. `show` gets each row as soon as it is measured. After a failure the report has the
-/// rows until then.
+/// Measures a backend into its report. `show` gets each row as soon as it is measured. After a
+/// failure the report has the rows until then.
 ///
 /// # Errors
 /// If a result is wrong, a call fails, or a row cannot be shown.
@@ -212,7 +214,7 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
         backends::choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
-        // A picture is of sweeps, unless shapes are given.
+        // A picture shows sweeps, unless shapes are given.
         (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
         (false, _) => Shapes::Sweeps(backends::choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
         (true, true) => Shapes::OfDevice,
@@ -224,16 +226,17 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
     Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
 }
 
-/// The operations of those names, of `--op` and `--quant`. One that quantizes is there in every way that is named.
+/// The operations that `--op` and `--quant` name: a quantized operation once for each kind of
+/// scales.
 pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let all = Op::all();
     let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
     let mut chosen: Vec<Op> = Vec::new();
     if let Some(op) = RanksOp::ALL.into_iter().find(|op| names.iter().any(|name| name == op.name())) {
-        return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", op.name())));
+        return Err(Failure::Input(format!("--op: {} needs a group: pass --ranks N", op.name())));
     }
     for name in names {
-        // One of each kind stands for it in what a message lists.
+        // The message lists each kind once.
         let mut kinds = all.clone();
         kinds.dedup_by_key(|op| op.kind());
         let kind = backends::one_of("--op", name, &kinds, Op::kind)?.kind();
@@ -242,7 +245,7 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     }
     if !quants.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {
         return Err(Failure::Input(
-            "--quant is about codes: give --op quantized_forward or add_quantized_forward".into(),
+            "--quant applies to quantized operations: pass --op quantized_forward or add_quantized_forward".into(),
         ));
     }
     Ok(if names.is_empty() { Op::USUAL.to_vec() } else { chosen })
@@ -254,7 +257,7 @@ fn given_shapes(args: &BenchArgs) -> Result<Vec<Shape>, Failure> {
     Ok(args.shapes.iter().map(named).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The backends to measure, each opened before the first is measured.
+/// The backends to measure. All are opened before the first is measured.
 fn open_all(args: &BenchArgs) -> Result<Vec<AnyBackend>, Failure> {
     let names = if args.backend.is_empty() { backends::names() } else { args.backend.clone() };
     names.iter().map(|name| backends::open(name, &args.cpu)).collect()

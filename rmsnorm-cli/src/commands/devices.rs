@@ -1,4 +1,5 @@
-//! `rmsnorm devices`: every device with its tuning table, or why a backend is missing and how to fix that.
+//! `rmsnorm devices`: every device with its tuning table, or why a backend is missing and how to
+//! fix that.
 
 use rmsnorm_core::{Availability, available};
 use serde_json::{Value, json};
@@ -18,7 +19,8 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
     }
 }
 
-/// Two lines for each device: its description and its tuning table, or the reason why it is missing and the fix.
+/// Two lines for each device: its description and its tuning table, or the reason why it is missing
+/// and the fix.
 pub fn table(devices: &[Availability]) -> String {
     devices.iter().map(entry).collect()
 }

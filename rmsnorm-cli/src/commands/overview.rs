@@ -1,5 +1,5 @@
-//! `rmsnorm` without a command: lists the devices, proves each one and measures it briefly. Every line is printed as
-//! soon as it is known.
+//! `rmsnorm` without a command: lists the devices, proves each one and measures it briefly. Every
+//! line is printed as soon as it is known.
 
 use rmsnorm_bench::Operation;
 use rmsnorm_core::conformance::{Options, Summary};

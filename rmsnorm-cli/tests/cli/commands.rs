@@ -1,4 +1,4 @@
-//! The other commands: what they print, and how they refuse.
+//! The other commands: their output, and their errors.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn devices_lists_every_backend_or_why_it_is_missing_and_the_fix() {
         let reason = line.strip_prefix(start).unwrap();
         assert!(!reason.is_empty() && !reason.contains("not built in") && !reason.contains("fix: "), "{lines:?}");
     }
-    // Without a driver, or with one that the environment shows no device.
+    // The machine has no driver, or the environment hides the GPUs from it.
     let fix = lines[3].strip_prefix("       fix      ").unwrap();
     assert!(
         ["install NVIDIA's driver", "unset CUDA_VISIBLE_DEVICES"].iter().any(|start| fix.starts_with(start)),
@@ -33,7 +33,8 @@ fn devices_json_is_one_object() {
     assert!(report["devices"][1]["reason"].is_string());
 }
 
-/// The first screen of a newcomer: devices, then a proof of each, then one table of speeds whose columns are explained.
+/// The first screen of a newcomer: devices, then a proof of each, then one table of speeds whose
+/// columns are explained.
 #[test]
 fn bare_command_lists_proves_and_measures() {
     let outcome = Folder::new().rmsnorm(&[]);
@@ -72,7 +73,7 @@ fn help_lists_every_command() {
     }
 }
 
-/// What a backend may be is said where one is asked for.
+/// The help of each command with `--backend` names the backends.
 #[test]
 fn help_names_every_backend() {
     for command in ["conformance", "run", "bench"] {
@@ -143,7 +144,7 @@ fn bench_bad_arguments_are_one_line() {
     }
 }
 
-/// Bad arguments of a command: exit code 2, one line on stderr with every one of the words, and no file.
+/// Bad arguments: exit code 2, one line on stderr with each of the words, and no file.
 fn refuse(command: &str, args: &[&str], words: &[&str]) {
     let folder = Folder::new();
     let outcome = folder.rmsnorm(&[&[command], args].concat());
@@ -163,7 +164,8 @@ fn bench_measures_what_this_machine_has_as_told() {
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].ends_with(", portable, 1 thread"), "{lines:?}");
     assert_eq!(lines[1], "tuning: built in");
-    // The heading, two norms of three operations in two dtypes, and the note on rates from the cache.
+    // The heading, two norms of three operations in two dtypes, and the note on rates from the
+    // cache.
     assert_eq!(lines.len(), 3 + 2 * 3 * 2 + 1, "{lines:?}");
 }
 
@@ -222,7 +224,7 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
         assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
         assert_eq!(replay.stdout.contains("portable, 1 thread,"), !flags.is_empty(), "{}", replay.stdout);
     }
-    // A system may have fewer threads to give.
+    // The system may refuse so many threads.
     let replay = folder.rmsnorm(&["conformance", "--case", id, "--threads", "1000"]);
     match replay.code {
         Some(0) => assert!(replay.stdout.contains("1000 threads") && replay.stdout.contains("1 passed"), "{replay:?}"),
@@ -230,7 +232,7 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
     }
 }
 
-/// In parts too, so that a driver can share out what runs.
+/// Parts have a list each, so that several processes can share the work.
 #[test]
 fn conformance_list_has_the_ids_of_what_runs() {
     let list = |flags: &[&str]| {

@@ -34,7 +34,8 @@ pub fn line(row: &Measured, width: usize) -> String {
     format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
-/// The name of an operation, such as `rms_norm backward`. A gradient reduction other than the default follows it.
+/// The name of an operation, such as `rms_norm backward`. A gradient reduction other than the
+/// default follows it.
 pub fn name(operation: Operation) -> String {
     let Operation { norm, op, reduction } = operation;
     let reduction = if reduction == GradReduction::default() { "" } else { reduction_name(reduction) };
