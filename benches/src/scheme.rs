@@ -2,9 +2,11 @@
 
 use plotters::style::{BLACK, RGBColor};
 
-/// Background, text and grid.
+/// The background. Text is black.
 pub(crate) const WHITE: RGBColor = RGBColor(255, 255, 255);
+/// The grid of a chart.
 pub(crate) const GRID: RGBColor = RGBColor(226, 226, 226);
+/// The bar of a copy.
 pub(crate) const COPY: RGBColor = RGBColor(168, 168, 168);
 
 /// Each colour of a picture in a light page, with the colour that takes its place in a dark one.

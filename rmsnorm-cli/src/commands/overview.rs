@@ -12,21 +12,17 @@ use super::devices;
 use crate::failure::Failure;
 use crate::output::print;
 
-const DEVICES: &str = concat!(
-    "rmsnorm ",
-    env!("CARGO_PKG_VERSION"),
-    ": fused RMSNorm and LayerNorm. This lists the devices of this machine, checks their results and measures them.\n\n\
-     DEVICES\n"
-);
+const DEVICES: &str =
+    concat!("rmsnorm ", env!("CARGO_PKG_VERSION"), ": fused RMSNorm and LayerNorm kernels\n\nDEVICES\n");
 
 const RESULTS: &str = "
-RESULTS  Each device computes generated test cases. Every number is compared with an f64 reference and its error bound.
+RESULTS of generated test cases, compared with an f64 reference and its error bounds
 ";
 
 const SPEEDS: &str = "\nSPEEDS\n";
 
 const NEXT: &str = "
-NEXT  rmsnorm conformance --backend DEVICE checks more, rmsnorm bench measures more, rmsnorm --help lists all commands.
+NEXT  rmsnorm conformance checks more, rmsnorm bench measures more, rmsnorm --help lists all commands
 ";
 
 /// Prints the overview. Software adapters are neither proven nor measured, as that takes minutes.
@@ -72,7 +68,7 @@ fn proof(summary: &Summary) -> String {
 /// A number with a comma before each group of three digits.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
-    let comma = |place: usize| if place > 0 && (digits.len() - place) % 3 == 0 { "," } else { "" };
+    let comma = |place: usize| if place > 0 && (digits.len() - place).is_multiple_of(3) { "," } else { "" };
     digits.char_indices().map(|(place, digit)| format!("{}{digit}", comma(place))).collect()
 }
 

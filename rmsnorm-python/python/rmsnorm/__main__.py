@@ -1,4 +1,4 @@
-"""`python -m rmsnorm`: versions, devices, and for each framework whether this package's kernels run and what to do if not.
+"""`python -m rmsnorm`: versions, devices, and for each framework whether the kernels run, or why not.
 
 Exit code 1 if a kernel that should run fails or gives a wrong result, else 0.
 """
@@ -24,7 +24,7 @@ def module(name):
         return importlib.import_module(name), None
     except ModuleNotFoundError as error:
         return None, "is not installed" if error.name == name else f"cannot be imported: {error}"
-    except Exception as error:  # noqa: BLE001 - a broken installation raises anything, and this program reports it.
+    except Exception as error:
         return None, f"cannot be imported: {error}"
 
 
@@ -40,7 +40,7 @@ def tried(call):
     """None if `call` gives the RMS norm of X, else what went wrong."""
     try:
         y = [float(value) for value in call()]
-    except Exception as error:  # noqa: BLE001 - any failure of a kernel is reported.
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     is_right = len(y) == 2 and all(abs(value - right) < 1e-4 for value, right in zip(y, RMS_NORM_OF_X))
     return None if is_right else f"the RMS norm of {X} is {RMS_NORM_OF_X}, and the kernel gave {y}"
@@ -70,7 +70,7 @@ def torch_devices(torch):
             warnings.simplefilter("ignore")
             reason = why_no_cuda(number)
         if not torch.cuda.is_available():
-            yield name, "none", NO_DEVICE if reason else f"PyTorch {torch.__version__} finds none; fix: {FIX_TORCH_CUDA}", None
+            yield name, "none", NO_DEVICE if reason else f"PyTorch {torch.__version__} finds no CUDA device; fix: {FIX_TORCH_CUDA}", None
         elif reason is not None:
             yield name, "PyTorch", f"torch.nn.functional runs instead of the kernels: {reason}", None
         else:
@@ -98,7 +98,7 @@ def jax_devices(jax):
     if not cards:
         fix = FIX_JAX_CUDA if "cuda" in platforms or not platforms else f"unset JAX_PLATFORMS, which is {platforms!r}"
         is_usable = _native.why_no_cuda(0) is None
-        yield "cuda", "none", f"JAX {jax.__version__} finds none ({reason}); fix: {fix}" if is_usable else NO_DEVICE, None
+        yield "cuda", "none", f"JAX {jax.__version__} finds no CUDA device ({reason}); fix: {fix}" if is_usable else NO_DEVICE, None
     for card in cards:
         name = f"cuda:{card.id}" if card.id else "cuda"
         reason = _native.why_no_cuda(card.id)
