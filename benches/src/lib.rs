@@ -9,6 +9,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bars;
 mod buffer;
 mod check;
 mod clock;
@@ -22,6 +23,7 @@ mod pattern;
 pub mod plot;
 mod quant;
 pub mod ranks;
+mod scheme;
 pub mod selection;
 pub mod shapes;
 pub mod side_by_side;

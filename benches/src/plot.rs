@@ -1,5 +1,6 @@
-//! Plots: for every operation the rate over the row length at about equal bytes, with the rate of
-//! the copy, and the time over the number of rows.
+//! Measurements as a picture. Each operation has two panels: the rate over the row length at about
+//! equal bytes, with the rate of the copy, and the time over the number of rows. The colours adapt
+//! to light and dark pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -10,6 +11,7 @@ use plotters::prelude::*;
 
 use crate::BenchError;
 use crate::figure::{Figure, Subject, sources};
+use crate::scheme::{GRID, colours, with_dark};
 
 /// The size of a panel, in pixels.
 const PANEL: (u32, u32) = (560, 330);
@@ -41,7 +43,7 @@ pub fn svg(figures: &[Figure]) -> Result<String, BenchError> {
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         draw(&root, &panels, &colours).map_err(|error| BenchError::Input(format!("--plot: {error}")))?;
     }
-    Ok(svg)
+    Ok(with_dark(&svg))
 }
 
 /// The figures whose times have no gaps between launches.
@@ -207,26 +209,6 @@ fn curves(figures: &[&Figure], point: impl Fn(&Figure) -> Option<(usize, f64)>) 
     curves
 }
 
-/// A colour for every source. Known sources have fixed colours.
-fn colours(sources: &[&str]) -> Vec<(String, RGBColor)> {
-    let mut others =
-        [RGBColor(0, 0, 0), RGBColor(23, 158, 174), RGBColor(181, 126, 20), RGBColor(122, 88, 64)].into_iter().cycle();
-    let colour = |source: &&str| {
-        let known = match *source {
-            "cuda" => Some(RGBColor(74, 140, 0)),
-            "wgpu" => Some(RGBColor(31, 98, 205)),
-            "cpu" => Some(RGBColor(214, 96, 24)),
-            "quack" => Some(RGBColor(135, 60, 190)),
-            "liger" => Some(RGBColor(205, 40, 62)),
-            "compile" => Some(RGBColor(110, 110, 110)),
-            "torch" => Some(RGBColor(180, 180, 180)),
-            _ => others.next(),
-        };
-        (source.to_string(), known.unwrap_or(BLACK))
-    };
-    sources.iter().map(colour).collect()
-}
-
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 fn draw(
@@ -269,7 +251,7 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel, colours:
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
-        .bold_line_style(RGBColor(226, 226, 226))
+        .bold_line_style(GRID)
         .x_desc(panel.across)
         .y_desc(panel.up)
         .label_style((FONT, 12))
@@ -370,6 +352,10 @@ mod tests {
         figures.extend((0..9).map(|bits| figure("cuda", 1 << bits, 2048, 1.0 + bits as f64)));
         let svg = svg(&figures).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        // The colours that a dark scheme replaces are those of the picture.
+        for attribute in ["fill=\"#FFFFFF\"", "stroke=\"#E2E2E2\"", "fill=\"#000000\"", "stroke=\"#4A8C00\""] {
+            assert!(svg.contains(&format!(" {attribute}")) && svg.contains(&format!("[{attribute}]")), "{attribute}");
+        }
         for text in ["rms_norm forward bf16, 2 MiB a matrix", "2048 columns", "copy (cuda)", "quack"] {
             assert!(svg.contains(text), "{text}");
         }

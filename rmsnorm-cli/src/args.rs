@@ -1,20 +1,21 @@
 //! The arguments of the command line, as clap reads them.
 //!
-//! Names of backends, operations and dtypes stay strings here: the commands read them, so that a wrong one is answered
-//! in one line that names its source, be it a flag or a file.
+//! Names of backends, operations and dtypes stay strings here. The commands parse them, so that the
+//! error of a wrong name is one line that names its source: an option or a file.
 
 use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Fused RMSNorm and LayerNorm, forward and backward: what this machine has, proven and measured.
+/// Fused RMSNorm and LayerNorm, forward and backward, on CPUs and GPUs.
 ///
-/// Without a command: the devices, a quick conformance run and a short benchmark.
+/// Without a command, rmsnorm lists the devices of this machine, checks their results with a short
+/// test run and prints a table of their speeds.
 #[derive(Debug, Parser)]
 #[command(name = "rmsnorm", version)]
 pub struct Cli {
-    /// What to do.
+    /// The command, or none for the overview.
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -22,37 +23,41 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List every backend: what it runs on, or why it cannot
+    /// List every backend with its device, or why it is missing and how to fix that
     Devices(DevicesArgs),
-    /// Prove a backend: every output against its error bound, on generated cases
+    /// Test a backend: compare each output with an f64 reference and its error bound
     Conformance(ConformanceArgs),
-    /// Measure forward and backward against this machine's copy bandwidth
+    /// Measure speed, and compare it with the memory bandwidth of the device
     Bench(BenchArgs),
-    /// Put measurements of earlier runs, and published kernels', side by side
+    /// Print saved measurements side by side
     ///
-    /// Reads what `bench --json` writes, and the results of the scripts that time published kernels: lists of rows. All are GB/s over the fewest bytes that an operation must move. The first source in the
-    /// files is the one that others are compared with.
+    /// Reads files of `rmsnorm bench --json`, and the JSON lists that the scripts for other
+    /// projects' kernels write. All rates count the fewest bytes that an operation must move. The
+    /// other sources are compared with the first source in the files.
     Compare(CompareArgs),
-    /// Compile what a model's norms need, and keep it on disk: its first calls then wait for no compiler
+    /// Compile the kernels of a model in advance and keep them on disk
     ///
-    /// Of each length, operation and dtype every kernel that calls with some number of rows run, where tensors lie row by row and
-    /// begin where allocations do. Kernels compile on all of the system's threads.
+    /// The first calls of later processes then need no compiler. Compiles the kernels for each row
+    /// length, operation and dtype, for every number of rows, for contiguous tensors. All CPU
+    /// threads compile.
     Warm(WarmArgs),
-    /// Find the best tiles for this device, prove them, and keep them for every later process
+    /// Search the fastest tile sizes for this device and keep them
     ///
-    /// Measures, for each rung of a backend's tables of tiles, what else the rung may hold, on large calls and small ones, and takes
-    /// what is faster by more than the noise. Proves each change by the cases of the suite for its lengths. The table goes into the
-    /// folder of compiled kernels (RMSNORM_CACHE_DIR), and backends load it when they are opened on the same device, driver and
-    /// version: rmsnorm devices says so. A run starts from the built-in table and replaces the file: what it does not reach is built in.
-    /// Bits of results depend on the table: RMSNORM_TUNING=off goes without, RMSNORM_TUNING=FILE pins one.
+    /// Measures the candidates for each entry of the tuning table, with large and small calls, and
+    /// keeps a candidate that is faster by more than the noise. The test suite checks each change.
+    /// The table goes into the cache folder (RMSNORM_CACHE_DIR); later processes on the same
+    /// device, driver and version load it, and `rmsnorm devices` shows it. Each run starts from the
+    /// built-in table and replaces the file. On GPUs the table can change the last bits of results:
+    /// RMSNORM_TUNING=off selects the built-in table, RMSNORM_TUNING=FILE a certain one.
     Tune(TuneArgs),
     /// Normalize the tensors of a safetensors file
     ///
-    /// The file holds x of any rank and, if wanted, weight, bias, residual, dy and dresidual_out, in F32, F16 or BF16.
-    /// The trailing dimensions that weight (or bias) has are normalized, without them the last one. The output gets y
-    /// and rstd, mean for layer_norm, residual_out if there is a residual and, if there is dy, dx, dweight and dbias.
-    /// The file's metadata may give settings in place of flags. Tensors and metadata of other names are refused, but for the
-    /// metadata "format", which frameworks write.
+    /// The input file holds x, with any number of dimensions, and optionally weight, bias,
+    /// residual, dy and dresidual_out, in F32, F16 or BF16. The dimensions of weight or bias are
+    /// normalized; without both, the last dimension of x. The output file gets y and rstd; mean for
+    /// layer_norm; residual_out with a residual; dx, dweight and dbias with dy. The metadata of the
+    /// input file may hold settings in place of options. Tensors and metadata with other names are
+    /// errors; only the metadata "format", which frameworks write, is ignored.
     Run(RunArgs),
 }
 
@@ -64,13 +69,14 @@ pub struct DevicesArgs {
     pub json: bool,
 }
 
-/// How the cpu backend runs. Other backends have no such choice and ignore these.
+/// The options of the cpu backend. Other backends ignore them.
 #[derive(Debug, Default, Args)]
 pub struct CpuArgs {
-    /// Instruction set of the cpu backend: portable, avx2, avx512 [default: the strongest that the processor has]
+    /// Instruction set of the cpu backend: portable, avx2, avx512 [default: the best that the
+    /// processor has]
     #[arg(long, value_name = "ISA")]
     pub isa: Option<String>,
-    /// Threads of the cpu backend [default: all]
+    /// Number of threads of the cpu backend [default: all]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }
@@ -78,42 +84,46 @@ pub struct CpuArgs {
 /// Arguments of `rmsnorm conformance`.
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
-    /// The backend to prove: cpu, cuda or wgpu; cuda:N and wgpu:N for the device of that number
+    /// The backend to test: cpu, cuda or wgpu; cuda:N and wgpu:N name the device with that number
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
-    /// How it runs.
+    /// The options of the cpu backend.
     #[command(flatten)]
     pub cpu: CpuArgs,
-    /// How much to run: smoke (seconds), core (the fixed list), full (many random cases) or stress (large tensors)
+    /// The list of cases: smoke (seconds), core (a fixed list), full (many random cases) or stress
+    /// (large tensors)
     #[arg(long, value_name = "PROFILE", default_value = "core")]
     pub profile: String,
-    /// Seed of the cases of the full profile
+    /// Seed of the random cases of profile full
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
-    /// Run only so many cases, spread over the profile's list: a part of the full profile, seed after seed, is a soak
+    /// Run only N cases, spread over the profile's list
     #[arg(long, value_name = "N")]
     pub most_cases: Option<usize>,
-    /// Run only the K-th of N parts of what the profile runs, so that N processes can share it
+    /// Run only the K-th of N parts of the profile, so that N processes can share the work
     #[arg(long, value_name = "K/N", conflicts_with_all = ["most_cases", "case"])]
     pub part: Option<String>,
-    /// Print the ids of the cases, one a line, and run none
+    /// Print the ids of the cases, one per line, and run none
     #[arg(long, conflicts_with = "json")]
     pub list: bool,
-    /// End with the first case that fails
+    /// Stop at the first case that fails
     #[arg(long)]
     pub fail_fast: bool,
-    /// Cases that run at once, those of the stress profile one by one [default: as many as the system has threads]
+    /// Number of cases that run at once; profile stress runs one by one [default: threads of the
+    /// system]
     #[arg(long, value_name = "N")]
     pub jobs: Option<NonZero<usize>>,
-    /// Run only the case with this id, as a failure prints it; may be given several times
+    /// Run only the case with this id, which a failure prints; may be given several times
     #[arg(long, value_name = "ID")]
     pub case: Vec<String>,
-    /// Prove a group of so many ranks, each of which has a part of x: threads on the cpu, GPUs on cuda
+    /// Test a group of N ranks: threads on the cpu, GPUs on cuda
     ///
-    /// Cases are the profile's sums of parts, smoke's or core's. Every rank must give the same bits, within the bounds of one device.
+    /// Tests norms of a sum over the ranks, with profile smoke or core, and norms of rows or
+    /// columns that are divided among the ranks. All ranks must give the same bits, within the
+    /// error bounds of one device.
     #[arg(long, value_name = "N", conflicts_with_all = ["most_cases", "part", "case", "list", "json", "jobs", "fail_fast", "seed"])]
     pub ranks: Option<NonZero<usize>>,
-    /// Write one JSON object per case and one for the summary to this file (`-`: stdout)
+    /// Write a JSON object for each case and one for the summary to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
@@ -121,42 +131,48 @@ pub struct ConformanceArgs {
 /// Arguments of `rmsnorm bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The backends to measure, such as cpu,cuda or wgpu:1 [default: all that this machine has]
+    /// The backends to measure, such as cpu,cuda or wgpu:1 [default: all of this machine]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
-    /// How they run.
+    /// The options of the cpu backend.
     #[command(flatten)]
     pub cpu: CpuArgs,
     /// The norms to measure: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
-    /// The operations to measure: forward, add_forward, backward, forward_add (the residual added after the norm),
-    /// forward_add_forward (and the next norm of that), quantized_forward, add_quantized_forward [default: the first three]; with
-    /// --ranks forward_reduced, forward_reduced_rows, forward_columns
+    /// The operations to measure: forward, add_forward (adds a residual first), backward,
+    /// forward_add (adds the residual after the norm), forward_add_forward (also computes the next
+    /// norm of that sum), quantized_forward, add_quantized_forward [default: the first three]; with
+    /// --ranks: forward_reduced, forward_reduced_rows, forward_columns
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
-    /// How quantized_forward makes its codes, which are E4M3: tensor (a given scale), delayed (and amax), transposed (and the
-    /// codes transposed), current, row, block128, mx, block128_columnwise (and a copy
-    /// along columns), mx_columnwise [default: all]
+    /// The scales of quantized_forward, whose codes are E4M3: tensor (one given scale), delayed (a
+    /// given scale; writes amax), transposed (a given scale; writes a transposed copy), current
+    /// (one computed scale), row, block128, mx, block128_columnwise and mx_columnwise (with a
+    /// second copy that is quantized along the columns) [default: all]
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
-    /// How backward sums weight gradients over the rows: partials, locks, atomics [default: partials]
+    /// The way in which backward sums weight gradients over the rows: partials, locks, atomics
+    /// [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
     pub reduction: Vec<String>,
-    /// Measure a group of so many ranks: threads on the cpu, GPUs on cuda
+    /// Measure a group of N ranks: threads on the cpu, GPUs on cuda
     ///
-    /// By --op forward_reduced, the norm of a sum over them, or forward_columns, that of rows whose columns are divided: the shape is that of each
-    /// rank's. On GPUs in one kernel and, where NCCL is found, composed of it and our norms. A time is that of the slowest rank.
+    /// forward_reduced is the norm of a sum over the ranks, forward_reduced_rows the same with the
+    /// residual divided by rows, and forward_columns the norm of rows whose columns are divided
+    /// among the ranks. Shapes are per rank. GPUs run one fused kernel and, if NCCL is found, NCCL
+    /// followed by rmsnorm's kernels. Each time is the time of the slowest rank.
     #[arg(long, value_name = "N", conflicts_with_all = ["sweep", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
     pub ranks: Option<NonZero<usize>>,
-    /// The shapes to measure, as rows x cols: 4096x4096; @NAME is a list of benches/shapes.toml, such as @h200-forward
-    /// [default: a list for each backend]
+    /// The shapes to measure, rows x columns, such as 4096x1024; @NAME is a list of
+    /// benches/shapes.toml, such as @h200-forward [default: a list for each backend]
     #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
     pub shapes: Vec<String>,
-    /// Print the shapes that --shapes names, one a line, and measure none
+    /// Print the shapes that --shapes names, one per line, and measure nothing
     #[arg(long, requires = "shapes", conflicts_with_all = ["json", "append", "plot"])]
     pub list: bool,
-    /// Sweeps instead of shapes: cols, row lengths at a fixed number of bytes, and rows, numbers of rows of one length
+    /// Measure a series of shapes: cols (row lengths at a fixed number of bytes), rows (numbers of
+    /// rows of one length)
     #[arg(long, value_name = "SWEEP,..", value_delimiter = ',', conflicts_with = "shapes")]
     pub sweep: Vec<String>,
     /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
@@ -165,17 +181,17 @@ pub struct BenchArgs {
     /// Seconds of samples for each row of the table
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     pub seconds: f64,
-    /// Write the measurements as JSON to this file (`-`: stdout)
+    /// Write the measurements as JSON to this file; - is stdout
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Add the measurements to those in this file, which is of this machine; without the file, as --json
+    /// Add the measurements to a JSON file of this machine, or create the file
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub append: Option<PathBuf>,
-    /// Compare with the measurements of these files, as `rmsnorm compare` reads them
+    /// Compare with the measurements in these files, as rmsnorm compare does
     #[arg(long, value_name = "FILE,..", value_delimiter = ',')]
     pub compare: Vec<PathBuf>,
-    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file [implies --sweep cols,rows unless
-    /// shapes are given]
+    /// Draw rates over row lengths and times over numbers of rows as an SVG file [implies --sweep
+    /// cols,rows unless --shapes is given]
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }
@@ -183,53 +199,58 @@ pub struct BenchArgs {
 /// Arguments of `rmsnorm compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
-    /// Reports of `rmsnorm bench --json`, and results of published kernels
+    /// Files of rmsnorm bench --json, and results of other projects' kernels
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// Print a table for a page: a line per operation and shape, a column per source, the fastest in bold, and below it the
-    /// machine, the date, the commit and the versions
+    /// Print a table for a page: a line per operation and shape, a column per source, the fastest in
+    /// bold; below it the machine, date, commit and versions
     #[arg(long)]
     pub markdown: bool,
-    /// Keep these operations, such as "rms_norm forward", in this order [default: all]
-    #[arg(long, value_name = "NORM OP,..", value_delimiter = ',')]
+    /// Compare these operations alone, in this order, such as forward/rms_norm [default: all]
+    #[arg(long, value_name = "OP/NORM,..", value_delimiter = ',')]
     pub op: Vec<String>,
-    /// Keep these dtypes [default: all]
+    /// Compare these dtypes alone [default: all]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
-    /// Keep these shapes, such as 4096x1024 [default: all]
-    #[arg(long, value_name = "ROWSxCOLS,..", value_delimiter = ',')]
+    /// Compare these shapes alone, in this order, such as 4096x1024 [default: all]
+    #[arg(long, value_name = "MxN,..", value_delimiter = ',')]
     pub shapes: Vec<String>,
-    /// Hold our measurements to the speeds that this file aims at, such as benches/targets.toml
+    /// Compare rmsnorm's measurements with the target speeds in this file, such as
+    /// benches/targets.toml
     #[arg(long, value_name = "FILE.toml")]
     pub targets: Option<PathBuf>,
-    /// Draw rates over row lengths, and times over numbers of rows, into this SVG file
+    /// Draw rates over row lengths and times over numbers of rows as an SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Draw the times of all operations and sources at one shape, the one with the most
+    /// measurements, as bars into an SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    pub bars: Option<PathBuf>,
 }
 
 /// Arguments of `rmsnorm warm`.
 #[derive(Debug, Args)]
 pub struct WarmArgs {
-    /// The backends to compile for, such as cuda or wgpu:1 [default: all GPUs that this machine has]
+    /// The backends to compile for, such as cuda or wgpu:1 [default: all GPUs of this machine]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
-    /// The lengths of a row: a model's hidden size, the size of its heads
+    /// Row lengths: the hidden size of a model, the size of its heads
     #[arg(long, value_name = "N,..", value_delimiter = ',', required = true)]
     pub cols: Vec<NonZero<usize>>,
     /// The norms: rms_norm, layer_norm [default: both]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
-    /// The operations: forward, add_forward, backward, forward_add, forward_add_forward, quantized_forward, add_quantized_forward
-    /// [default: the first three]
+    /// The operations: forward, add_forward, backward, forward_add, forward_add_forward,
+    /// quantized_forward, add_quantized_forward [default: the first three]
     #[arg(long, value_name = "OP,..", value_delimiter = ',')]
     pub op: Vec<String>,
-    /// How quantized_forward makes its codes, as of rmsnorm bench [default: all]
+    /// The scales of quantized_forward, as in rmsnorm bench [default: all]
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
-    /// The dtypes of activations: f32, f16, bf16 [default: bf16]
+    /// The dtypes of the activations: f32, f16, bf16 [default: bf16]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
-    /// Weights are f32, whatever the activations are
+    /// The weights are f32 [default: the dtype of the activations]
     #[arg(long)]
     pub f32_weight: bool,
 }
@@ -237,25 +258,28 @@ pub struct WarmArgs {
 /// Arguments of `rmsnorm tune`.
 #[derive(Debug, Args)]
 pub struct TuneArgs {
-    /// The backend to tune, such as cuda or wgpu:1 [default: the first GPU of this machine, else cpu]
+    /// The backend to tune, such as cuda or wgpu:1 [default: the first GPU of this machine, or cpu
+    /// without one]
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<String>,
-    /// How long it may take, proof included. What users need most comes first, and what is not reached stays as it is
+    /// Minutes that the search and its checks may take, at most 1440. The most common shapes come
+    /// first; entries that are not reached keep their built-in values
     #[arg(long, value_name = "N", default_value_t = 10.0)]
     pub minutes: f64,
-    /// Tune only these: forward, backward, add_forward, to_codes, to_codes_by_row, to_codes_by_block [default: all]
+    /// Tune only these kinds: forward, backward, add_forward, to_codes, to_codes_by_row,
+    /// to_codes_by_block [default: all]
     #[arg(long, value_name = "KIND,..", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Tune only for rows of these lengths [default: all, those of models first]
+    /// Tune only for these row lengths [default: all, the lengths of models first]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     pub cols: Vec<NonZero<usize>>,
     /// Tune only for these dtypes: f32, f16, bf16 [default: all, bf16 first]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
-    /// Print what was found, and write no table
+    /// Print the result and write no table
     #[arg(long)]
     pub dry_run: bool,
-    /// Write the table to this file instead, for RMSNORM_TUNING
+    /// Write the table to this file, for RMSNORM_TUNING [default: the cache folder]
     #[arg(short, long, value_name = "FILE", conflicts_with = "dry_run")]
     pub output: Option<PathBuf>,
 }
@@ -263,42 +287,45 @@ pub struct TuneArgs {
 /// Arguments of `rmsnorm run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The safetensors file with the inputs
+    /// The input file
     #[arg(value_name = "IN.safetensors")]
     pub input: PathBuf,
-    /// The safetensors file to write; it appears complete or not at all
+    /// The output file; it appears complete or not at all
     #[arg(short, long, value_name = "OUT.safetensors")]
     pub output: PathBuf,
-    /// The backend that computes: cpu, cuda or wgpu; cuda:N and wgpu:N for the device of that number
+    /// The backend that computes: cpu, cuda or wgpu; cuda:N and wgpu:N name the device with that
+    /// number
     #[arg(long, value_name = "BACKEND", default_value = "cpu")]
     pub backend: String,
-    /// How it runs.
+    /// The options of the cpu backend.
     #[command(flatten)]
     pub cpu: CpuArgs,
-    /// The scalars of the norm.
-    #[command(flatten)]
-    pub settings: SettingArgs,
-    /// Go without the tensors and metadata of the file whose names are not known or not about this norm, with a note
+    /// Ignore tensors and metadata that this run does not use, and print a note [default: they are
+    /// errors]
     #[arg(long)]
     pub allow_unknown: bool,
-    /// Print what was done as a JSON object
+    /// Print the summary as a JSON object
     #[arg(long)]
     pub json: bool,
+    /// The settings of the norm.
+    #[command(flatten)]
+    pub settings: SettingArgs,
 }
 
-/// The flags of `rmsnorm run` that the file's metadata may give instead. The flag wins.
+/// The options of `rmsnorm run` that the metadata of the file may hold instead. The option wins.
 #[derive(Debug, Default, Args)]
 pub struct SettingArgs {
-    /// rms_norm or layer_norm; needed here or as metadata "op"
+    /// The norm: rms_norm or layer_norm; required here or as metadata "op"
     #[arg(long, value_name = "OP")]
     pub op: Option<String>,
-    /// Added to the variance inside the root; needed here or as metadata "eps"
+    /// Added to the variance inside the root; required here or as metadata "eps"
     #[arg(long, value_name = "E", allow_hyphen_values = true)]
     pub eps: Option<String>,
-    /// Added to every weight, 1 for Gemma; or metadata "weight_offset" [default: 0]
+    /// Added to every weight; 1 for Gemma; or metadata "weight_offset" [default: 0]
     #[arg(long, value_name = "O", allow_hyphen_values = true)]
     pub weight_offset: Option<String>,
-    /// at_store, or before_weight for Llama's roundings; or metadata "cast_order" [default: at_store]
+    /// Where y is rounded: at_store, or before_weight as Llama does; or metadata "cast_order"
+    /// [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,
     /// 8-bit results.
@@ -306,43 +333,49 @@ pub struct SettingArgs {
     pub quantize: QuantizeArgs,
 }
 
-/// The flags of 8-bit results, each of which the file's metadata may give instead. The flag wins.
+/// The options of 8-bit results, which the metadata of the file may hold instead. The option wins.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "8-bit results")]
 pub struct QuantizeArgs {
-    /// Write codes of this format and their scales in place of y: e4m3, e5m2 or int8; or metadata "codes"
+    /// Quantize: write codes in this format, and scales, in place of y: e4m3, e5m2 or int8; or
+    /// metadata "codes"
     #[arg(long, value_name = "FORMAT")]
     pub codes: Option<String>,
-    /// What shares a scale: tensor (given by the file's tensor scale), current (the tensor's own), row, block128, block64 or mx; or
-    /// metadata "scale" [default: row]
+    /// The elements that share a scale: tensor (all; the file's tensor `scale` gives it), current
+    /// (all; the scale is computed), row, block128, block64 or mx; or metadata "scale" [default:
+    /// row]
     #[arg(long, value_name = "KIND")]
     pub scale: Option<String>,
-    /// 1 to round the scales of blocks up to powers of two; or metadata "pow2" [default: 0]
+    /// 1 rounds the scales of blocks up to powers of two; or metadata "pow2" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub pow2: Option<String>,
-    /// How MX rounds: up or floor; or metadata "mx_rounding" [default: up]
+    /// Rounding of the scales of mx: up or floor; or metadata "mx_rounding" [default: up]
     #[arg(long, value_name = "RULE")]
     pub mx_rounding: Option<String>,
-    /// What is quantized: f32, or rounded to the dtype of x first; or metadata "source" [default: f32]
+    /// The values that are quantized: f32, or rounded (to the dtype of x first); or metadata
+    /// "source" [default: f32]
     #[arg(long, value_name = "SOURCE")]
     pub source: Option<String>,
-    /// A smaller largest magnitude counts as this; or metadata "amax_floor" [default: 0]
+    /// Lower limit of the largest magnitude from which a scale is computed; or metadata
+    /// "amax_floor" [default: 0]
     #[arg(long, value_name = "A")]
     pub amax_floor: Option<String>,
-    /// A larger one counts as this; or metadata "amax_ceiling" [default: inf]
+    /// Upper limit of the largest magnitude from which a scale is computed; or metadata
+    /// "amax_ceiling" [default: inf]
     #[arg(long, value_name = "A")]
     pub amax_ceiling: Option<String>,
-    /// Where scales lie: row_major, column_major, packed_ue8m0 or swizzled128x4; or metadata "layout" [default: row_major]
+    /// Layout of the scales: row_major, column_major, packed_ue8m0 or swizzled128x4; or metadata
+    /// "layout" [default: row_major]
     #[arg(long, value_name = "LAYOUT")]
     pub layout: Option<String>,
-    /// 1 to write the transposed copy codes_t, too; or metadata "transposed" [default: 0]
+    /// 1 also writes the transposed codes, codes_t; or metadata "transposed" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub transposed: Option<String>,
-    /// 1 to write codes and scales along columns, too: codes_columnwise, transposed, and scales_columnwise; of block128, block64 and mx;
-    /// or metadata "columnwise" [default: 0]
+    /// 1 also writes a copy that is quantized along the columns: codes_columnwise (transposed) and
+    /// scales_columnwise; for block128, block64 and mx; or metadata "columnwise" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub columnwise: Option<String>,
-    /// 1 to write y beside the codes; or metadata "keep_y" [default: 0]
+    /// 1 also writes y; or metadata "keep_y" [default: 0]
     #[arg(long, value_name = "0|1")]
     pub keep_y: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! From names and flags to a backend that is ready: the one place where the command line tells backends apart.
+//! Backends from the names and options of the command line. No other file of the program depends on
+//! the kind of backend.
 
 use rmsnorm_core::cpu::{CpuBackend, Isa};
 use rmsnorm_core::{AnyBackend, ParseDeviceError, available};
@@ -6,10 +7,10 @@ use rmsnorm_core::{AnyBackend, ParseDeviceError, available};
 use crate::args::CpuArgs;
 use crate::failure::Failure;
 
-/// The value of that name. `flag` names the source in the answer to a wrong one.
+/// The value called `name`. `flag` is the option that the error names.
 ///
 /// # Errors
-/// With all names, if it is none of them.
+/// No value has the name; the message lists all names.
 pub fn one_of<V: Copy>(flag: &str, name: &str, all: &[V], name_of: impl Fn(V) -> &'static str) -> Result<V, Failure> {
     all.iter().copied().find(|&value| name_of(value) == name).ok_or_else(|| {
         let known: Vec<_> = all.iter().map(|&value| name_of(value)).collect();
@@ -17,7 +18,8 @@ pub fn one_of<V: Copy>(flag: &str, name: &str, all: &[V], name_of: impl Fn(V) ->
     })
 }
 
-/// The values of those names, or all of them where none is named. `flag` names the source in the answer to a wrong one.
+/// The values called `names`, or all values if `names` is empty. `flag` is the option that the
+/// error names.
 ///
 /// # Errors
 /// As [`one_of`].
@@ -33,10 +35,11 @@ pub fn choose<V: Copy>(
     names.iter().map(|name| one_of(flag, name, all, &name_of)).collect()
 }
 
-/// The backend of that name, run as the flags say if it is the cpu backend.
+/// Opens the backend called `name`. `args` applies to the cpu backend alone.
 ///
 /// # Errors
-/// If no backend has the name, or the build or the machine lacks it, its instruction set or its threads.
+/// No backend has the name, or this build or this machine lacks it, its instruction set or its
+/// threads.
 pub fn open(name: &str, args: &CpuArgs) -> Result<AnyBackend, Failure> {
     let device = name.parse().map_err(|error: ParseDeviceError| Failure::Input(error.to_string()))?;
     let backend = AnyBackend::open(device)?;
@@ -50,14 +53,14 @@ pub fn open(name: &str, args: &CpuArgs) -> Result<AnyBackend, Failure> {
     }
 }
 
-/// The flags again, as they were given and with a space before each. Empty where there were none.
+/// The options in `args`, as the user gave them, each after a space. Empty without options.
 pub fn flags(args: &CpuArgs) -> String {
     let isa = args.isa.as_ref().map(|isa| format!(" --isa {isa}"));
     let threads = args.threads.map(|threads| format!(" --threads {threads}"));
     isa.into_iter().chain(threads).collect()
 }
 
-/// The names of the backends that this machine can run.
+/// The names of the devices that can be used on this machine.
 pub fn names() -> Vec<String> {
     available().into_iter().filter(|entry| entry.status.is_ok()).map(|entry| entry.device.to_string()).collect()
 }

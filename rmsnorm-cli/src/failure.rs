@@ -1,4 +1,4 @@
-//! How the program ends when not well: one line on stderr and an exit code.
+//! Failures of the program: one line on stderr and an exit code.
 
 use std::process::ExitCode;
 
@@ -12,14 +12,14 @@ use crate::output::tell;
 pub enum Failure {
     /// A check failed, and the command has printed which. Exit code 1.
     Check,
-    /// A result that was to be measured is wrong; this says which. Exit code 1.
+    /// A result that was to be measured is wrong; the text names it. Exit code 1.
     Wrong(String),
     /// The input is bad or a device is missing. Exit code 2.
     Input(String),
 }
 
 impl Failure {
-    /// Prints the one line, if it is still due, and gives the exit code.
+    /// Prints the line, unless the command has printed the reason, and returns the exit code.
     pub fn report(self) -> ExitCode {
         match self {
             Failure::Check => ExitCode::from(1),

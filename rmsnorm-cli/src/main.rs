@@ -1,7 +1,9 @@
-//! `rmsnorm`: what this machine has (`devices`), that it is right (`conformance`), how fast it is (`bench`), its
-//! kernels ahead of the first call (`warm`), the best tiles for it (`tune`), and the norms themselves on files (`run`). Without a command: the first three in brief.
+//! The program `rmsnorm`: lists the devices of a machine (`devices`), tests (`conformance`) and
+//! measures (`bench`) them, compares measurements (`compare`), compiles kernels in advance
+//! (`warm`), searches tile sizes (`tune`) and normalizes files (`run`). Without a command it does
+//! the first three in brief.
 //!
-//! Exit codes: 0 done, 1 a check failed, 2 bad input or missing device with one line on stderr.
+//! Exit codes: 0 done; 1 a check failed; 2 bad input or a missing device, with one line on stderr.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -23,12 +25,12 @@ use failure::Failure;
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
         Ok(cli) => execute(&cli),
-        // What is wrong with the arguments, in clap's own words. A stderr that does not take them changes nothing.
+        // Wrong arguments: clap prints the error. A closed stderr does not change the exit code.
         Err(answer) if answer.use_stderr() => {
             let _ = answer.print();
             return ExitCode::from(2);
         }
-        // Help or the version, which were asked for like any other output.
+        // Help or the version: output like any other.
         Err(answer) => output::printed(answer.print()),
     };
     match outcome {

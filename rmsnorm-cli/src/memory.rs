@@ -1,18 +1,19 @@
-//! Memory for what a file or its header asks for. They may ask for more than there is, and that is an error like any other.
+//! Memory whose size a file or its header determines. A file that needs more than the machine has
+//! is an error.
 
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Kept for all that is allocated without asking and does not grow with a file's size: messages, names, lists, and what
-/// libraries need.
+/// Bytes that stay free for small allocations, which are not checked: messages, names, lists, and
+/// those of libraries.
 const KEPT: usize = 4 << 20;
 
-/// So many elements of that value.
+/// A vector of `len` elements of this value.
 ///
 /// # Errors
-/// If there is no room, with `what` they are.
+/// The machine lacks the memory. The message calls the elements `what`.
 pub fn filled<E: Clone>(what: &str, value: E, len: usize) -> Result<Vec<E>, String> {
     let mut elements = Vec::new();
     let bytes = len.saturating_mul(size_of::<E>());
@@ -22,22 +23,23 @@ pub fn filled<E: Clone>(what: &str, value: E, len: usize) -> Result<Vec<E>, Stri
     Ok(elements)
 }
 
-/// Whether there is room for so many bytes, for code that will allocate them without asking.
+/// Checks that the machine has `bytes` bytes of free memory, before code that allocates them
+/// without a check.
 ///
 /// # Errors
-/// If there is not, with `what` they are.
+/// It does not. The message calls the bytes `what`.
 pub fn require(what: &str, bytes: usize) -> Result<(), String> {
     room(bytes).map_err(|()| no_room(what, bytes))
 }
 
-/// A whole file.
+/// Reads a whole file.
 ///
 /// # Errors
-/// Why it cannot be read.
+/// The file cannot be read, or the machine lacks the memory.
 pub fn file(path: &Path) -> Result<Vec<u8>, String> {
     let refuse = |error: io::Error| format!("cannot read {}: {error}", path.display());
     let mut file = File::open(path).map_err(refuse)?;
-    // What is no regular file has no size to believe in; it is read as far as memory goes.
+    // Pipes and devices have no valid size. They are read to their end, as far as memory suffices.
     let size = file.metadata().ok().filter(|metadata| metadata.is_file()).map_or(0, |metadata| metadata.len());
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let refuse_size = || no_room(&path.display().to_string(), size);
@@ -51,11 +53,12 @@ pub fn file(path: &Path) -> Result<Vec<u8>, String> {
 fn room(bytes: usize) -> Result<(), ()> {
     let mut trial = Vec::<u8>::new();
     let outcome = trial.try_reserve_exact(bytes.saturating_add(KEPT)).map_err(|_| ());
-    // The compiler would leave out an allocation that nobody uses, and call it a success.
+    // Without this use the compiler would remove the allocation, and the trial would always
+    // succeed.
     black_box(&trial);
     outcome
 }
 
 fn no_room(what: &str, bytes: usize) -> String {
-    format!("{what} needs {bytes} bytes, which this machine cannot give")
+    format!("{what} needs {bytes} bytes, more than this machine has free")
 }

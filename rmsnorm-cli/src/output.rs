@@ -1,4 +1,4 @@
-//! Where results go: stdout, or a file that appears complete or not at all.
+//! Output to stdout, or to a file that appears complete or not at all.
 
 mod temporary;
 
@@ -16,11 +16,11 @@ pub fn print(text: &str) -> Result<(), Failure> {
     printed(io::stdout().write_all(text.as_bytes()))
 }
 
-/// What came of printing to stdout, once the last of it has left. A reader that has gone away
-/// (`rmsnorm devices | head -1`) is no failure.
+/// Flushes stdout and returns the outcome of printing to it. A closed pipe (`rmsnorm devices | head
+/// -1`) is no failure.
 ///
 /// # Errors
-/// If stdout did not take it.
+/// Stdout cannot be written.
 pub fn printed(outcome: io::Result<()>) -> Result<(), Failure> {
     match outcome.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -30,13 +30,14 @@ pub fn printed(outcome: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line to stderr. If that is closed or full, nobody is left to be told, and the exit code still says how it
-/// went.
+/// Prints a line to stderr. A closed or full stderr is ignored, as the exit code still reports the
+/// outcome.
 pub fn tell(line: &str) {
     let _ = io::stderr().write_all(format!("{}\n", one_line(line)).as_bytes());
 }
 
-/// Names from files may hold anything; control characters must neither break the line nor reach the terminal.
+/// The message with its control characters escaped. Names from files may hold any, and these must
+/// neither break the line nor reach the terminal.
 fn one_line(message: &str) -> String {
     message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
@@ -54,15 +55,15 @@ impl Output {
     /// The destination that `--json` names: a path, or `-` for stdout.
     ///
     /// # Errors
-    /// As [`OutputFile::new`].
+    /// The errors of [`OutputFile::new`].
     pub fn new(path: &Path) -> Result<Self, Failure> {
         if path == Path::new("-") { Ok(Output::Stdout) } else { OutputFile::new(path).map(Output::File) }
     }
 
-    /// Writes everything at once.
+    /// Writes all bytes at once.
     ///
     /// # Errors
-    /// If the destination cannot take it; a file is left as it was then.
+    /// The destination cannot be written. An existing file is unchanged then.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         match self {
             Output::Stdout => print(&String::from_utf8_lossy(bytes)),
@@ -71,7 +72,7 @@ impl Output {
     }
 }
 
-/// A file to be written beside its place and then renamed.
+/// A file that is written under a temporary name in the same folder and then renamed.
 #[derive(Debug)]
 pub struct OutputFile {
     path: PathBuf,
@@ -79,10 +80,12 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
-    /// The file at that path, which may exist. Nothing is created yet: an interrupted program leaves nothing behind.
+    /// The file at `path`, which may exist. Nothing is created yet, so that an interrupted program
+    /// leaves no file.
     ///
     /// # Errors
-    /// If the path cannot become a file, so that a long computation does not end in this error.
+    /// The path cannot become a file. Checked before a long computation, whose result would be
+    /// lost.
     pub fn new(path: &Path) -> Result<Self, Failure> {
         let refuse = |why: &str| Failure::Input(format!("cannot write {}: {why}", path.display()));
         // The parent of a bare file name is the empty path.
@@ -100,10 +103,10 @@ impl OutputFile {
         Ok(OutputFile { path: path.to_owned(), folder: folder.to_owned() })
     }
 
-    /// Writes the whole file, part after part: what a file is made of need not lie in memory a second time.
+    /// Writes the parts of the file one after the other, so that they need not be joined in memory.
     ///
     /// # Errors
-    /// If the folder or the disk refuses; what was at the path before is still there then.
+    /// The folder or the disk cannot be written. An existing file at the path is unchanged then.
     pub fn write(&self, parts: &[&[u8]]) -> Result<(), Failure> {
         self.write_then_rename(parts)
             .map_err(|error| Failure::Input(format!("cannot write {}: {error}", self.path.display())))

@@ -1,26 +1,27 @@
-//! The progress bar of long work: on a terminal only, so that logs and pipes stay clean.
+//! The progress bar. It is drawn on terminals only, so that logs and pipes hold no control
+//! characters.
 
 use std::io::{IsTerminal, stderr};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A bar on stderr, or nothing where stderr is no terminal. Vanishes when dropped.
+/// A bar on stderr, or nothing if stderr is not a terminal. It is cleared when dropped.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar with this label; its length comes with the first [`set`](Self::set).
+    /// A bar with this label. The first [`set`](Self::set) gives its length.
     pub fn new(label: &'static str) -> Self {
         let target = if stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target).with_message(label);
-        // A template that does not parse would be seen at once; the default style is no worse than an error here.
+        // The template is valid; if it were not, the default style would be used.
         if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {pos}/{len} {eta}") {
             bar.set_style(style.progress_chars("=> "));
         }
         Progress(bar)
     }
 
-    /// `done` of `total` steps are over.
+    /// Shows that `done` of `total` steps are done.
     pub fn set(&self, done: usize, total: usize) {
         self.0.set_length(total as u64);
         self.0.set_position(done as u64);

@@ -1,6 +1,6 @@
-//! Tensors in and out of safetensors files. What they mean is decided elsewhere.
+//! Reads and writes the tensors of safetensors files.
 //!
-//! Files are little-endian, as are the machines that this program supports.
+//! Files are little-endian, and so are the machines that this program supports.
 
 mod header;
 
@@ -16,7 +16,8 @@ use crate::memory;
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and their bytes are used as they are");
 
-/// A parsed file: names, shapes and text; the elements stay in the buffer it was read into.
+/// A parsed file: names, shapes and metadata. The elements stay in the buffer that the file was
+/// read into.
 #[derive(Debug)]
 pub struct TensorFile<'a> {
     header: Metadata,
@@ -27,18 +28,18 @@ impl<'a> TensorFile<'a> {
     /// Parses the bytes of a whole file.
     ///
     /// # Errors
-    /// What is wrong with it, for a person.
+    /// The bytes are not a valid safetensors file.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let (header, elements) = header::split(bytes)?;
         Ok(TensorFile { header, elements })
     }
 
-    /// The text stored under that key.
+    /// The metadata with this key.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.header.metadata().as_ref()?.get(key).map(String::as_str)
     }
 
-    /// The keys of all stored text, in alphabetical order.
+    /// The keys of all metadata, in alphabetical order.
     pub fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.header.metadata().iter().flat_map(|text| text.keys().cloned()).collect();
         keys.sort_unstable();
@@ -52,10 +53,10 @@ impl<'a> TensorFile<'a> {
         names
     }
 
-    /// The tensor of that name, if there is one.
+    /// The tensor called `name`, if the file has one.
     ///
     /// # Errors
-    /// If its dtype is none of ours.
+    /// Its dtype is not F32, F16 or BF16.
     pub fn tensor(&self, name: &'static str) -> Result<Option<Tensor<'a>>, String> {
         let Some(TensorInfo { dtype: found, shape, data_offsets: (start, end) }) = self.header.info(name) else {
             return Ok(None);
@@ -67,7 +68,7 @@ impl<'a> TensorFile<'a> {
     }
 }
 
-/// The type of elements as files spell it. Scales that are powers of two are bytes like any others there.
+/// The type of elements in a file. Files have no type for E8M0 scales; these are bytes.
 pub fn file_dtype(storage: impl Into<Storage>) -> Dtype {
     match storage.into() {
         Storage::Float(DType::F32) => Dtype::F32,
@@ -93,13 +94,14 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// The elements. `T` must be the type of [`dtype`](Self::dtype).
+    /// A copy of the elements. `T` must be the type of [`dtype`](Self::dtype).
     ///
     /// # Errors
-    /// If there is no room for them.
+    /// The machine lacks the memory.
     pub fn elements<T: Element>(&self) -> Result<Vec<T>, String> {
         debug_assert_eq!(T::DTYPE, self.dtype, "{}", self.name);
-        // The bytes lie in the file's buffer at any address, so they cannot be viewed as elements in place.
+        // The bytes may lie at any address of the file's buffer, so they cannot be viewed as
+        // elements in place.
         let mut elements = memory::filled(self.name, T::default(), self.bytes.len() / size_of::<T>())?;
         bytemuck::cast_slice_mut(&mut elements).copy_from_slice(self.bytes);
         Ok(elements)
@@ -118,7 +120,7 @@ pub struct OutputTensor {
     elements: Box<dyn Bytes>,
 }
 
-/// Elements of whatever type, as they lie in a file.
+/// Elements of any type, as the bytes of a file.
 trait Bytes: Debug {
     fn bytes(&self) -> &[u8];
 }
@@ -130,14 +132,14 @@ impl<T: AnyElement> Bytes for Vec<T> {
 }
 
 impl OutputTensor {
-    /// A tensor of that shape with these elements.
-    pub fn new<T: AnyElement>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
+    /// A tensor of this shape with these elements.
+    pub fn new<T: Stored>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
         OutputTensor { name, storage: T::STORAGE, shape: shape.to_vec(), elements: Box::new(elements) }
     }
 }
 
-/// The parts of a file with these tensors and no metadata: maps of text have no fixed order in a header, and equal
-/// results shall be equal files. The elements stay where they are.
+/// The parts of a file with these tensors. It has no metadata: their order in a header is not
+/// fixed, and equal results must give equal files. The elements are not copied.
 #[derive(Debug)]
 pub struct Serialized<'a> {
     header: Vec<u8>,
@@ -145,13 +147,13 @@ pub struct Serialized<'a> {
 }
 
 impl<'a> Serialized<'a> {
-    /// Lays a file out as `safetensors::serialize` does, which would copy all of it.
+    /// Lays the file out as `safetensors::serialize` does, but without its copy.
     ///
     /// # Errors
-    /// If the tensors cannot be written as a safetensors file.
+    /// The tensors cannot be written as a safetensors file.
     pub fn new(tensors: &'a [OutputTensor]) -> Result<Self, String> {
         let mut tensors: Vec<&OutputTensor> = tensors.iter().collect();
-        // Those of the widest elements first, so that all are aligned.
+        // Tensors with the widest elements come first, so that all are aligned.
         tensors.sort_by_key(|tensor| (Reverse(file_dtype(tensor.storage)), tensor.name));
         let mut end = 0;
         let info = |tensor: &&OutputTensor| {
@@ -168,7 +170,7 @@ impl<'a> Serialized<'a> {
         Ok(Serialized { header: [&len, text.as_slice()].concat(), tensors })
     }
 
-    /// The whole file, part after part.
+    /// The parts of the file, in order.
     pub fn parts(&self) -> Vec<&[u8]> {
         let elements = self.tensors.iter().map(|tensor| tensor.elements.bytes());
         std::iter::once(self.header.as_slice()).chain(elements).collect()

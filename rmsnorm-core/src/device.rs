@@ -87,7 +87,8 @@ impl FromStr for Device {
 pub struct Availability {
     /// The device.
     pub device: Device,
-    /// The description of the device, or the reason why it cannot be used.
+    /// The device's description, or why it cannot be used. The reason ends with `; fix: ` and the command or step that
+    /// makes it usable, where the backend knows one.
     pub status: Result<String, String>,
     /// The tuning table that plans its calls, in words; `None` if the device cannot be used.
     pub tuning: Option<String>,
@@ -313,7 +314,9 @@ impl AnyBackend {
 /// The error for a backend that this build lacks. The feature has the backend's name.
 #[cfg(not(all(feature = "cpu", feature = "cuda", feature = "wgpu")))]
 fn not_built_in(backend: &'static str) -> Error {
-    let reason = format!("not built in: rmsnorm-core was built without its feature `{backend}`");
+    let reason = format!(
+        "not built in: rmsnorm-core was built without its feature `{backend}`; fix: cargo add rmsnorm-core --features {backend}"
+    );
     Error::Unavailable { backend, reason }
 }
 
@@ -390,7 +393,8 @@ mod tests {
     #[test]
     fn device_not_built_in_names_the_feature() {
         let message = AnyBackend::open(Device::Cuda(0)).unwrap_err().to_string();
-        let expected = "not built in: rmsnorm-core was built without its feature `cuda`";
+        let expected = "not built in: rmsnorm-core was built without its feature `cuda`; fix: cargo add rmsnorm-core \
+                        --features cuda";
         assert_eq!(message, format!("the cuda backend is not available: {expected}"));
     }
 

@@ -163,7 +163,7 @@ impl CudaBackend {
         let count = CudaContext::device_count().map_err(|error| unavailable(start_failure(error)))?;
         match usize::try_from(count) {
             Ok(count @ 1..) => Ok(count),
-            Ok(0) | Err(_) => Err(unavailable("there is no CUDA device: check CUDA_VISIBLE_DEVICES")),
+            Ok(0) | Err(_) => Err(unavailable(format!("there is no CUDA device{}", find_device()))),
         }
     }
 
@@ -330,8 +330,8 @@ impl Version {
         let version = Version { major: number / 1000, minor: number % 1000 / 10 };
         if version < OLDEST_DRIVER {
             return Err(unavailable(format!(
-                "the driver supports CUDA {version}, the oldest supported version is {OLDEST_DRIVER}: install a newer \
-                 driver"
+                "the driver supports CUDA {version}, and {OLDEST_DRIVER} is the oldest that works; fix: {}",
+                library::UPDATE_DRIVER
             )));
         }
         Ok(version)
@@ -356,7 +356,20 @@ fn driver_version() -> Result<Version, Error> {
 }
 
 fn start_failure(error: DriverError) -> String {
-    crate::error::DriverFailure::new("the driver does not start", error).to_string()
+    let failure = crate::error::DriverFailure::new("the driver does not start", error);
+    let fix = match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => find_device(),
+        _ => "; fix: make `nvidia-smi` work; after an update of the driver, restart the machine".into(),
+    };
+    format!("{failure}{fix}")
+}
+
+/// The fix where the driver sees no device.
+fn find_device() -> String {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(devices) => format!("; fix: unset CUDA_VISIBLE_DEVICES, which is {devices:?}"),
+        Err(_) => "; fix: make `nvidia-smi` list a GPU; a container needs docker run --gpus all".into(),
+    }
 }
 
 #[cfg(test)]
@@ -367,7 +380,7 @@ mod tests {
     fn drivers_from_cuda_12_on_will_do() {
         let texts = [12000, 12010, 12090, 13000].map(|number| Version::of_driver(number).map(|it| it.to_string()).ok());
         assert_eq!(texts, ["12.0", "12.1", "12.9", "13.0"].map(|text| Some(text.to_owned())));
-        for (number, text) in [(11080, "CUDA 11.8, the oldest"), (11990, "CUDA 11.99, the oldest")] {
+        for (number, text) in [(11080, "CUDA 11.8, and 12.0 is"), (11990, "CUDA 11.99, and 12.0 is")] {
             let refused = Version::of_driver(number).map(|it| it.to_string());
             assert!(matches!(&refused, Err(Error::Unavailable { reason, .. }) if reason.contains(text)), "{refused:?}");
         }

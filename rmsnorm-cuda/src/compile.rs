@@ -99,7 +99,8 @@ impl Request {
 /// Advice for a program that NVRTC `version` rejected for `arch`.
 fn advice(arch: Arch, version: (u32, u32)) -> &'static str {
     if arch < OLDEST_OF_CUDA_13 && version.0 >= 13 {
-        "; NVRTC 13 does not support devices older than sm_75: set RMSNORM_NVRTC to an NVRTC of CUDA 12"
+        "; NVRTC 13 has no support for devices this old; fix: pip install nvidia-cuda-nvrtc-cu12, and set RMSNORM_NVRTC \
+         to its folder"
     } else {
         ""
     }

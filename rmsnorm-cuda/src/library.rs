@@ -66,7 +66,20 @@ const NVRTC_NAMES: &[(c_int, &str)] = if cfg!(windows) {
 /// The file name of NVRTC in a developer toolkit, of any version.
 const NVRTC_PLAIN_NAME: &str = if cfg!(windows) { "nvrtc.dll" } else { "libnvrtc.so" };
 
-const INSTALL_NVRTC: &str = "install NVRTC: the CUDA toolkit, its package cuda-nvrtc, or pip's nvidia-cuda-nvrtc";
+/// The fix of a missing driver.
+const INSTALL_DRIVER: &str = "install NVIDIA's driver (Debian: apt install nvidia-driver, Ubuntu: ubuntu-drivers install), \
+     or start the container with the GPUs (docker run --gpus all)";
+
+/// The fix of a driver that is too old. Its version is the first that supports CUDA 12.0.
+pub(crate) const UPDATE_DRIVER: &str = "install NVIDIA's driver 525 or later, then restart the machine";
+
+/// The fix of a missing NVRTC, for a driver of CUDA 13 or later.
+const INSTALL_NVRTC_13: &str = "pip install nvidia-cuda-nvrtc, and outside of Python also export \
+     RMSNORM_NVRTC=$(python3 -c 'import nvidia.cu13 as m; print(list(m.__path__)[0])')/lib";
+
+/// The fix of a missing NVRTC, for a driver of CUDA 12, which loads no code of a later compiler.
+const INSTALL_NVRTC_12: &str = "pip install nvidia-cuda-nvrtc-cu12, and outside of Python also export \
+     RMSNORM_NVRTC=$(python3 -c 'import nvidia.cuda_nvrtc as m; print(list(m.__path__)[0])')/lib";
 
 /// Checks that the driver can be loaded, and that this crate and cudarc can use it.
 ///
@@ -119,14 +132,14 @@ struct Driver {
 
 impl Driver {
     fn find(names: &[&str]) -> Result<Driver, String> {
-        let advice = "install NVIDIA's driver; a container must be started with the GPUs";
-        let Opened { library, path } = open_first(names.iter().map(PathBuf::from), "NVIDIA driver", advice)?;
+        let fix = format!("; fix: {INSTALL_DRIVER}");
+        let Opened { library, path } = open_first(names.iter().map(PathBuf::from), "NVIDIA driver", &fix)?;
         let path = path.display();
         type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
         // SAFETY:
         // - type: the driver API documents cuDriverGetVersion(int*) -> CUresult, an int.
         let get_version = unsafe { function::<Version>(&library, "cuDriverGetVersion") }
-            .map_err(|error| format!("{path} is no NVIDIA driver: {error}"))?;
+            .map_err(|error| format!("{path} is not an NVIDIA driver: {error}{fix}"))?;
         let mut version = 0;
         // SAFETY:
         // - argument: a valid place for one int.
@@ -134,14 +147,16 @@ impl Driver {
         let status = unsafe { get_version(&mut version) };
         if status != 0 {
             return Err(format!(
-                "{path} is no working NVIDIA driver: cuDriverGetVersion gives error {status}; {advice}"
+                "{path} is not a working NVIDIA driver: cuDriverGetVersion gives error {status}; fix: remove the CUDA \
+                 toolkit's folder `stubs` from LD_LIBRARY_PATH, or {INSTALL_DRIVER}"
             ));
         }
         for name in DRIVER_FUNCTIONS {
             // SAFETY:
             // - type: only looked up, never called or read through.
-            unsafe { function::<*const ()>(&library, name) }
-                .map_err(|error| format!("the NVIDIA driver {path} is too old or broken: {error}; {advice}"))?;
+            unsafe { function::<*const ()>(&library, name) }.map_err(|error| {
+                format!("the NVIDIA driver {path} is too old or broken: {error}; fix: {UPDATE_DRIVER}")
+            })?;
         }
         Ok(Driver { version, _library: library })
     }
@@ -157,13 +172,18 @@ fn find_nvrtc(chosen: Option<&OsStr>, others: &[PathBuf]) -> Result<Nvrtc, Strin
         None => {
             let mut places = best_first(others, &names);
             places.extend(usual_places(&names, toolkit_folders()));
-            (places, format!("{INSTALL_NVRTC}, or set {NVRTC_VARIABLE} to its path"))
+            let install = if driver_major < 13 { INSTALL_NVRTC_12 } else { INSTALL_NVRTC_13 };
+            (places, format!("; fix: {install}"))
         }
         Some(path) if path.is_dir() => {
-            let folder = format!("{NVRTC_VARIABLE} is the folder {}", path.display());
-            (in_folder(path, &names), format!("{folder}, which must hold one of {}", names.join(", ")))
+            let folder = format!(": {NVRTC_VARIABLE} is the folder {}", path.display());
+            let fix = format!("set {NVRTC_VARIABLE} to the folder that holds it, or unset it");
+            (in_folder(path, &names), format!("{folder}, which must hold one of {}; fix: {fix}", names.join(", ")))
         }
-        Some(path) => (vec![path.to_owned()], format!("{NVRTC_VARIABLE} must name a library or the folder of one")),
+        Some(path) => {
+            let fix = format!("set {NVRTC_VARIABLE} to an NVRTC library or to its folder, or unset it");
+            (vec![path.to_owned()], format!("; fix: {fix}"))
+        }
     };
     let Opened { library, path } = open_first(candidates, "NVRTC library", &advice)?;
     Nvrtc::new(library, &path)
@@ -207,8 +227,10 @@ struct Opened {
     path: PathBuf,
 }
 
-/// Opens the first library that can be loaded. The error lists the paths tried, and ends with
-/// `advice`.
+/// The first library that can be loaded.
+///
+/// # Errors
+/// None can: the names that were tried, followed by `advice`.
 fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str) -> Result<Opened, String> {
     let (mut tried, mut broken) = (Vec::new(), String::new());
     for path in paths {
@@ -228,7 +250,7 @@ fn open_first(paths: impl IntoIterator<Item = PathBuf>, what: &str, advice: &str
         }
     }
     let tried = if tried.is_empty() { String::new() } else { format!(", tried {}", tried.join(", ")) };
-    Err(format!("no {what} can be loaded{tried}{broken}: {advice}"))
+    Err(format!("no {what} can be loaded{tried}{broken}{advice}"))
 }
 
 /// A function of a library.
@@ -272,8 +294,9 @@ mod tests {
         let reason = Driver::find(&["libno-such.so", "libno-such.so.1"]).expect_err("no such library");
         assert_eq!(
             reason,
-            "no NVIDIA driver can be loaded, tried libno-such.so, libno-such.so.1: install NVIDIA's driver; a container \
-             must be started with the GPUs"
+            "no NVIDIA driver can be loaded, tried libno-such.so, libno-such.so.1; fix: install NVIDIA's driver (Debian: \
+             apt install nvidia-driver, Ubuntu: ubuntu-drivers install), or start the container with the GPUs (docker run \
+             --gpus all)"
         );
     }
 
@@ -291,7 +314,7 @@ mod tests {
     fn another_library_is_no_driver_and_no_compiler() {
         let Ok(Opened { library, path }) = open_first(["libc.so.6".into()], "", "") else { return };
         let reason = Driver::find(&["libc.so.6"]).expect_err("no driver");
-        assert!(reason.starts_with("libc.so.6 is no NVIDIA driver: ") && reason.contains("cuDriverGetVersion"));
+        assert!(reason.starts_with("libc.so.6 is not an NVIDIA driver: ") && reason.contains("cuDriverGetVersion"));
         let reason = Nvrtc::new(library, &path).expect_err("no compiler");
         assert!(reason.starts_with("libc.so.6 is no usable NVRTC") && reason.contains("nvrtcVersion"), "{reason}");
     }
@@ -301,7 +324,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("no-such-file.so");
         let reason = find_nvrtc(Some(file.as_os_str()), &[]).expect_err("no such file");
-        assert!(reason.contains(&format!("tried {}: RMSNORM_NVRTC must name", file.display())), "{reason}");
+        assert!(reason.contains(&format!("tried {}; fix: set RMSNORM_NVRTC to", file.display())), "{reason}");
         let reason = find_nvrtc(Some(folder.path().as_os_str()), &[]).expect_err("an empty folder");
         assert!(reason.contains("RMSNORM_NVRTC is the folder") && reason.contains(NVRTC_NAMES[0].1), "{reason}");
     }

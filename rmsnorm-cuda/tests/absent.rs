@@ -100,7 +100,7 @@ fn child_answers() {
 
 #[test]
 fn a_driver_that_cannot_be_loaded_is_unavailable() {
-    broken().answers("unavailable: ", &["cuda", "libcuda.so", "libcuda.so.1", "install"]);
+    broken().answers("unavailable: ", &["cuda", "libcuda.so", "libcuda.so.1", "; fix: install NVIDIA's driver"]);
 }
 
 #[test]
@@ -110,20 +110,24 @@ fn a_library_that_is_no_driver_is_unavailable() {
     }
     let machine = broken();
     machine.library("libcuda.so", "int other(void) { return 0; }", &[]);
-    machine.answers("unavailable: ", &["no NVIDIA driver", "cuDriverGetVersion"]);
+    machine.answers("unavailable: ", &["not an NVIDIA driver", "cuDriverGetVersion", "; fix: install"]);
 }
 
 #[test]
 fn a_driver_that_lacks_a_function_is_unavailable() {
     if has_c_compiler() {
-        broken().driver(&[("HAS_INIT", 0)]).answers("unavailable: ", &["too old or broken", "cuInit"]);
+        broken()
+            .driver(&[("HAS_INIT", 0)])
+            .answers("unavailable: ", &["too old or broken", "cuInit", "; fix: install NVIDIA's driver 525"]);
     }
 }
 
 #[test]
 fn an_old_driver_is_unavailable() {
     if has_c_compiler() {
-        broken().driver(&[("VERSION", 11040)]).answers("unavailable: ", &["11.4"]);
+        broken()
+            .driver(&[("VERSION", 11040)])
+            .answers("unavailable: ", &["11.4", "; fix: install NVIDIA's driver 525"]);
     }
 }
 
@@ -131,22 +135,26 @@ fn an_old_driver_is_unavailable() {
 #[test]
 fn a_stub_of_the_toolkit_is_unavailable() {
     if has_c_compiler() {
-        broken().driver(&[("VERSION_STATUS", 34)]).answers("unavailable: ", &["no working NVIDIA driver", "34"]);
+        broken()
+            .driver(&[("VERSION_STATUS", 34)])
+            .answers("unavailable: ", &["not a working NVIDIA driver", "34", "; fix: remove", "stubs"]);
     }
 }
 
 #[test]
 fn a_machine_without_a_device_is_unavailable() {
     if has_c_compiler() {
-        broken().driver(&[("INIT_STATUS", 100)]).answers("unavailable: ", &["no device", "STANDIN_NAME"]);
-        broken().driver(&[("DEVICES", 0)]).answers("unavailable: ", &["device"]);
+        broken().driver(&[("INIT_STATUS", 100)]).answers("unavailable: ", &["no device", "STANDIN_NAME", "; fix: "]);
+        broken().driver(&[("DEVICES", 0)]).answers("unavailable: ", &["there is no CUDA device; fix: "]);
     }
 }
 
 #[test]
 fn a_compiler_that_cannot_be_loaded_is_unavailable() {
     if has_c_compiler() {
-        broken().driver(&[]).answers("unavailable: ", &["no NVRTC", "libnvrtc.so.13", "RMSNORM_NVRTC"]);
+        broken()
+            .driver(&[])
+            .answers("unavailable: ", &["no NVRTC", "libnvrtc.so.13", "; fix: set RMSNORM_NVRTC to the folder"]);
     }
 }
 

@@ -102,7 +102,7 @@ pub enum Error {
     Unavailable {
         /// The backend.
         backend: &'static str,
-        /// The missing driver, library or device.
+        /// The missing part. `; fix: ` and the command or step that supplies it follow where the backend knows one.
         reason: String,
     },
     /// The device, its driver or its compiler failed.

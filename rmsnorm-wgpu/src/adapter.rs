@@ -14,6 +14,9 @@ use crate::error::{WgpuFailure, unavailable};
 /// Part of an adapter's name, case-insensitive. Other adapters are ignored.
 const NAME_VARIABLE: &str = "WGPU_ADAPTER_NAME";
 
+/// The graphics APIs that wgpu searches for adapters.
+const BACKEND_VARIABLE: &str = "WGPU_BACKEND";
+
 /// Optional features that kernels or measurements use.
 const USEFUL: Features = Features::SUBGROUP
     .union(Features::SHADER_F16)
@@ -49,26 +52,55 @@ pub(crate) fn adapters() -> Result<Vec<Adapter>, Error> {
     if listed.is_empty() {
         // A request for one adapter returns an error that says what wgpu tried.
         let tried = pollster::block_on(instance.request_adapter(&RequestAdapterOptions::default()));
-        let tried = tried.map_or_else(|error| error.to_string(), |_| "wgpu lists no adapter".into());
-        return Err(unavailable(tried));
+        let tried = tried.map_or_else(|error| without_absent(&error.to_string()), |_| "wgpu lists no adapter".into());
+        return Err(unavailable(format!("{tried}; fix: {}", install())));
     }
     let (mut adapters, unfit): (Vec<_>, Vec<_>) = listed
         .into_iter()
         .partition(|adapter| adapter.get_downlevel_capabilities().flags.contains(DownlevelFlags::COMPUTE_SHADERS));
     if adapters.is_empty() {
-        return Err(unavailable(format!("no adapter has compute shaders; there are: {}", names(&unfit))));
+        return Err(unavailable(format!(
+            "no adapter has compute shaders; there are: {}; fix: update the driver, or install one for Vulkan",
+            names(&unfit)
+        )));
     }
     if let Some(part) = env::var_os(NAME_VARIABLE) {
         let part = part.to_string_lossy().to_lowercase();
         let all = names(&adapters);
         adapters.retain(|adapter| adapter.get_info().name.to_lowercase().contains(&part));
         if adapters.is_empty() {
-            let reason = format!("no adapter's name contains {part:?} ({NAME_VARIABLE}); there are: {all}");
+            let reason = format!(
+                "no adapter's name contains {part:?} ({NAME_VARIABLE}); there are: {all}; fix: unset {NAME_VARIABLE}, or \
+                 set it to a part of one of these names"
+            );
             return Err(unavailable(reason));
         }
     }
     adapters.sort_by_key(|adapter| rank(adapter.get_info().device_type));
     Ok(adapters)
+}
+
+/// wgpu's list of the APIs that it tried, without those that this build or system lacks. The whole
+/// list, if nothing else is left.
+fn without_absent(error: &str) -> String {
+    let Some((summary, ways)) = error.split_once("; ") else { return error.into() };
+    let is_absent = |way: &&str| way.ends_with("not compiled in") || way.ends_with("not requested");
+    let ways: Vec<&str> = ways.split(", ").filter(|way| !is_absent(way)).collect();
+    if ways.is_empty() { error.into() } else { format!("{summary}: {}", ways.join(", ")) }
+}
+
+/// The fix of a machine without an adapter.
+fn install() -> String {
+    match env::var(BACKEND_VARIABLE) {
+        Ok(backend) => format!("unset {BACKEND_VARIABLE}, which is {backend:?}"),
+        Err(_) if cfg!(target_os = "linux") => {
+            "install the Vulkan loader and a driver (Debian and Ubuntu: apt install libvulkan1 mesa-vulkan-drivers, which \
+             has Intel, AMD and a software adapter; NVIDIA: its own driver, and in a container docker run --gpus all -e \
+             NVIDIA_DRIVER_CAPABILITIES=all)"
+                .into()
+        }
+        Err(_) => "install or update the driver of the GPU".into(),
+    }
 }
 
 /// The instance of all devices opened by this crate. Handles are valid in their own instance only,
@@ -78,7 +110,9 @@ fn instance() -> Result<&'static Instance, Error> {
     static INSTANCE: OnceLock<Instance> = OnceLock::new();
     // `Instance::new` panics without any backend.
     if Instance::enabled_backend_features().is_empty() {
-        return Err(unavailable("wgpu was built without any of Vulkan, Metal and Direct3D 12"));
+        return Err(unavailable(
+            "wgpu was built without any of Vulkan, Metal and Direct3D 12; fix: cargo add wgpu --features vulkan",
+        ));
     }
     Ok(INSTANCE.get_or_init(|| {
         Instance::new(InstanceDescriptor {
@@ -144,6 +178,15 @@ fn names(adapters: &[Adapter]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ways_that_this_system_has_not_are_left_out() {
+        let tried = "None found; noop not requested, vulkan drivers could not be loaded, gl support not compiled in";
+        assert_eq!(without_absent(tried), "None found: vulkan drivers could not be loaded");
+        for whole in ["None found; gl support not compiled in", "None found"] {
+            assert_eq!(without_absent(whole), whole);
+        }
+    }
 
     #[test]
     fn a_gpu_of_its_own_comes_first_and_software_last() {

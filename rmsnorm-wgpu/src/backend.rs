@@ -161,7 +161,8 @@ impl WgpuBackend {
     fn build(device: Device, queue: Queue, own: Option<Own>) -> Result<Self, Error> {
         let limits = device.limits();
         if limits.max_compute_invocations_per_workgroup == 0 || limits.max_storage_buffers_per_shader_stage == 0 {
-            let reason = "the device was requested without compute: its limits have no invocations or storage buffers";
+            let reason = "the device was requested without compute: its limits have no invocations or storage buffers; fix: \
+                          request it with required_limits: adapter.limits()";
             return Err(unavailable(reason));
         }
         let caps = Caps::read(&device, &queue);

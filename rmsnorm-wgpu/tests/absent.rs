@@ -43,6 +43,8 @@ fn a_wgpu_backend_that_is_not_there_is_unavailable() {
     let reasons = reasons(&[("WGPU_BACKEND", "gl")]);
     assert_eq!(reasons.len(), 2, "{reasons:?}");
     assert!(reasons.iter().all(|reason| reason.contains("not compiled in")), "{reasons:?}");
+    let fix = "; fix: unset WGPU_BACKEND, which is \"gl\"";
+    assert!(reasons.iter().all(|reason| reason.ends_with(fix)), "{reasons:?}");
 }
 
 #[test]
@@ -56,6 +58,7 @@ fn a_name_that_no_adapter_has_is_unavailable() {
         for reason in reasons {
             let names = reason.split_once("\"no such adapter\" (WGPU_ADAPTER_NAME); there are: ");
             assert!(names.is_some_and(|(_, names)| names.contains(&told)), "{told:?} is not in {reason:?}");
+            assert!(reason.contains("; fix: unset WGPU_ADAPTER_NAME"), "{reason:?}");
         }
     }
 }

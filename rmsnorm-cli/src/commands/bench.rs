@@ -1,6 +1,7 @@
-//! `rmsnorm bench`: forward and backward against this machine's copy bandwidth.
+//! `rmsnorm bench`: measures operations, and compares them with a copy on the same device.
 
 mod ranks;
+pub mod table;
 
 use std::path::Path;
 
@@ -19,7 +20,8 @@ use crate::failure::Failure;
 use crate::output::{Output, OutputFile, print};
 use crate::progress::Progress;
 
-/// Measures and prints a table of each backend, then all of them side by side with earlier measurements.
+/// Measures each backend and prints its table, then all backends side by side with earlier
+/// measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     if let Some(ranks) = args.ranks {
         return ranks::run(args, ranks.get());
@@ -53,7 +55,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let date = Some(jiff::Timestamp::now().strftime("%F").to_string());
     let document = Document { suite, date, machine: Machine::this(&backends), reports };
     let figures = figure::join_with_earlier(figure::of_document(&document), earlier);
-    // What was measured before a failure is kept.
+    // The rows that were measured before a failure are kept.
     if document.reports.iter().any(|report| !report.rows.is_empty()) || failed.is_none() {
         match (json, appended) {
             (Some(output), _) => output.write(text(&document)?.as_bytes())?,
@@ -65,7 +67,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         return Err(failure);
     }
     if !to_stdout && figure::sources(&figures).len() > 1 {
-        let table = side_by_side::table(&figures).unwrap_or("no two of them have a shape in common\n".into());
+        let table = side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into());
         print(&format!("\n{table}"))?;
     }
     picture.map_or(Ok(()), |file| file.write(&[plot::svg(&figures)?.as_bytes()]))
@@ -74,20 +76,21 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
 /// A file that measurements are added to.
 struct Appended {
     file: OutputFile,
-    /// What is in it.
+    /// The measurements that it has.
     earlier: Option<Document>,
 }
 
 impl Appended {
     /// # Errors
-    /// If the file cannot be written, or holds anything but measurements of this machine.
+    /// The file cannot be written, or holds something other than measurements of this machine.
     fn new(path: &Path) -> Result<Self, Failure> {
         let file = OutputFile::new(path)?;
         let earlier = path.exists().then(|| Document::read(path)).transpose()?;
         match &earlier {
-            Some(Document { machine, .. }) if !machine.is_same(&Machine::this(&[])) => {
-                Err(Failure::Input(format!("--append: {} is of another machine: {machine}", path.display())))
-            }
+            Some(Document { machine, .. }) if !machine.is_same(&Machine::this(&[])) => Err(Failure::Input(format!(
+                "--append: {} is of another machine: {machine}; pass another file",
+                path.display()
+            ))),
             Some(_) | None => Ok(Appended { file, earlier }),
         }
     }
@@ -109,14 +112,14 @@ fn text(document: &Document) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// The report of a backend of which nothing was measured yet.
-fn report(backend: &AnyBackend) -> Report {
+/// The empty report of a backend.
+pub fn report(backend: &AnyBackend) -> Report {
     let (name, device, tuning) = (backend.device().to_string(), backend.to_string(), Some(backend.tuning()));
     let (rows, unsupported, skipped) = (Vec::new(), Vec::new(), Vec::new());
     Report { backend: name, device, tuning, rows, unsupported, skipped, failed: None }
 }
 
-/// Whether a picture will have points enough, known before anything is measured.
+/// Checks before the measurement that a picture will have enough points.
 fn require_points(
     backends: &[AnyBackend],
     selection: &Selection,
@@ -135,46 +138,56 @@ fn require_points(
     Ok(plot::require(&figure::join_with_earlier(now, earlier.to_vec()))?)
 }
 
-/// The short table of `rmsnorm` without a command: a few seconds a backend.
-pub fn short(backend: &AnyBackend) -> Result<(), Failure> {
-    let selection = Selection {
+/// The measurements of `rmsnorm` without a command, which take a few seconds on each backend.
+pub fn brief() -> Selection {
+    Selection {
         norms: Norm::ALL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
         reductions: vec![GradReduction::default()],
         shapes: Shapes::Two,
         dtypes: vec![DType::F32, DType::Bf16],
         seconds: 0.25,
-    };
-    measured(backend, &selection, true, &mut report(backend))
+    }
 }
 
-/// Measures a backend and prints the table. What was measured before a failure is in the report.
+/// Measures a backend, with a table of its own on stdout if `show` is set.
 fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mut Report) -> Result<(), Failure> {
+    let Selection { norms, ops, reductions, .. } = selection;
+    let width = table::width(Operation::product(norms, ops, reductions));
+    if show {
+        print(&format!("{backend}\ntuning: {}\n{}", backend.tuning(), table::heading(width)))?;
+    }
+    fill(backend, selection, report, &mut |row| if show { print(&table::line(row, width)) } else { Ok(()) })?;
+    if show {
+        let remarks = table::remarks(report).into_iter().map(|remark| remark + "\n");
+        print(&(table::signs(report.rows.iter()) + &remarks.collect::<String>()))?;
+    }
+    Ok(())
+}
+
+/// Measures a backend into its report. `show` gets each row as soon as it is measured. After a
+/// failure the report has the rows until then.
+///
+/// # Errors
+/// If a result is wrong, a call fails, or a row cannot be shown.
+pub fn fill(
+    backend: &AnyBackend,
+    selection: &Selection,
+    report: &mut Report,
+    show: &mut dyn FnMut(&Measured) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let mut shown = Ok(());
     let (bar, mut done) = (Progress::new("bench"), 0);
-    if show {
-        let (op, width) = ("operation", name_width(selection));
-        print(&format!(
-            "{backend}\ntuning: {}\n{op:width$} {:>5} {:>12} {:>10} {:>7} {:>7} {:>8}\n",
-            backend.tuning(),
-            "dtype",
-            "rows x cols",
-            "us",
-            "GB/s",
-            "copy",
-            "of copy"
-        ))?;
-    }
     let skipped = measure(backend, selection, &mut |outcome, total| {
         match outcome {
             Outcome::Measured(row) => {
-                if show && shown.is_ok() {
-                    shown = print(&line(&row, name_width(selection)));
+                if shown.is_ok() {
+                    shown = show(&row);
                 }
                 report.rows.push(*row);
             }
             Outcome::Unsupported(operation, rule) => {
-                let rule = format!("{}: {rule}", name(operation));
+                let rule = format!("{}: {rule}", table::name(operation));
                 if !report.unsupported.contains(&rule) {
                     report.unsupported.push(rule);
                 }
@@ -185,65 +198,7 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mu
     })?;
     shown?;
     report.skipped = skipped;
-    if show {
-        print(&notes(report))?;
-    }
     Ok(())
-}
-
-/// What the table's signs mean, and what is not in it.
-fn notes(report: &Report) -> String {
-    let mut notes = String::new();
-    if report.rows.iter().any(|row| !row.cold) {
-        notes += "* all input sets fit the cache: read the time, not the rate\n";
-    }
-    if report.rows.iter().any(Measured::has_gaps) {
-        notes += "+ not captured into a graph: the time includes gaps between launches\n";
-    }
-    let mut first_calls: Vec<f64> = report.rows.iter().filter_map(|row| row.first_call_us).collect();
-    first_calls.sort_by(f64::total_cmp);
-    if let Some(most) = first_calls.last() {
-        let (count, median) = (first_calls.len(), first_calls[first_calls.len() / 2]);
-        notes += &format!(
-            "first calls, which compile kernels or read them from disk: {count}, median {:.1} ms, most {:.1} ms\n",
-            1e-3 * median,
-            1e-3 * most
-        );
-    }
-    for rule in &report.unsupported {
-        notes += &format!("unsupported: {rule}\n");
-    }
-    for size in &report.skipped {
-        notes += &format!("skipped: {size}\n");
-    }
-    notes
-}
-
-/// `rms_norm backward`; the reduction follows unless it is the default.
-fn name(operation: Operation) -> String {
-    let Operation { norm, op, reduction } = operation;
-    let reduction = if reduction == GradReduction::default() { "" } else { reduction_name(reduction) };
-    format!("{} {} {reduction}", norm.name(), op.name()).trim_end().to_owned()
-}
-
-/// Room for the longest [`name`], and for the everyday ones.
-fn name_width(selection: &Selection) -> usize {
-    let Selection { norms, ops, reductions, .. } = selection;
-    let names = Operation::product(norms, ops, reductions).into_iter().map(|operation| name(operation).len());
-    names.max().unwrap_or(0).max(24)
-}
-
-fn line(row: &Measured, width: usize) -> String {
-    let Measured { norm, dtype, rows, cols, us, gbs, copy_gbs, of_copy, .. } = row;
-    let (name, shape) = (format!("{norm} {}", row.name()), Shape { rows: *rows, cols: *cols });
-    let decimals = if *us < 100.0 { 2 } else { 0 };
-    let rates = if row.cold {
-        format!("{gbs:7.1} {copy_gbs:7.1} {:7.0}%", 100.0 * of_copy)
-    } else {
-        format!("{gbs:7.1} {:>7} {:>8}", "-", "*")
-    };
-    let gaps = if row.has_gaps() { " +" } else { "" };
-    format!("{name:width$} {dtype:>5} {shape:>12} {us:10.decimals$} {rates}{gaps}\n")
 }
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
@@ -260,7 +215,7 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
         backends::choose("--dtype", &args.dtype, &DType::ALL, DType::name)?
     };
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
-        // A picture is of sweeps, unless shapes are given.
+        // A picture shows sweeps, unless shapes are given.
         (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
         (false, _) => Shapes::Sweeps(backends::choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
         (true, true) => Shapes::OfDevice,
@@ -272,16 +227,17 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
     Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
 }
 
-/// The operations of those names, of `--op` and `--quant`. One that quantizes is there in every way that is named.
+/// The operations that `--op` and `--quant` name: a quantized operation once for each kind of
+/// scales.
 pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     let all = Op::all();
     let chosen_quants = backends::choose("--quant", quants, &Quant::ALL, Quant::name)?;
     let mut chosen: Vec<Op> = Vec::new();
     if let Some(op) = RanksOp::ALL.into_iter().find(|op| names.iter().any(|name| name == op.name())) {
-        return Err(Failure::Input(format!("--op: {} is of a group: give --ranks", op.name())));
+        return Err(Failure::Input(format!("--op: {} needs a group: pass --ranks N", op.name())));
     }
     for name in names {
-        // One of each kind stands for it in what a message lists.
+        // The message lists each kind once.
         let mut kinds = all.clone();
         kinds.dedup_by_key(|op| op.kind());
         let kind = backends::one_of("--op", name, &kinds, Op::kind)?.kind();
@@ -290,7 +246,7 @@ pub fn ops(names: &[String], quants: &[String]) -> Result<Vec<Op>, Failure> {
     }
     if !quants.is_empty() && chosen.iter().all(|op| op.quant().is_none()) {
         return Err(Failure::Input(
-            "--quant is about codes: give --op quantized_forward or add_quantized_forward".into(),
+            "--quant applies to quantized operations: pass --op quantized_forward or add_quantized_forward".into(),
         ));
     }
     Ok(if names.is_empty() { Op::USUAL.to_vec() } else { chosen })
@@ -302,7 +258,7 @@ fn given_shapes(args: &BenchArgs) -> Result<Vec<Shape>, Failure> {
     Ok(args.shapes.iter().map(named).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-/// The backends to measure, each opened before the first is measured.
+/// The backends to measure. All are opened before the first is measured.
 fn open_all(args: &BenchArgs) -> Result<Vec<AnyBackend>, Failure> {
     let names = if args.backend.is_empty() { backends::names() } else { args.backend.clone() };
     names.iter().map(|name| backends::open(name, &args.cpu)).collect()

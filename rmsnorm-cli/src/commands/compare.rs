@@ -1,9 +1,9 @@
-//! `rmsnorm compare`: measurements of earlier runs and of published kernels, side by side.
+//! `rmsnorm compare`: prints saved measurements side by side.
 
 use std::path::Path;
 
 use rmsnorm_bench::figure::{Conditions, Figure, Found, join, read};
-use rmsnorm_bench::{plot, side_by_side, targets};
+use rmsnorm_bench::{bars, plot, side_by_side, targets};
 
 use crate::args::CompareArgs;
 use crate::failure::Failure;
@@ -12,9 +12,10 @@ use crate::output::{OutputFile, print};
 /// The figures of each file, by its name.
 type Files = Vec<(String, Vec<Figure>)>;
 
-/// Prints the table and the outcome of the targets, and writes the picture.
+/// Prints the table and the comparison with the targets, and writes the pictures.
 pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let picture = args.plot.as_deref().map(OutputFile::new).transpose()?;
+    let bars = args.bars.as_deref().map(OutputFile::new).transpose()?;
     let targets = args.targets.as_deref().map(targets::read).transpose()?;
     let (files, conditions) = read_with_conditions(&args.files)?;
     let mut figures = join(files);
@@ -29,6 +30,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
         let why = "no measurement in the files has the given --op, --dtype and --shapes: leave one of them out";
         return Err(Failure::Input(why.into()));
     }
+    let bars = bars.map(|file| bars::svg(&figures).map(|svg| (file, svg))).transpose()?;
     let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
     if args.markdown {
         let place = |given: &[String], name: &str| given.iter().position(|known| known == name);
@@ -42,13 +44,13 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     if let Some(targets) = targets {
         print(&format!("\n{}", targets::table(&figures, &targets)))?;
     }
-    svg.map_or(Ok(()), |(file, svg)| file.write(&[svg.as_bytes()]))
+    svg.into_iter().chain(bars).try_for_each(|(file, svg)| file.write(&[svg.as_bytes()]))
 }
 
-/// The figures of every file, with its name without folder and extension.
+/// The figures of each file, with the name of the file without folder and extension.
 ///
 /// # Errors
-/// The first file that cannot be read.
+/// A file cannot be read.
 pub fn read_all(files: &[impl AsRef<Path>]) -> Result<Files, Failure> {
     Ok(read_with_conditions(files)?.0)
 }

@@ -1,4 +1,4 @@
-//! `rmsnorm conformance`: the suite of the library, run on one backend, with its report.
+//! `rmsnorm conformance`: runs the test suite on one backend and reports.
 
 mod ranks;
 
@@ -14,7 +14,8 @@ use crate::failure::Failure;
 use crate::output::{Output, print};
 use crate::progress::Progress;
 
-/// Runs the profile, or the one case, and prints the summary. With `--json -` stdout is all JSON.
+/// Runs the profile or the named cases and prints the summary. With `--json -` stdout has JSON
+/// only.
 pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
     if let Some(ranks) = args.ranks {
         return ranks::prove(&backends::open(&args.backend, &args.cpu)?, ranks.get(), &args.profile);
@@ -27,7 +28,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         most_cases: args.most_cases,
         part: args.part.as_deref().map(part).transpose()?,
         cases: args.case.clone(),
-        // Who replays one case knows that the suite can fail.
+        // A replay of single cases does not need the proof that the suite can fail.
         self_test: args.case.is_empty(),
         fail_fast: args.fail_fast,
         jobs: args.jobs.map_or_else(all_threads, NonZero::get),
@@ -47,19 +48,19 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         print(&format!("{summary}\n"))?;
         let flags = backends::flags(&args.cpu);
         if !(summary.failures.is_empty() || flags.is_empty()) {
-            // The suite, which writes the commands, knows no backend's flags.
-            print(&format!("the commands above replay with{flags} added\n"))?;
+            // The suite writes the commands and does not know the options of the cpu backend.
+            print(&format!("to replay, add{flags} to the commands above\n"))?;
         }
     }
     if summary.is_success() { Ok(()) } else { Err(Failure::Check) }
 }
 
-/// Threads that the system has.
+/// The number of threads of the system.
 pub fn all_threads() -> usize {
     available_parallelism().map_or(1, NonZero::get)
 }
 
-/// A part by its number and how many there are.
+/// Parses `K/N`: the number of a part, and the number of parts.
 fn part(text: &str) -> Result<(usize, usize), Failure> {
     let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
     numbers
@@ -67,7 +68,7 @@ fn part(text: &str) -> Result<(usize, usize), Failure> {
         .ok_or_else(|| Failure::Input(format!("--part: expected K/N with K from 1 to N, as in 1/16, got {text:?}")))
 }
 
-/// Runs the suite on a backend, under a progress bar. Every case becomes a line of JSON if there is room for it.
+/// Runs the suite on a backend, with a progress bar. Each case adds a line of JSON to `lines`.
 pub fn prove(backend: &AnyBackend, options: &Options, lines: Option<&mut Vec<u8>>) -> Result<Summary, Failure> {
     backend.dispatch_harness(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
 }

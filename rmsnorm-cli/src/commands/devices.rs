@@ -1,4 +1,5 @@
-//! `rmsnorm devices`: every backend, with what it runs on and by which table of tiles, or why it cannot.
+//! `rmsnorm devices`: every device with its tuning table, or why a backend is missing and how to
+//! fix that.
 
 use rmsnorm_core::{Availability, available};
 use serde_json::{Value, json};
@@ -18,16 +19,25 @@ pub fn run(args: &DevicesArgs) -> Result<(), Failure> {
     }
 }
 
-/// One line per device, and one of its table.
+/// Two lines for each device: its description and its tuning table, or the reason why it is missing
+/// and the fix.
 pub fn table(devices: &[Availability]) -> String {
-    let line = |entry: &Availability| match &entry.status {
+    devices.iter().map(entry).collect()
+}
+
+fn entry(Availability { device, status, tuning }: &Availability) -> String {
+    match status {
         Ok(description) => {
-            let tuning = entry.tuning.as_deref().unwrap_or_default();
-            format!("{:<6} ready    {description}\n{:<6} tuning   {tuning}\n", entry.device, "")
+            let tuning = tuning.as_deref().unwrap_or_default();
+            format!("{device:<6} ready    {description}\n{:<6} tuning   {tuning}\n", "")
         }
-        Err(reason) => format!("{:<6} missing  {reason}\n", entry.device),
-    };
-    devices.iter().map(line).collect()
+        Err(reason) => {
+            // The backends' errors end with the fix where they know one.
+            let (reason, fix) = reason.split_once("; fix: ").unwrap_or((reason, ""));
+            let fix = if fix.is_empty() { String::new() } else { format!("{:<6} fix      {fix}\n", "") };
+            format!("{device:<6} missing  {reason}\n{fix}")
+        }
+    }
 }
 
 fn as_json(entry: &Availability) -> Value {

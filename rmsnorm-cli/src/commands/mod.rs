@@ -1,4 +1,4 @@
-//! One file per command, and `overview` for none.
+//! The commands, one file each; `overview` runs without a command.
 
 pub mod bench;
 pub mod compare;

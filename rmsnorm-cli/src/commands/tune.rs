@@ -1,4 +1,5 @@
-//! `rmsnorm tune`: the best tiles for this device, proven, and kept for later processes.
+//! `rmsnorm tune`: searches tile sizes for this device, tests them and keeps them for later
+//! processes.
 
 use std::env;
 use std::path::PathBuf;
@@ -15,7 +16,8 @@ use crate::backends;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// Measures, proves, and writes the table. A line for each rung as it is measured, then what changed.
+/// Measures, tests and writes the table. Prints a line for each entry of the table when it is
+/// measured, then the changes.
 pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let request = request(args)?;
     let name = args.backend.clone().map_or_else(first_backend, Ok)?;
@@ -36,7 +38,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     file::write(&path, &text).map_err(|error| Failure::Input(format!("cannot write {}: {error}", path.display())))?;
     print(&format!("written: {}\n", path.display()))?;
     if env::var_os(choice::VARIABLE).is_some_and(|value| !value.is_empty()) {
-        print(&format!("{} is set: backends go on using what it says\n", choice::VARIABLE))?;
+        print(&format!("{} is set: backends use its value, and not this table\n", choice::VARIABLE))?;
     }
     Ok(())
 }
@@ -57,21 +59,22 @@ fn request(args: &TuneArgs) -> Result<Request, Failure> {
     })
 }
 
-/// The first GPU of this machine, else its processor.
+/// The first GPU of this machine, or cpu without a GPU.
 fn first_backend() -> Result<String, Failure> {
     let names = backends::names();
     let gpu = names.iter().find(|name| name.as_str() != "cpu").or(names.first());
-    gpu.cloned().ok_or_else(|| Failure::Input("this machine has nothing to tune: rmsnorm devices says why".into()))
+    gpu.cloned()
+        .ok_or_else(|| Failure::Input("this machine has no device to tune: `rmsnorm devices` prints the reason".into()))
 }
 
-/// Where the table goes.
+/// The file that the table is written to.
 fn path(args: &TuneArgs, outcome: &Outcome) -> Result<PathBuf, Failure> {
     let cached = || choice::path_of(&outcome.identity);
     args.output.clone().or_else(cached).ok_or_else(no_folder)
 }
 
 fn no_folder() -> Failure {
-    Failure::Input("there is no folder of caches: set RMSNORM_CACHE_DIR, or give --output".into())
+    Failure::Input("there is no cache folder for the table: set RMSNORM_CACHE_DIR, or pass --output FILE".into())
 }
 
 fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure> {
@@ -85,7 +88,7 @@ fn measured(backend: &AnyBackend, request: &Request) -> Result<Outcome, Failure>
     Ok(outcome)
 }
 
-/// A rung in a line: times of the built-in entry and of the best, and what the best is.
+/// The line of an entry: the times of the built-in value and of the best value, and the best value.
 fn line(tuned: &Tuned) -> String {
     let Tuned { rung, subject, us: [built_in, best], gain, ending } = tuned;
     let times = if built_in.is_nan() {
@@ -101,7 +104,7 @@ fn line(tuned: &Tuned) -> String {
     format!("{rung:40} {subject:52} {times}  {ending}")
 }
 
-/// What changed, and what did not.
+/// The changed entries, the ones that failed their tests, and the counts.
 fn conclusion(outcome: &Outcome, elapsed: Duration) -> String {
     let Outcome { tuned, not_reached, cases, .. } = outcome;
     let changed: Vec<&Tuned> = tuned.iter().filter(|tuned| matches!(tuned.ending, Ending::Changed(_))).collect();

@@ -1,4 +1,4 @@
-//! `rmsnorm warm`: kernels on disk before the first call asks for them.
+//! `rmsnorm warm`: compiles kernels in advance and keeps them on disk.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,10 +13,11 @@ use crate::backends;
 use crate::failure::Failure;
 use crate::output::print;
 
-/// The most rows that are asked for. No plan changes beyond: CUDA's forward of rows of 8 columns does at some 200,000.
+/// The largest number of rows. No plan changes above it; the last change is CUDA's, at about
+/// 200,000 rows of 8 columns.
 const MOST_ROWS: usize = 1 << 20;
 
-/// Compiles for each backend, and says how long it took.
+/// Compiles for each backend and prints the time.
 pub fn run(args: &WarmArgs) -> Result<(), Failure> {
     let calls = Calls {
         cols: args.cols.iter().map(|cols| cols.get()).collect(),
@@ -40,17 +41,19 @@ pub fn run(args: &WarmArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The backends of those names, or all that compile.
+/// The backends called `names`, or all GPUs if `names` is empty.
 fn opened(names: &[String]) -> Result<Vec<AnyBackend>, Failure> {
     let all = || backends::names().into_iter().filter(|name| name != "cpu").collect();
     let names = if names.is_empty() { all() } else { names.to_vec() };
     if names.is_empty() {
-        return Err(Failure::Input("this machine has no GPU to compile for: rmsnorm devices says why".into()));
+        return Err(Failure::Input(
+            "this machine has no GPU to compile for: `rmsnorm devices` prints the reason".into(),
+        ));
     }
     names.iter().map(|name| backends::open(name, &Default::default())).collect()
 }
 
-/// What is compiled for.
+/// The calls whose kernels are compiled.
 struct Calls {
     cols: Vec<usize>,
     operations: Vec<Operation>,
@@ -59,7 +62,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// One call for each kernel that some number of rows runs, and more.
+    /// At least one call for each kernel, over all numbers of rows.
     fn problems(&self, rows_breakpoints: &[usize]) -> Vec<Problem> {
         let mut problems = Vec::new();
         for rows in rows(rows_breakpoints) {
@@ -75,7 +78,7 @@ impl Calls {
     }
 }
 
-/// Powers of two, and where a plan changes.
+/// Numbers of rows: powers of two, and those around each change of a plan.
 fn rows(breakpoints: &[usize]) -> BTreeSet<usize> {
     let powers = (0..).map(|exponent| 1 << exponent).take_while(|rows| *rows <= MOST_ROWS);
     let around = breakpoints.iter().flat_map(|&rows| [rows.saturating_sub(1).max(1), rows, rows + 1]);

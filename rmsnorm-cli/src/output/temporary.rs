@@ -1,7 +1,8 @@
-//! Files that are still being written, under a name of their own beside the place that they will take.
+//! Temporary files: they are written in the folder of the result and then renamed.
 //!
-//! A killed program leaves such a file behind, and the next one that writes into the folder removes it. Whoever writes one
-//! holds a lock on it, which the system takes away with the program: a file that can be locked is abandoned.
+//! A killed program leaves its temporary file, and the next program that writes into the folder
+//! removes it. A program locks its file while it writes, and the system releases the lock when the
+//! program ends: an unlocked file is abandoned.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
@@ -12,16 +13,17 @@ use tempfile::NamedTempFile;
 const PREFIX: &str = ".rmsnorm-";
 const SUFFIX: &str = ".tmp";
 
-/// The random characters between them, letters and digits.
+/// The number of random letters and digits between prefix and suffix.
 const RANDOM: usize = 6;
 
-/// So often another program may find a file between its creation and its lock, and take it for abandoned. Once is rare.
+/// Attempts to create a file. Another program may remove a file between its creation and its lock,
+/// which is rare.
 const TRIES: usize = 8;
 
-/// A new file in that folder, locked. It vanishes when dropped.
+/// Creates a locked file in the folder. It is deleted when dropped.
 ///
 /// # Errors
-/// If the folder refuses.
+/// The folder cannot be written.
 pub fn create(folder: &Path) -> io::Result<NamedTempFile> {
     for _ in 0..TRIES {
         if let Some(file) = claim(unlocked(folder)?) {
@@ -31,13 +33,13 @@ pub fn create(folder: &Path) -> io::Result<NamedTempFile> {
     Err(io::Error::other("temporary files vanish as soon as they are created"))
 }
 
-/// Locks a new file, unless another program was first.
+/// Locks a new file. `None` if another program has locked or removed it.
 fn claim(file: NamedTempFile) -> Option<NamedTempFile> {
     match file.as_file().try_lock() {
-        // It may have come and gone before the lock.
+        // Another program locked, removed and unlocked it.
         Ok(()) if !file.path().exists() => None,
         Err(TryLockError::WouldBlock) => None,
-        // A file system without locks: there, nobody can take the file for abandoned either.
+        // On a file system without locks no other program can remove the file either.
         Ok(()) | Err(TryLockError::Error(_)) => Some(file),
     }
 }
@@ -52,7 +54,8 @@ fn unlocked(folder: &Path) -> io::Result<NamedTempFile> {
     builder.tempfile_in(folder)
 }
 
-/// Temporary files are private by default; a result gets the permissions of any new file, less the umask.
+/// Read and write for everyone, less the umask, as for any new file. The default of temporary files
+/// is private.
 #[cfg(unix)]
 fn new_file_permissions() -> Option<Permissions> {
     use std::os::unix::fs::PermissionsExt;
@@ -64,8 +67,8 @@ fn new_file_permissions() -> Option<Permissions> {
     None
 }
 
-/// Removes what killed programs have left in that folder. What cannot be removed stays: it is in nobody's way, and no
-/// reason to refuse a result.
+/// Removes the temporary files of killed programs from the folder. Files that cannot be removed
+/// stay, without an error.
 pub fn remove_abandoned(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().to_str().is_some_and(is_temporary);
@@ -75,15 +78,15 @@ pub fn remove_abandoned(folder: &Path) {
     }
 }
 
-/// Removes a file unless someone holds its lock.
+/// Removes a file unless a program holds its lock.
 fn remove_unlocked(path: &Path) -> io::Result<()> {
-    // Some file systems lock only what may be written.
+    // Some file systems lock only files that are open for writing.
     let file = File::options().write(true).open(path)?;
     file.try_lock()?;
     fs::remove_file(path)
 }
 
-/// Whether a name is one that [`create`] gives.
+/// Whether a name has the form of the names that [`create`] gives.
 fn is_temporary(name: &str) -> bool {
     let random = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(SUFFIX));
     random.is_some_and(|random| random.len() == RANDOM && random.bytes().all(|byte| byte.is_ascii_alphanumeric()))
@@ -109,7 +112,7 @@ mod tests {
         let file = create(folder.path()).unwrap();
         remove_abandoned(folder.path());
         assert!(file.path().exists());
-        // As by a kill: the file stays, its lock does not.
+        // As after a kill: the file stays, without a lock.
         let (_, path) = file.keep().unwrap();
         remove_abandoned(folder.path());
         assert!(!path.exists());

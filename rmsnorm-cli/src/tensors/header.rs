@@ -1,4 +1,5 @@
-//! The header of a safetensors file: the length of a JSON text, the text, and after it the elements.
+//! The header of a safetensors file: the length of a JSON text, the text, and after it the
+//! elements.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -9,17 +10,19 @@ use serde_json::error::Category;
 
 use crate::memory;
 
-/// The format allows no longer text.
+/// The longest text that the format allows, in bytes.
 const LONGEST: u64 = 100_000_000;
 
-/// Bytes that the parsers need for each byte of text, at most. The worst is a list of digits: two bytes of text each, a
-/// value of 32 bytes in a vector that has doubled, and a number of 8 bytes in another.
+/// The most bytes that the parsers need for each byte of text. The worst case is a list of digits:
+/// each takes two bytes of text, a value of 32 bytes in a vector that has doubled, and a number of
+/// 8 bytes in another vector.
 const PARSED: usize = 64;
 
-/// The header, checked, and the elements that it describes: no more and no fewer.
+/// The checked header and the elements that it describes.
 ///
 /// # Errors
-/// What is wrong with it, for a person.
+/// The bytes are not a valid safetensors file, or have more or fewer elements than the header
+/// describes.
 pub fn split(file: &[u8]) -> Result<(Metadata, &[u8]), String> {
     let truncated = || "the file ends within its header: it is truncated or not a safetensors file".to_owned();
     let (&len, rest) = file.split_first_chunk().ok_or_else(truncated)?;
@@ -42,7 +45,7 @@ fn invalid(why: &dyn fmt::Display) -> String {
     format!("not a valid safetensors file: {why}")
 }
 
-/// Parsers take the last of two equal names and say nothing; what the first meant would be lost.
+/// Refuses a name that comes twice in an object: parsers take the last value without a message.
 fn refuse_repetition(text: &str) -> Result<(), String> {
     serde_json::from_str::<Unrepeated>(text).map(|Unrepeated| ()).map_err(|error| match error.classify() {
         Category::Data => error.to_string(),
@@ -50,7 +53,7 @@ fn refuse_repetition(text: &str) -> Result<(), String> {
     })
 }
 
-/// Any value, if no object within has a name twice.
+/// Any JSON value whose objects have no name twice.
 struct Unrepeated;
 
 impl<'de> Deserialize<'de> for Unrepeated {
@@ -68,7 +71,7 @@ impl<'de> Visitor<'de> for Unrepeated {
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self, A::Error> {
         let mut names = HashSet::new();
-        // Names as they are meant: "\u0078" is "x".
+        // Escapes in names are decoded: "\u0078" is "x".
         while let Some(name) = object.next_key::<String>()? {
             if names.contains(&name) {
                 return Err(A::Error::custom(format!("the header has {name:?} twice")));

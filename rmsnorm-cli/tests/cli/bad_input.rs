@@ -1,4 +1,5 @@
-//! `rmsnorm run` on bad input: exit code 2, one line on stderr that says what is wrong, and no file left behind.
+//! `rmsnorm run` on bad input: exit code 2, one line on stderr with the reason, and no file left
+//! behind.
 
 use rmsnorm_core::DType;
 
@@ -6,7 +7,8 @@ use crate::support::{Folder, Tensor, Tensors, file, raw_file};
 
 const GOOD: [(&str, &str); 2] = [("op", "rms_norm"), ("eps", "1e-6")];
 
-/// Runs `in` to `out` in a folder with these bytes as `in`; the line must contain every one of the words.
+/// Runs `in` to `out` in a folder with these bytes as `in`. The error line must contain each of the
+/// words.
 pub fn refuse(bytes: &[u8], args: &[&str], words: &[&str]) {
     let folder = Folder::new();
     folder.write("in", bytes);
@@ -114,8 +116,8 @@ fn nothing_to_normalize_is_refused() {
     refuse(&file(&tensors(&[("weight", DType::F32, &[8])]), &GOOD), &[], &["no tensor x", "weight"]);
     refuse(&file(&Tensors::new(), &GOOD), &[], &["no tensor x"]);
     refuse(&file(&tensors(&[("x", DType::F32, &[])]), &GOOD), &[], &["x has no dimension"]);
-    refuse(&file(&tensors(&[("x", DType::F32, &[3, 0])]), &GOOD), &[], &["[3, 0]", "no element"]);
-    refuse(&file(&tensors(&[("x", DType::F32, &[1 << 60, 0])]), &GOOD), &[], &["no element"]);
+    refuse(&file(&tensors(&[("x", DType::F32, &[3, 0])]), &GOOD), &[], &["[3, 0]", "at least 1"]);
+    refuse(&file(&tensors(&[("x", DType::F32, &[1 << 60, 0])]), &GOOD), &[], &["at least 1"]);
     let alone = tensors(&[("x", DType::F32, &[2, 8]), ("dresidual_out", DType::F32, &[2, 8])]);
     refuse(&file(&alone, &GOOD), &[], &["dresidual_out", "needs dy"]);
 }
@@ -127,7 +129,8 @@ fn missing_op_and_eps_are_refused_with_both_ways_to_give_them() {
     refuse(&without("eps"), &[], &["eps is missing", "--eps", r#"metadata key "eps""#]);
 }
 
-/// A name that is not known may be a misspelt one, or a later version's: without it the result is another.
+/// An unknown name may be misspelt, or of a later version. A run that ignored it would give another
+/// result.
 #[test]
 fn unknown_names_are_refused_with_the_nearest_known_one() {
     for (key, nearest) in [
@@ -156,7 +159,7 @@ fn unknown_names_are_refused_with_the_nearest_known_one() {
         let metadata = [&GOOD[..], &[(key, "1")]].concat();
         refuse(&file(&good(), &metadata), &[], &words);
         refuse(&file(&good(), &metadata), &["--weight-offset", "1", "--codes", "e4m3"], &words);
-        // Before what else may be wrong.
+        // Reported before other errors.
         refuse(&file(&Tensors::new(), &[(key, "1")]), &[], &words);
     }
     for (name, nearest) in [
@@ -192,11 +195,11 @@ fn what_is_about_codes_is_refused_where_there_are_none() {
         refuse(
             &file(&good(), &metadata),
             &[],
-            &[&format!("metadata {key:?} is about codes"), "--codes", "--allow-unknown"],
+            &[&format!("metadata {key:?} applies to quantized results"), "--codes", "--allow-unknown"],
         );
     }
     let scale = tensors(&[("x", DType::F32, &[2, 8]), ("scale", DType::F32, &[1])]);
-    refuse(&file(&scale, &GOOD), &[], &["tensor \"scale\" is about codes", "--codes", "--allow-unknown"]);
+    refuse(&file(&scale, &GOOD), &[], &["tensor \"scale\" applies to quantized results", "--codes", "--allow-unknown"]);
 }
 
 #[test]
@@ -240,7 +243,7 @@ fn nothing_to_warm_is_refused() {
     ] {
         refuse_in(&folder, args, words);
     }
-    // Where nothing is compiled all is ready.
+    // The cpu backend compiles nothing.
     let outcome = folder.rmsnorm(&["warm", "--cols", "64", "--backend", "cpu"]);
     let seconds = outcome.stdout.strip_prefix("cpu    ready after ").and_then(|rest| rest.strip_suffix(" s\n"));
     assert!(outcome.code == Some(0) && seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok()), "{outcome:?}");
@@ -261,7 +264,7 @@ fn outputs_that_cannot_be_written_are_refused() {
     for (output, words) in cases {
         refuse_in(&folder, &["run", "in", "-o", output], words);
     }
-    // Nobody may create files here, not even root.
+    // No user can create files here, not even root.
     #[cfg(target_os = "linux")]
     refuse_in(&folder, &["run", "in", "-o", "/proc/self/out"], &["cannot write /proc/self/out"]);
 }

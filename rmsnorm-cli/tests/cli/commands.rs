@@ -1,20 +1,27 @@
-//! The other commands: what they print, and how they refuse.
+//! The other commands: their output, and their errors.
 
 use serde_json::Value;
 
 use crate::support::Folder;
 
 #[test]
-fn devices_lists_every_backend_and_why_it_is_missing() {
+fn devices_lists_every_backend_or_why_it_is_missing_and_the_fix() {
     let outcome = Folder::new().rmsnorm(&["devices"]);
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].starts_with("cpu    ready") && lines[0].contains("thread"), "{lines:?}");
     assert_eq!(lines[1], "       tuning   built in");
-    for (line, start) in [(lines[2], "cuda   missing  "), (lines[3], "wgpu   missing  ")] {
+    for (line, start) in [(lines[2], "cuda   missing  "), (lines[4], "wgpu   missing  ")] {
         let reason = line.strip_prefix(start).unwrap();
-        assert!(!reason.is_empty() && !reason.contains("not built in"), "{lines:?}");
+        assert!(!reason.is_empty() && !reason.contains("not built in") && !reason.contains("fix: "), "{lines:?}");
     }
+    // The machine has no driver, or the environment hides the GPUs from it.
+    let fix = lines[3].strip_prefix("       fix      ").unwrap();
+    assert!(
+        ["install NVIDIA's driver", "unset CUDA_VISIBLE_DEVICES"].iter().any(|start| fix.starts_with(start)),
+        "{fix}"
+    );
+    assert_eq!(lines[5..], ["       fix      unset WGPU_BACKEND, which is \"gl\""]);
 }
 
 #[test]
@@ -24,6 +31,35 @@ fn devices_json_is_one_object() {
     assert_eq!((&report["devices"][0]["name"], &report["devices"][0]["available"]), (&"cpu".into(), &true.into()));
     assert_eq!(report["devices"][1]["available"], false);
     assert!(report["devices"][1]["reason"].is_string());
+}
+
+/// The first screen of a newcomer: devices, then a proof of each, then one table of speeds whose
+/// columns are explained.
+#[test]
+fn bare_command_lists_proves_and_measures() {
+    let outcome = Folder::new().rmsnorm(&[]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    let place = |text: &str| outcome.stdout.find(text).unwrap_or_else(|| panic!("no {text:?} in {}", outcome.stdout));
+    let parts = [
+        "rmsnorm ",
+        "\nDEVICES\ncpu    ready    ",
+        "\ncuda   missing  ",
+        "\nRESULTS ",
+        "\ncpu    proved: ",
+        " results within their bounds, in ",
+        "\nSPEEDS\ndevice operation ",
+        "time, us",
+        "copy GB/s",
+        "\ncpu    rms_norm forward ",
+        "\ncpu    layer_norm backward ",
+        "\ntime, us   median time of one call, in microseconds\n",
+        "\n* the tensors fit into the cache",
+        "\nNEXT ",
+    ];
+    let places = parts.map(place);
+    assert!(places.is_sorted(), "{places:?}: {}", outcome.stdout);
+    // Two norms, forward and backward, in two dtypes and two shapes.
+    assert_eq!(outcome.stdout.matches("\ncpu    ").count() - 2, 2 * 2 * 2 * 2, "{}", outcome.stdout);
 }
 
 #[test]
@@ -37,7 +73,7 @@ fn help_lists_every_command() {
     }
 }
 
-/// What a backend may be is said where one is asked for.
+/// The help of each command with `--backend` names the backends.
 #[test]
 fn help_names_every_backend() {
     for command in ["conformance", "run", "bench"] {
@@ -108,7 +144,7 @@ fn bench_bad_arguments_are_one_line() {
     }
 }
 
-/// Bad arguments of a command: exit code 2, one line on stderr with every one of the words, and no file.
+/// Bad arguments: exit code 2, one line on stderr with each of the words, and no file.
 fn refuse(command: &str, args: &[&str], words: &[&str]) {
     let folder = Folder::new();
     let outcome = folder.rmsnorm(&[&[command], args].concat());
@@ -128,7 +164,8 @@ fn bench_measures_what_this_machine_has_as_told() {
     let lines: Vec<&str> = outcome.stdout.lines().collect();
     assert!(lines[0].ends_with(", portable, 1 thread"), "{lines:?}");
     assert_eq!(lines[1], "tuning: built in");
-    // The heading, two norms of three operations in two dtypes, and the note on rates from the cache.
+    // The heading, two norms of three operations in two dtypes, and the note on rates from the
+    // cache.
     assert_eq!(lines.len(), 3 + 2 * 3 * 2 + 1, "{lines:?}");
 }
 
@@ -187,7 +224,7 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
         assert_eq!(replay.stdout.lines().last(), Some("1 passed, 0 failed, 0 skipped"));
         assert_eq!(replay.stdout.contains("portable, 1 thread,"), !flags.is_empty(), "{}", replay.stdout);
     }
-    // A system may have fewer threads to give.
+    // The system may refuse so many threads.
     let replay = folder.rmsnorm(&["conformance", "--case", id, "--threads", "1000"]);
     match replay.code {
         Some(0) => assert!(replay.stdout.contains("1000 threads") && replay.stdout.contains("1 passed"), "{replay:?}"),
@@ -195,7 +232,7 @@ fn conformance_report_has_a_line_per_case_and_each_can_be_replayed() {
     }
 }
 
-/// In parts too, so that a driver can share out what runs.
+/// Parts have a list each, so that several processes can share the work.
 #[test]
 fn conformance_list_has_the_ids_of_what_runs() {
     let list = |flags: &[&str]| {

@@ -1,8 +1,8 @@
-//! What `rmsnorm run` must write for given inputs: every tensor by its name, dtype and shape, with values that the test kit
-//! judges by the f64 definition and the bounds of the backend that ran.
+//! The expected output of `rmsnorm run`: the name, dtype and shape of each tensor, and an interval
+//! for each value, from the f64 definition and the error bounds of the backend.
 //!
-//! The intervals are the suite's, not a second error model: what is on trial here is the way of a file through the
-//! program, and an interval that is wider than the suite's would hide a setting that was lost on the way.
+//! The intervals are those of the suite. These tests check that the program passes all inputs and
+//! settings on; wider intervals would hide a lost setting.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Inputs {
     pub tensors: Tensors,
 }
 
-/// Panics unless the outputs are those of a run with these inputs: no tensor less, none more.
+/// Panics unless the outputs are the expected tensors for these inputs, no fewer and no more.
 pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &Arithmetic, context: &str) {
     let input = |role: Role| inputs.tensors.get(role.name());
     let (x, residual, weight, bias) =
@@ -58,7 +58,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
     let model = Model { arithmetic, mode: Mode::Worst };
     let forward = ForwardTruth::new(&spec, given, x.dtype, output(Role::ResidualOut), model);
     let no_mean = vec![0.0; spec.rows];
-    // By the statistics that the run wrote, which are judged themselves.
+    // From the statistics that the run wrote, which are checked too.
     let backward = dy.zip(output(Role::Rstd)).map(|(dy, rstd)| {
         let given = BackwardInputs {
             dy: &dy.values,
@@ -78,7 +78,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
         };
         assert!(verdict.is_pass(), "{role} of {context}: {verdict:?}");
     }
-    // WGSL leaves the rounding of a sum open, but every device so far rounds it to nearest.
+    // WGSL allows other roundings of a sum, but all known devices round to nearest.
     if let (Some(residual), Some(h)) = (residual, output(Role::ResidualOut)) {
         let sums = x.values.iter().zip(&residual.values).map(|(x, r)| round_to(x + r, residual.dtype));
         assert!(sums.eq(h.iter().copied()), "residual_out of {context}");

@@ -1,10 +1,10 @@
-//! Figures that are kept: what `bench` writes, and `compare` puts side by side.
+//! Saved measurements: the files of `bench`, and the tables and pictures of `compare`.
 
 use serde_json::{Value, json};
 
 use crate::support::Folder;
 
-/// A report of three numbers of rows, measured just long enough to be one.
+/// A report of three shapes, measured as briefly as possible.
 fn measured(folder: &Folder, json: &str) -> Value {
     let shapes = ["--shapes", "1x64,2x64,4x64", "--dtype", "f32", "--seconds", "0"];
     let args = [&["bench", "--backend", "cpu", "--threads", "1", "--json", json][..], &shapes].concat();
@@ -29,7 +29,7 @@ fn every_row_tells_what_it_ran() {
     }
 }
 
-/// Of a group of threads on the cpu: a row for each shape and norm, on stdout and as JSON.
+/// A group of threads on the cpu has a row for each shape and norm, on stdout and as JSON.
 #[test]
 fn a_group_is_measured() {
     let folder = Folder::new();
@@ -59,12 +59,12 @@ fn a_group_is_measured() {
         assert!(line.starts_with(row["norm"].as_str().unwrap()) && line.ends_with("threads"), "{line}");
     }
     for (args, message) in [
-        (&["bench", "--op", "forward_reduced"][..], "forward_reduced is of a group: give --ranks"),
+        (&["bench", "--op", "forward_reduced"][..], "forward_reduced needs a group: pass --ranks N"),
         (
             &["bench", "--op", "forward", "--ranks", "2"],
             "--op: expected one of forward_reduced, forward_reduced_rows, forward_columns, got \"forward\"",
         ),
-        (&["bench", "--ranks", "2", "--backend", "cpu,wgpu"], "a group is of one backend, got cpu,wgpu"),
+        (&["bench", "--ranks", "2", "--backend", "cpu,wgpu"], "expected one backend, got cpu,wgpu"),
         (
             &["bench", "--ranks", "2", "--backend", "cpu", "--shapes", "1000000x1000"],
             "--shapes: expected 1 to 268435456",
@@ -95,25 +95,61 @@ fn ours_and_peers_are_put_side_by_side() {
     let svg = String::from_utf8(std::fs::read(folder.path("figure.svg")).unwrap()).unwrap();
     assert!(svg.contains("rms_norm backward f32, ") || svg.contains("64 columns"), "no panel of rows");
 
-    // What we do not have is told, and what is neither a time nor a failure is no row.
+    // A note lists unknown operations. A row needs a time or an error.
     let row =
         |op: &str, dtype: &str| json!({"op": op, "dtype": dtype, "M": 1, "N": 64, "provider": "a", "ms": 1, "gbps": 1});
     let peers =
         json!([row("rms_fwd", "float32"), row("rms_fwdd", "float32"), row("rms_fwd", "f32"), row("copy", "float32")]);
     folder.write("peers.json", peers.to_string().as_bytes());
     let outcome = folder.rmsnorm(&["compare", "ours.json", "peers.json"]);
-    let note = "note: peers.json: left out {\"rms_fwd f32\", \"rms_fwdd float32\"}, which are not ours\n";
-    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note), "{outcome:?}");
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    assert!(!outcome.stdout.contains("rms_fwdd"), "only one source has it: {outcome:?}");
+
+    // A table for a page has every source, also of operations that are not ours, and the commit of the run.
+    let page = |args: &[&str]| folder.rmsnorm(&[&["compare", "ours.json", "peers.json", "--markdown"], args].concat());
+    let outcome = page(&["--op", "rms_fwdd,forward/rms_norm", "--shapes", "1x64"]);
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert_eq!(lines[0], "| us | shape | rmsnorm | of copy | a |", "{outcome:?}");
+    assert_eq!(lines[2], "| rms fwdd | 1x64 |  |  | **1000** |");
+    assert!(lines[3].starts_with("| RMS forward, f32 | 1x64 | **"), "{outcome:?}");
+    assert!(lines.last().unwrap().starts_with("measured on 20"), "{outcome:?}");
+    let outcome = page(&["--shapes", "9x9"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
     folder
         .write("peers.json", br#"[{"op":"rms_fwd","dtype":"float32","M":1,"N":64,"provider":"a","msec":1,"gbps":1}]"#);
     let outcome = folder.rmsnorm(&["compare", "ours.json", "peers.json"]);
     assert_eq!(outcome.code, Some(2), "{outcome:?}");
     assert!(outcome.stderr.contains("rms_fwd by a has neither ms and gbps nor an error"), "{outcome:?}");
 
-    // Two runs of the same backend are told apart by their files.
+    // Two runs of one backend are named after their files.
     measured(&folder, "again.json");
     let outcome = folder.rmsnorm(&["compare", "ours.json", "again.json"]);
     assert!(outcome.stdout.lines().next().unwrap().contains("cpu (again), us"), "{outcome:?}");
+}
+
+#[test]
+fn times_at_one_shape_are_drawn_as_bars() {
+    let folder = Folder::new();
+    measured(&folder, "ours.json");
+    let draw = |args: &[&str]| {
+        let outcome = folder.rmsnorm(&[&["compare", "ours.json", "--bars", "bars.svg"], args].concat());
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+        String::from_utf8(std::fs::read(folder.path("bars.svg")).unwrap()).unwrap()
+    };
+    // Two norms, forward, add_forward and backward; all shapes have as many measurements, so the largest is drawn.
+    let svg = draw(&[]);
+    assert!(svg.starts_with("<svg ") && svg.contains(">4x64: time of one call in us, shorter is faster<"), "{svg}");
+    assert_eq!(svg.matches(">cpu<").count(), 2 * 3, "{svg}");
+    assert!(svg.contains("prefers-color-scheme:dark"), "{svg}");
+    assert!(draw(&["--shapes", "1x64"]).contains(">1x64: time of one call"));
+    for (args, message) in [
+        (&["--bars", "bars.svg", "--shapes", "8x64"][..], "no measurement in the files has the given"),
+        (&["--bars", "absent/bars.svg"], "cannot write absent/bars.svg"),
+    ] {
+        let outcome = folder.rmsnorm(&[&["compare", "ours.json"], args].concat());
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{outcome:?}");
+        assert!(outcome.stderr.contains(message) && outcome.stderr.lines().count() == 1, "{outcome:?}");
+    }
 }
 
 #[test]
@@ -136,13 +172,14 @@ fn runs_without_common_shapes_are_told_apart() {
     let bench = ["bench", "--backend", "cpu", "--threads", "1", "--seconds", "0", "--dtype", "f32", "--op", "forward"];
     let outcome =
         folder.rmsnorm(&[&bench[..], &["--norm", "rms_norm", "--shapes", "1x32", "--compare", "before.json"]].concat());
-    assert!(outcome.stdout.ends_with("no two of them have a shape in common\n"), "{outcome:?}");
+    assert!(outcome.stdout.ends_with("no two sources have a shape in common\n"), "{outcome:?}");
     folder.write("other.json", br#"[{"op":"rms_fwd","dtype":"float32","M":1,"N":8,"provider":"a","ms":1,"gbps":1}]"#);
     let outcome = folder.rmsnorm(&["compare", "before.json", "other.json"]);
     assert_eq!(outcome.stdout, "no two sources have a shape in common\n");
 }
 
-/// Every way of quantizing is judged, measured and told apart, and stands beside a published kernel that does the same.
+/// Each kind of scales is checked, measured and named, and compared with another project's kernel
+/// of the same kind.
 #[test]
 fn codes_are_measured_in_every_way() {
     let folder = Folder::new();
@@ -153,13 +190,13 @@ fn codes_are_measured_in_every_way() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
     let document: Value = serde_json::from_slice(&std::fs::read(folder.path("codes.json")).unwrap()).unwrap();
     let rows = document["reports"][0]["rows"].as_array().unwrap();
-    // Two norms, two operations, nine ways.
+    // Two norms, two operations, nine kinds of scales.
     assert_eq!(rows.len(), 36);
     let bytes_of = |op: &str| {
         let row = rows.iter().find(|row| row["norm"] == "rms_norm" && row["op"] == op).unwrap();
         row["bytes"].as_u64().unwrap()
     };
-    // x, weight, rstd and codes; then what each adds.
+    // The bytes of x, weight, rstd and codes; each kind adds its own.
     let least = 2 * (480 + 160) + 12 + 480;
     for (name, more) in [
         ("tensor", 4),
@@ -199,7 +236,7 @@ fn measurements_are_added_to_a_file() {
         ids.collect::<Vec<_>>()
     };
     assert_eq!(add("2x64", "backward"), ["backward/rms_norm/f32/2x64/cpu"]);
-    // Rows come in order, and one that is measured again is there once.
+    // Rows are sorted, and a row that is measured again replaces the first.
     let both = ["forward/rms_norm/f32/1x64/cpu", "backward/rms_norm/f32/2x64/cpu"];
     assert_eq!(add("1x64", "forward"), both);
     assert_eq!(add("1x64", "forward"), both);

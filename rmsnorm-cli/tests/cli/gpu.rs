@@ -1,4 +1,5 @@
-//! What only a device can show. Without one each test says so and passes, unless `RMSNORM_REQUIRE` names its backend.
+//! Tests that need a GPU. Without one a test prints that it is skipped, unless `RMSNORM_REQUIRE`
+//! names its backend.
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::conformance::testing::skip_or_fail;
@@ -10,7 +11,7 @@ use serde_json::Value;
 use crate::run::{check_on, inputs, metadata};
 use crate::support::{Folder, file};
 
-/// A folder where the program finds a device of that backend, if there is one.
+/// A folder where the program finds a device of this backend, if the machine has one.
 pub fn device(backend: &str) -> Option<Folder> {
     let folder = Folder::with_gpu();
     let report: Value = serde_json::from_str(&folder.rmsnorm(&["devices", "--json"]).stdout).unwrap();
@@ -23,7 +24,7 @@ pub fn device(backend: &str) -> Option<Folder> {
     None
 }
 
-/// Runs files of all mixes of dtypes that a pair of norms has.
+/// Runs files of both norms with several mixes of dtypes.
 fn run_files(folder: &Folder, harness: &impl Harness) {
     let (backend, arithmetic) = (harness.backend().name(), harness.arithmetic());
     let (matrix, row): (&[usize], &[usize]) = (&[3, 5, 37], &[37]);
@@ -69,7 +70,7 @@ fn gpu_bench_replays_graphs_over_rotating_sets() {
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
     let document: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let rows = document["reports"][0]["rows"].as_array().unwrap();
-    // Two shapes and two norms of forward, add_forward and three ways of backward.
+    // Two shapes and two norms; forward, add_forward and backward with three reductions.
     assert_eq!(rows.len(), 2 * 2 * 5);
     for row in rows {
         assert_eq!((&row["mode"], &row["sets"]), (&"graph".into(), &64.into()), "{row}");
@@ -130,13 +131,14 @@ fn adapter_bench_measures_by_timestamps() {
     for row in rows {
         assert!(["timestamps", "wall"].iter().any(|mode| row["mode"] == *mode), "{row}");
         assert!(row["us"].as_f64().unwrap() > 0.0, "{row}");
-        // The other number of rows has the same kernels.
+        // The other number of rows runs the same kernels.
         let first_call = row["first_call_us"].as_f64();
         assert_eq!(first_call.is_some_and(|us| us > 0.0), row["rows"] == 64, "{row}");
     }
 }
 
-/// The folder of entries then has what calls with any number of rows need, so that a second process compiles nothing.
+/// The cache folder then has the kernels for every number of rows, so that a second process
+/// compiles none.
 #[test]
 fn what_was_warmed_is_kept() {
     for backend in ["cuda", "wgpu"] {
@@ -159,7 +161,7 @@ fn what_was_warmed_is_kept() {
         };
         warm(&[]);
         let first = entries();
-        // A driver may keep nothing for wgpu.
+        // Some drivers keep no compiled code for wgpu.
         assert!(backend == "wgpu" || first.len() > 4, "{}", first.len());
         warm(&["--norm", "rms_norm"]);
         assert!(backend == "wgpu" || entries() == first, "all was there");

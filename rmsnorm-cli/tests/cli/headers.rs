@@ -1,4 +1,4 @@
-//! `rmsnorm run` on headers that say a thing twice, or whose sizes do not fit into numbers.
+//! `rmsnorm run` on headers with repeated names, or with sizes that overflow.
 
 use rmsnorm_core::{DType, Norm};
 
@@ -63,7 +63,7 @@ fn sizes_that_do_not_fit_into_numbers_are_refused() {
         ("F32", "[4294967296,4294967296]"),
         ("F16", "[9223372036854775808,2]"),
         ("F32", "[4611686018427387904,4]"),
-        // As many elements as a number holds, whose bytes or bits wrap.
+        // The number of elements fits into 64 bits, but their bytes or bits overflow.
         ("F32", "[4611686018427387904]"),
         ("F32", "[1073741824,4294967296]"),
         ("F16", "[1152921504606846976]"),
@@ -76,7 +76,7 @@ fn sizes_that_do_not_fit_into_numbers_are_refused() {
         let header = format!(r#"{{"x":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,0]}}}}"#);
         refuse(&raw_file(&header, &[]), &FLAGS, &["in: not a valid safetensors file: "]);
     }
-    // The last tensor ends where no file can.
+    // The last tensor ends behind the largest possible file.
     let part = |i: u64| {
         let (size, end) = ((1u64 << 61) - 1, |i: u64| i * ((1 << 61) - 1));
         format!(r#""{i}":{{"dtype":"U8","shape":[{size}],"data_offsets":[{},{}]}}"#, end(i), end(i + 1))

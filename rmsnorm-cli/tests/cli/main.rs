@@ -1,4 +1,4 @@
-//! The program `rmsnorm` from outside: arguments and files in, files, text and exit codes out.
+//! Tests of the program `rmsnorm` as a process: its arguments, files, output and exit codes.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod bad_input;

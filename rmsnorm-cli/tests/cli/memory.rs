@@ -1,4 +1,5 @@
-//! `rmsnorm run` where memory ends: whatever allocation is the first that fails, it is one line and exit code 2.
+//! `rmsnorm run` with too little memory: whichever allocation fails first, the result is one line
+//! and exit code 2.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,10 +8,10 @@ use crate::support::{Folder, Outcome, raw_file};
 
 const MIB: u64 = 1 << 20;
 
-/// MiB that suffice for every run here: without an end, a program that always fails would be tried for ever.
+/// MiB that suffice for every run here. The limit ends the test of a program that always fails.
 const PLENTY: u64 = 2048;
 
-/// Writes `in`: tensors of these shapes in F16, in holes of the file, and metadata.
+/// Writes `in`: F16 tensors of these shapes, as holes of a sparse file, and metadata.
 fn sparse(folder: &Folder, tensors: &[(&str, &[u64])], metadata: &str) {
     let mut end = 0;
     let mut entry = |&(name, shape): &(&str, &[u64])| {
@@ -26,15 +27,15 @@ fn sparse(folder: &Folder, tensors: &[(&str, &[u64])], metadata: &str) {
     file.set_len(header.len() as u64 + end).unwrap();
 }
 
-/// Runs with so much address space. One thread, and no other that could be started.
+/// Runs with this much address space and one thread.
 fn run(folder: &Folder, mib: u64) -> Outcome {
     let limit = mib * MIB / 1024;
     let run = r#"RAYON_NUM_THREADS=1 exec "$0" run in -o out --threads 1 --op layer_norm --eps 1 --allow-unknown"#;
     folder.shell(&format!("ulimit -v {limit}; {run}"))
 }
 
-/// The least that a small file needs: the program itself, and what it keeps for small things. To a MiB, or the first
-/// allocations of a larger file would be granted already.
+/// The least address space for a small file: the program, and its reserve for small allocations. It
+/// is exact to 1 MiB, so that the first allocations of a larger file fail.
 fn least() -> u64 {
     let folder = Folder::new();
     sparse(&folder, &[("x", &[2, 8])], "{}");
@@ -43,8 +44,8 @@ fn least() -> u64 {
     (coarse - 7..=coarse).find(suffices).unwrap()
 }
 
-/// Runs with ever more address space until a run succeeds. Every one before must end in one line, and these words, each
-/// of another allocation, must be among the lines.
+/// Runs with more and more address space until a run succeeds. Each run before it must end with one
+/// line; together the lines must contain all of these words, each of which names an allocation.
 fn climb(folder: &Folder, step: usize, words: &[&str]) {
     let mut lines = String::new();
     for mib in (least()..PLENTY).step_by(step) {
@@ -57,7 +58,7 @@ fn climb(folder: &Folder, step: usize, words: &[&str]) {
         }
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""), "{mib} MiB: {outcome:?}");
         assert_eq!(outcome.stderr.lines().count(), 1, "{mib} MiB: {outcome:?}");
-        assert!(outcome.stderr.ends_with("bytes, which this machine cannot give\n"), "{mib} MiB: {outcome:?}");
+        assert!(outcome.stderr.ends_with("bytes, more than this machine has free\n"), "{mib} MiB: {outcome:?}");
         assert_eq!(folder.names(), ["in"], "{mib} MiB");
         lines += &outcome.stderr;
     }

@@ -19,14 +19,14 @@ fn options(text: &str) -> BTreeSet<String> {
     words.filter(is_option).map(str::to_owned).collect()
 }
 
-/// The options that a help text lists. Each begins a line, perhaps behind its short form.
+/// The options that a help text lists. Each begins a line, after its short form if it has one.
 fn listed(help: &str) -> BTreeSet<String> {
     let entries = help.lines().filter(|line| line.trim_start().starts_with('-'));
     let names = entries.filter_map(|line| line.split_whitespace().find(|word| word.starts_with("--")));
     names.filter(|name| *name != "--help").map(str::to_owned).collect()
 }
 
-/// The section of the page below `## \`TITLE\``, until the next one.
+/// The section of the page below `## \`TITLE\``.
 fn section<'a>(page: &'a str, title: &str) -> &'a str {
     let heading = format!("\n## `{title}`\n");
     let (_, rest) = page.split_once(&heading).unwrap_or_else(|| panic!("docs/cli.md has no section {title:?}"));
@@ -35,7 +35,7 @@ fn section<'a>(page: &'a str, title: &str) -> &'a str {
 
 #[test]
 fn page_has_every_command_and_option_and_no_other() {
-    // A packed crate comes without the pages of the repository.
+    // A packaged crate does not have the docs folder.
     let pages = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
     if !pages.is_dir() {
         return;

@@ -1,12 +1,14 @@
-//! What happens when a proof fails: exit code 1, the finding and how to replay it, and no measurement of what is wrong.
+//! Failed checks: exit code 1, the finding and the command that replays it, and no measurement of
+//! wrong results.
 //!
-//! The program under test has a cpu backend with the feature `planted`: a variable makes its results wrong.
+//! The program under test has the feature `planted` of the cpu backend: a variable makes its
+//! results wrong.
 
 use serde_json::Value;
 
 use crate::support::{Folder, Outcome};
 
-/// Runs the program with that bug in its cpu backend.
+/// Runs the program with this bug in its cpu backend.
 fn planted(folder: &Folder, bug: &str, args: &[&str]) -> Outcome {
     folder.rmsnorm_with(&[("RMSNORM_PLANTED", bug)], args)
 }
@@ -23,7 +25,7 @@ fn conformance_of_a_wrong_backend_exits_with_1_and_says_how_to_replay() {
         let last = outcome.stdout.lines().last().unwrap();
         assert!(last.contains(" failed, ") && !last.contains(" 0 failed"), "{last}");
 
-        // The report is written all the same, and says the same.
+        // The report is written too, with the same outcome.
         let report = std::fs::read_to_string(folder.path("report")).unwrap();
         let summary: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();
         assert_eq!(summary["success"], false);
@@ -45,7 +47,7 @@ fn conformance_that_fails_fast_has_one_failure() {
     assert!(outcome.stdout.lines().last().unwrap().contains(" 1 failed, "));
 }
 
-/// Nothing failed there, but nothing was proven either.
+/// No case failed, but none passed either.
 #[test]
 fn conformance_that_proves_nothing_exits_with_1() {
     let id = "bounds:backward:rms_norm:f32,f32,f32:3x5:randn:eps1e-5:sW:offset0:at_store:atomics:p0o0:seed1";
@@ -71,14 +73,14 @@ fn bare_command_stops_at_a_wrong_backend_and_measures_nothing() {
     for bug in ["forward", "backward"] {
         let outcome = planted(&Folder::new(), bug, &[]);
         assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(1), ""), "{}", outcome.stdout);
-        assert!(outcome.stdout.contains("Conformance, cpu") && outcome.stdout.contains("FAILED bounds of "));
-        for word in ["Benchmark", "GB/s"] {
+        assert!(outcome.stdout.contains("\ncpu    FAILED: failed: ") && outcome.stdout.contains("\nFAILED bounds of "));
+        for word in ["proved", "SPEEDS", "GB/s"] {
             assert!(!outcome.stdout.contains(word), "{word} is in {}", outcome.stdout);
         }
     }
 }
 
-/// A table that was begun is kept, up to what is wrong, and the report says why it ends.
+/// The rows before the wrong result are kept, and the report says why it ends.
 #[test]
 fn bench_stops_at_a_wrong_result_and_keeps_what_it_measured() {
     let args =
@@ -117,7 +119,8 @@ fn bench_measures_nothing_beside_a_copy_that_leaves_something_out() {
     assert!(folder.names().is_empty());
 }
 
-/// A group of threads on the cpu: all that can be proven passes, a wrong backend fails, and who has no ranks says so.
+/// A group of threads on the cpu passes all cases, a wrong backend fails, and profiles without
+/// ranks are refused.
 #[test]
 fn conformance_of_ranks_proves_a_group() {
     let folder = Folder::new();

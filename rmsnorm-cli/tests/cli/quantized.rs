@@ -1,5 +1,5 @@
-//! `rmsnorm run` to codes: names, types and shapes of what it writes, every code and scale by the definition, and the settings that
-//! it refuses.
+//! `rmsnorm run` with quantized results: names, types and shapes of the outputs, each code and
+//! scale by the definition, and the settings that are refused.
 
 use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use rmsnorm_core::{DType, Norm};
@@ -11,7 +11,7 @@ use crate::support::{Folder, Tensor, file};
 const ROWS: usize = 6;
 const COLS: usize = 150;
 
-/// A folder with a file of x, weight and perhaps a scale, and what the norm makes of it in f32.
+/// A folder with a file of x, weight and perhaps a scale, and the norm of x in f32.
 fn folder(norm: Norm, has_scale: bool) -> (Folder, Vec<f32>) {
     folder_of(norm, &[2, 3, COLS], has_scale)
 }
@@ -97,7 +97,7 @@ fn quantized_codes_and_scales_are_those_of_the_definition() {
     }
 }
 
-/// As if the transposed matrix, of 150 rows of 132 columns, had been quantized.
+/// The columnwise copy equals the quantized transpose, of 150 rows and 132 columns.
 #[test]
 fn quantized_along_columns_is_the_transposed_matrix() {
     const ROWS: usize = 132;
@@ -145,7 +145,8 @@ fn quantized_along_columns_is_the_transposed_matrix() {
     }
 }
 
-/// A scale of the caller's, its amax, transposed codes and y beside them; gradients as without codes.
+/// With a given scale: amax, transposed codes and y are written too, and gradients are the same as
+/// without codes.
 #[test]
 fn quantized_by_one_scale_has_all_that_goes_with_it() {
     let (folder, y) = folder(Norm::Rms, true);
@@ -170,12 +171,12 @@ fn quantized_by_one_scale_has_all_that_goes_with_it() {
 fn quantized_settings_that_make_no_sense_are_refused_in_a_line() {
     let (folder, _) = folder(Norm::Rms, true);
     for (args, text) in [
-        (&["--scale", "row"][..], "is about codes: give --codes"),
+        (&["--scale", "row"][..], "applies to quantized results: pass --codes"),
         (&["--codes", "fp8"], r#"--codes: expected e4m3, e5m2 or int8, got "fp8""#),
         (&["--codes", "e4m3", "--scale", "column"], "--scale: expected tensor, current, row, block128, block64 or mx"),
         (&["--codes", "e4m3", "--scale", "block64", "--pow2", "yes"], "--pow2: expected 0 or 1"),
-        (&["--codes", "e4m3", "--scale", "row", "--pow2", "1"], "pow2 is about the scale block128 or block64"),
-        (&["--codes", "e4m3", "--scale", "row", "--mx-rounding", "up"], "mx_rounding is about the scale mx"),
+        (&["--codes", "e4m3", "--scale", "row", "--pow2", "1"], "pow2 applies to scale block128 or block64: "),
+        (&["--codes", "e4m3", "--scale", "row", "--mx-rounding", "up"], "mx_rounding applies to scale mx: "),
         (&["--codes", "int8", "--scale", "mx"], "MX has codes of floating point, got int8"),
         (&["--codes", "e4m3", "--amax-floor=-1"], "the floor of amax is finite and not negative, got -1"),
         (&["--codes", "e4m3", "--scale", "row"], "scale must not be given"),

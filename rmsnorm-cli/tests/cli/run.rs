@@ -1,4 +1,4 @@
-//! `rmsnorm run` on good files: every output, bit for bit inside its interval.
+//! `rmsnorm run` on good files: each output lies inside its interval.
 
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::{CastOrder, DType, Norm};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::definition::{self, Inputs};
 use crate::support::{Folder, Outcome, Tensor, Tensors, file, raw_file, read};
 
-/// Inputs with these tensors, painted.
+/// Inputs with these tensors and generated values.
 pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs {
     let painted =
         |(seed, &(name, dtype, shape)): (usize, &(_, _, &[usize]))| (name, Tensor::painted(dtype, shape, seed as u64));
@@ -15,12 +15,12 @@ pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs
     Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order: CastOrder::AtStore, tensors }
 }
 
-/// Runs `in` to `out` on the CPU and compares every output with the definition: no tensor less, none more.
+/// Runs `in` to `out` on the CPU and compares the outputs with the definition.
 pub fn check(folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
     check_on(&Arithmetic::IEEE, folder, inputs, args)
 }
 
-/// The same on a backend that claims this.
+/// The same on a backend with this arithmetic.
 pub fn check_on(arithmetic: &Arithmetic, folder: &Folder, inputs: &Inputs, args: &[&str]) -> Outcome {
     let context =
         format!("{args:?} {:?}", inputs.tensors.iter().map(|(n, t)| (n, t.dtype, &t.shape)).collect::<Vec<_>>());
@@ -162,7 +162,7 @@ fn run_zero_rows_writes_empty_outputs_and_zero_gradients() {
 fn run_reads_tensors_at_odd_addresses() {
     let folder = Folder::new();
     let inputs = inputs(Norm::Rms, &[("x", DType::Bf16, &[3, 5]), ("weight", DType::F32, &[5])]);
-    // A header of any length is allowed, and f32 data may follow 15 elements of two bytes.
+    // A header may have any length, and f32 data may follow 15 elements of two bytes.
     for padding in 0..8 {
         let header = format!(
             r#"{{"__metadata__":{{"op":"rms_norm","eps":"1e-3"}},"x":{{"dtype":"BF16","shape":[3,5],"data_offsets":[0,30]}},
@@ -205,8 +205,7 @@ fn run_goes_without_what_it_does_not_know_if_it_is_allowed_to() {
     let metadata = [&metadata(Norm::Rms)[..], &[("weight_ofset", "1"), ("scale", "row")]].concat();
     folder.write("in", &file(&inputs.tensors, &metadata));
     let outcome = folder.rmsnorm(&["run", "in", "-o", "out", "--allow-unknown"]);
-    let notes =
-        "note: in: went without metadata [\"scale\", \"weight_ofset\"]\nnote: in: went without tensors [\"wieght\"]\n";
+    let notes = "note: in: ignored metadata [\"scale\", \"weight_ofset\"]\nnote: in: ignored tensors [\"wieght\"]\n";
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), notes));
     assert_eq!(read(&folder.path("out")).len(), 2);
 }
@@ -232,7 +231,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     folder.write("in", &file(&inputs.tensors, &metadata));
     let flags = ["--cast-order", "before_weight", "--allow-unknown"];
     let outcome = folder.rmsnorm(&[&["run", "in", "-o", "out", "--json", "--threads", "1"][..], &flags].concat());
-    let note = "note: in: went without tensors [\"a\\nb\", \"z\"]\n";
+    let note = "note: in: ignored tensors [\"a\\nb\", \"z\"]\n";
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), note));
     let mut report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert!(report["device"].take().as_str().unwrap().ends_with(", 1 thread"));
@@ -249,7 +248,8 @@ fn run_json_has_every_setting_and_every_tensor() {
     assert_eq!(report, expected);
 }
 
-/// Just above the middle between 1 and the next f32: rounded to f64 first, it would be the middle, and then 1.
+/// The eps is just above the middle between 1 and the next f32. Rounded to f64 first, it would
+/// become 1.
 #[test]
 fn run_numbers_are_rounded_once() {
     let folder = Folder::new();
@@ -263,7 +263,7 @@ fn run_numbers_are_rounded_once() {
     }
 }
 
-/// The link becomes the file; what it pointed to stays as it was.
+/// The output replaces the link; the file that it pointed to is unchanged.
 #[cfg(unix)]
 #[test]
 fn run_output_may_be_a_link_to_a_file() {

@@ -1,11 +1,11 @@
-//! Closed and full streams: the exit code stays what it is, and nothing panics.
+//! Closed and full streams change no exit code, and the program does not panic.
 
 use rmsnorm_core::{DType, Norm};
 
 use crate::run::{inputs, metadata};
 use crate::support::{Folder, file};
 
-/// A folder with a file of which `run --allow-unknown` goes without a tensor, and says so.
+/// A folder with a file for which `run --allow-unknown` prints a note.
 fn folder() -> Folder {
     let folder = Folder::new();
     let inputs = inputs(Norm::Rms, &[("x", DType::F32, &[2, 8]), ("wieght", DType::F32, &[8])]);
@@ -63,7 +63,7 @@ fn stdout_that_is_full_is_one_line_and_one_that_is_closed_is_none() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
-    // The reader is gone before anything is written: it says so through another pipe.
+    // The reader ends before anything is written, and signals that through another pipe.
     let script =
         r#"mkfifo gone; { read -r _ <gone; "$0" devices; echo "$?" >code; } | { exec <&-; echo >gone; }; cat code"#;
     let outcome = folder().shell(script);

@@ -1,4 +1,4 @@
-//! Running the program in a folder of its own, and safetensors files as f64 values.
+//! Runs the program in a new folder, and reads and writes safetensors files as f64 values.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// The program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rmsnorm");
 
-/// What the program did.
+/// The outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: Option<i32>,
@@ -22,19 +22,19 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// A folder that the program runs in, gone afterwards.
+/// A temporary folder that the program runs in.
 pub struct Folder {
     folder: TempDir,
     has_gpu: bool,
 }
 
 impl Folder {
-    /// Where the program finds no GPU: tests that need none are the same on every machine.
+    /// The program finds no GPU here, so that tests without one are the same on every machine.
     pub fn new() -> Self {
         Folder { folder: TempDir::new().unwrap(), has_gpu: false }
     }
 
-    /// Where it finds the machine's.
+    /// The program finds the GPUs of the machine here.
     pub fn with_gpu() -> Self {
         Folder { has_gpu: true, ..Folder::new() }
     }
@@ -47,7 +47,7 @@ impl Folder {
         std::fs::write(self.path(name), bytes).unwrap();
     }
 
-    /// The names of everything in the folder, hidden files too, sorted.
+    /// The sorted names of all entries of the folder, with hidden files.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.path()).unwrap();
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -59,7 +59,7 @@ impl Folder {
         Outcome::of(self.command(PROGRAM).args(args))
     }
 
-    /// With these variables in its environment.
+    /// Runs the program with these environment variables.
     pub fn rmsnorm_with(&self, variables: &[(&str, &str)], args: &[&str]) -> Outcome {
         Outcome::of(self.command(PROGRAM).envs(variables.iter().copied()).args(args))
     }
@@ -70,17 +70,17 @@ impl Folder {
         Outcome::of(self.command("sh").args(["-c", script, PROGRAM]))
     }
 
-    /// A program that will run in the folder.
+    /// A command that runs in the folder.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.folder.path()).env_remove("RMSNORM_TUNING");
         if !self.has_gpu {
-            // wgpu is asked for what it was built without.
+            // wgpu was built without OpenGL.
             command.env("CUDA_VISIBLE_DEVICES", "").env("WGPU_BACKEND", "gl");
-            // Nor is a table of the user's looked for.
+            // Tuning tables of the user are not read.
             command.env("RMSNORM_CACHE_DIR", "");
         } else if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-            // Mesa complains on stderr where a container has none.
+            // Mesa prints a warning on stderr without it.
             command.env("XDG_RUNTIME_DIR", self.folder.path());
         }
         command
@@ -98,7 +98,7 @@ impl Outcome {
     }
 }
 
-/// A tensor whose values its dtype holds exactly.
+/// A tensor. Its dtype holds the values exactly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     pub dtype: DType,
@@ -110,7 +110,7 @@ pub struct Tensor {
 pub type Tensors = BTreeMap<&'static str, Tensor>;
 
 impl Tensor {
-    /// The kit's [`values`], other ones for each seed.
+    /// Generated [`values`], which depend on the seed.
     pub fn painted(dtype: DType, shape: &[usize], seed: u64) -> Self {
         let values = values::<f32>(seed, shape.iter().product());
         let values = values.into_iter().map(|value| round_to(f64::from(value), dtype)).collect();
@@ -170,7 +170,7 @@ pub fn file(tensors: &Tensors, metadata: &[(&str, &str)]) -> Vec<u8> {
     safetensors::serialize(encoded, Some(metadata)).unwrap()
 }
 
-/// A file with that header and these bytes of data, right or wrong.
+/// A file with this header and data, valid or not.
 pub fn raw_file(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }

@@ -1,4 +1,4 @@
-//! Numbers of threads at and beyond the edge.
+//! Extreme numbers of threads.
 
 use rmsnorm_core::{DType, Norm};
 
@@ -32,7 +32,7 @@ fn threads_change_no_bit_of_a_result() {
     let outcome = folder.rmsnorm(&["run", "in", "-o", "out", "--threads", "1000"]);
     match outcome.code {
         Some(0) => assert!(std::fs::read(folder.path("out")).unwrap() == alone),
-        // A system may have fewer threads to give.
+        // The system may refuse so many threads.
         code => {
             assert_eq!((code, outcome.stderr.lines().count()), (Some(2), 1), "{outcome:?}");
             assert_eq!(std::fs::read(folder.path("out")).unwrap(), b"older");
@@ -41,7 +41,7 @@ fn threads_change_no_bit_of_a_result() {
     assert_eq!(folder.names(), ["in", "out"]);
 }
 
-/// The suite's own digest of all outputs, as a report has it.
+/// The suite's digest of all outputs, from the report.
 #[test]
 fn conformance_shows_equal_bits_for_all_threads_and_instruction_sets() {
     let digest = |flags: &[&str]| {
@@ -73,7 +73,8 @@ fn no_threads_are_refused() {
 #[test]
 fn threads_that_the_system_refuses_are_one_line() {
     let folder = folder();
-    // Stacks of a thousand threads are 2 GiB. Of a thread's 2 MiB more or less is left at the end.
+    // The stacks of a thousand threads take 2 GiB. These limits differ by up to 2 MiB, the stack of
+    // one.
     for kib in (1_000_000..1_002_048).step_by(128) {
         let run = r#"RAYON_NUM_THREADS=1 exec "$0" run in -o out --threads 1000"#;
         let outcome = folder.shell(&format!("ulimit -v {kib}; {run}"));

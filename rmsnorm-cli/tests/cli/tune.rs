@@ -1,4 +1,5 @@
-//! `rmsnorm tune`: what it writes is used, and ignored or refused where it does not fit. On a GPU's software adapter too, if there is one.
+//! `rmsnorm tune`: its table is used, and is ignored or refused for another device. Also on a
+//! software adapter, if the machine has one.
 
 use serde_json::Value;
 
@@ -10,7 +11,7 @@ fn run(folder: &Folder, variables: &[(&str, &str)], args: &[&str]) -> Outcome {
     folder.rmsnorm_with(&[&[CACHE], variables].concat(), args)
 }
 
-/// Which table a backend's line says that it uses; else why it is missing.
+/// The tuning table in a backend's line, or the reason why the backend is missing.
 fn table(folder: &Folder, backend: &str, variables: &[(&str, &str)]) -> String {
     let report: Value = serde_json::from_str(&run(folder, variables, &["devices", "--json"]).stdout).unwrap();
     let devices = report["devices"].as_array().unwrap();
@@ -18,7 +19,7 @@ fn table(folder: &Folder, backend: &str, variables: &[(&str, &str)]) -> String {
     device["tuning"].as_str().or(device["reason"].as_str()).unwrap().to_owned()
 }
 
-/// The file of the table in the folder of caches.
+/// The file of the table in the cache folder.
 fn written(folder: &Folder, backend: &str) -> String {
     let names = std::fs::read_dir(folder.path("cache")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names = names.map(|name| name.into_string().unwrap()).filter(|name| name.starts_with("tuning-"));
@@ -26,7 +27,7 @@ fn written(folder: &Folder, backend: &str) -> String {
     format!("cache/{name}")
 }
 
-/// Tunes briefly, and follows what becomes of the table.
+/// Tunes briefly, and checks that the table is used.
 fn tunes_and_is_used(folder: &Folder, backend: &str, args: &[&str]) {
     assert_eq!(table(folder, backend, &[]), "built in");
     let outcome = run(folder, &[], &[&["tune", "--backend", backend][..], args].concat());
@@ -56,7 +57,7 @@ fn tunes_and_is_used(folder: &Folder, backend: &str, args: &[&str]) {
 fn cpu_is_tuned_and_its_table_used() {
     let folder = Folder::new();
     tunes_and_is_used(&folder, "cpu", &["--minutes", "0.02"]);
-    // Reports say so too.
+    // Reports name the table too.
     let file = written(&folder, "cpu");
     std::fs::remove_file(folder.path(&file)).unwrap();
     let outcome = run(&folder, &[], &["tune", "--backend", "cpu", "--minutes", "1e-9", "--output", "own.toml"]);
@@ -84,7 +85,7 @@ fn what_is_not_wanted_is_not_written() {
     assert!(!folder.path("cache").exists());
 }
 
-/// A file that is asked for and is no table is an error, in one line, before anything is computed.
+/// A named file that is no table is an error of one line, before anything is computed.
 #[test]
 fn a_table_that_is_asked_for_must_fit() {
     let folder = Folder::new();
@@ -118,7 +119,7 @@ fn tune_bad_arguments_are_one_line() {
     }
 }
 
-/// A rung of short rows, whose shaders software compiles soon.
+/// An entry of short rows, whose shaders a software adapter compiles fast.
 #[test]
 fn adapter_is_tuned_and_its_table_used() {
     let Some(folder) = crate::gpu::device("wgpu") else { return };

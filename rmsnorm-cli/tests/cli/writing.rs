@@ -1,4 +1,5 @@
-//! Outputs are written beside their place and renamed: they appear complete or not at all, and leave nothing behind.
+//! Outputs are written to temporary files and renamed: they appear complete or not at all, and no
+//! other file stays.
 
 use std::fs;
 
@@ -7,7 +8,7 @@ use rmsnorm_core::{DType, Norm};
 use crate::run::{inputs, metadata};
 use crate::support::{Folder, PROGRAM, file};
 
-/// A folder with `in`: so many rows of 1024.
+/// A folder with `in`: this many rows of 1024 elements.
 fn folder(rows: usize) -> Folder {
     let folder = Folder::new();
     let inputs = inputs(Norm::Rms, &[("x", DType::F16, &[rows, 1024])]);
@@ -37,7 +38,7 @@ fn what_a_killed_run_left_is_removed_and_nothing_else() {
     for name in stale.iter().chain(&others) {
         folder.write(name, b"left");
     }
-    // Folders are nobody's temporary files.
+    // A folder is never a temporary file.
     fs::create_dir(folder.path(".rmsnorm-folder.tmp")).unwrap();
     run(&folder);
     let mut expected = [&others[..], &[".rmsnorm-folder.tmp", "in", "out"]].concat();
@@ -74,7 +75,7 @@ fn what_another_program_is_writing_stays_until_it_is_gone() {
 fn a_run_killed_while_it_writes_leaves_what_the_next_one_removes() {
     let folder = folder(8 << 10);
     let temporary = |folder: &Folder| folder.names().into_iter().find(|name| name.starts_with(".rmsnorm-"));
-    // A run may end before it is killed, and then there is nothing to see.
+    // A run that ends before it is killed leaves no temporary file.
     let killed = (0..20).any(|_| {
         let mut child = folder.command(PROGRAM).args(["run", "in", "-o", "out"]).spawn().unwrap();
         while temporary(&folder).is_none() && child.try_wait().unwrap().is_none() {}
@@ -109,7 +110,8 @@ fn a_write_that_fails_leaves_the_older_output_and_nothing_else() {
         r#""$0" bench --backend cpu --threads 1 --shapes 1x64,2x64,4x64 --seconds 0 --plot out"#,
     ];
     for command in commands {
-        // Blocks of 512 bytes. The signal would kill the program before it can clean up.
+        // In blocks of 512 bytes. Without the trap the signal would kill the program before it
+        // cleans up.
         let outcome = folder.shell(&format!(r#"trap "" XFSZ; ulimit -f 8; exec {command}"#));
         assert_eq!(outcome.code, Some(2), "{command}: {outcome:?}");
         assert!(outcome.stderr.starts_with("error: cannot write out: "), "{command}: {outcome:?}");

@@ -96,7 +96,7 @@ fn find(chosen: Option<&OsStr>) -> Result<Nccl, String> {
     let (candidates, advice) = match chosen.filter(|path| !path.is_empty()).map(Path::new) {
         None => {
             let names = NAMES.iter().map(PathBuf::from).collect();
-            (names, format!("{INSTALL}, or set {VARIABLE} to the folder that holds it"))
+            (names, format!("; fix: {INSTALL}, or set {VARIABLE} to the folder that holds it"))
         }
         Some(folder) => {
             let folders = SUBFOLDERS.map(|below| folder.join(below));
@@ -105,7 +105,7 @@ fn find(chosen: Option<&OsStr>) -> Result<Nccl, String> {
             (
                 files,
                 format!(
-                    "{VARIABLE} names {folder}, a folder that must hold {names}, itself or in lib or nvidia/nccl/lib"
+                    ": {VARIABLE} names {folder}, a folder that must hold {names}, itself or in lib or nvidia/nccl/lib"
                 ),
             )
         }
@@ -132,7 +132,7 @@ impl Nccl {
         }
         let version = Version::of_code(code);
         if version < OLDEST {
-            return Err(format!("{path} is NCCL {version}, the oldest supported version is {OLDEST}; {INSTALL}"));
+            return Err(format!("{path} is NCCL {version}, {OLDEST} is the oldest that works; fix: {INSTALL}"));
         }
         // SAFETY:
         // - types: as nccl.h has declared them since NCCL 2.14, the version that added

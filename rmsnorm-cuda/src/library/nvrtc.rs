@@ -60,7 +60,13 @@ impl Nvrtc {
     /// # Errors
     /// It is not NVRTC, or too old.
     pub(super) fn new(library: Library, path: &Path) -> Result<Nvrtc, String> {
-        let unusable = |why: String| format!("{} is no usable NVRTC of CUDA 11.1 or later: {why}", path.display());
+        let unusable = |why: String| {
+            let path = path.display();
+            format!(
+                "{path} is no usable NVRTC of CUDA 11.1 or later: {why}; fix: pip install nvidia-cuda-nvrtc, and set \
+                 RMSNORM_NVRTC to its folder"
+            )
+        };
         // SAFETY:
         // - types: as nvrtc.h has declared them since CUDA 11.1, the release that added
         //   nvrtcGetCUBIN.

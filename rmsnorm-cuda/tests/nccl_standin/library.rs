@@ -39,7 +39,7 @@ fn answers(machine: &Machine, folder: &str, expected: &[&str]) {
 fn nccl_that_cannot_be_loaded_is_unavailable() {
     let machine = Machine::broken(&["libnccl.so.2", "libnccl.so"]);
     let begin = "unavailable: the nccl backend is not available: no NCCL library can be loaded, tried libnccl.so.2, libnccl.so (";
-    answers(&machine, "", &[begin, "install NCCL", "or set RMSNORM_NCCL to the folder"]);
+    answers(&machine, "", &[begin, "; fix: install NCCL", "or set RMSNORM_NCCL to the folder"]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn an_old_nccl_is_unavailable() {
         let machine = Machine::broken(&[]);
         for (code, version) in [(2804, "2.8.4"), (21304, "2.13.4")] {
             machine.library("libnccl.so.2", NCCL, &[("VERSION", code), ("NO_FINALIZE", 1)]);
-            let reason = format!("libnccl.so.2 is NCCL {version}, the oldest supported version is 2.14.0");
+            let reason = format!("libnccl.so.2 is NCCL {version}, 2.14.0 is the oldest that works");
             answers(&machine, "", &["unavailable: ", &reason]);
         }
     }

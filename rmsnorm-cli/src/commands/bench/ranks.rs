@@ -1,4 +1,4 @@
-//! `rmsnorm bench --ranks`: what the ranks of a group do together.
+//! `rmsnorm bench --ranks`: measures the operations of a group of ranks.
 
 use rmsnorm_bench::document::{Machine, REVISION};
 use rmsnorm_bench::ranks::{self, Place, RanksCase, RanksOp, RanksRow, SHAPES, measure};
@@ -12,7 +12,7 @@ use crate::backends;
 use crate::failure::Failure;
 use crate::output::{Output, print};
 
-/// What `--json` writes.
+/// The JSON document of `--json`.
 #[derive(Serialize)]
 struct Report {
     suite: &'static str,
@@ -22,7 +22,7 @@ struct Report {
     rows: Vec<RanksRow>,
 }
 
-/// Measures and prints a row for each shape, dtype, norm and way.
+/// Measures and prints a row for each shape, dtype, norm and implementation.
 pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let to_stdout = matches!(json, Some(Output::Stdout));
@@ -39,7 +39,7 @@ pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
         let plural = if ranks == 1 { "" } else { "s" };
         print(&format!(
             "{ranks} rank{plural} on {backend}\n{:26} {:>5} {:>12} {:>10} {:>10}  way\n",
-            "operation", "dtype", "rows x cols", "us", "GB/s sent"
+            "operation", "dtype", "rows x cols", "time, us", "GB/s sent"
         ))?;
     }
     let mut shown = Ok(());
@@ -65,17 +65,18 @@ fn line(row: &RanksRow) -> String {
     format!("{name:26} {dtype:>5} {:>12} {us:10.2} {rate:10.1}  {way}\n", format!("{rows}x{cols}"))
 }
 
-/// The one backend: that which is named, else the first GPU, else the cpu.
+/// The backend that is named, or the first CUDA device, or cpu without one.
 fn open(args: &BenchArgs) -> Result<AnyBackend, Failure> {
     match &args.backend[..] {
         [] if backends::names().iter().any(|name| name == "cuda") => backends::open("cuda", &args.cpu),
         [] => backends::open("cpu", &args.cpu),
         [name] => backends::open(name, &args.cpu),
-        names => Err(Failure::Input(format!("--ranks: a group is of one backend, got {}", names.join(",")))),
+        names => Err(Failure::Input(format!("--ranks: expected one backend, got {}", names.join(",")))),
     }
 }
 
-/// By operation, shape, dtype and norm: sums over ranks, RMS norm in bf16 unless others are named.
+/// The cases, ordered by operation, shape, dtype and norm. The default is the RMS norm of sums over
+/// the ranks, in bf16.
 fn cases(args: &BenchArgs) -> Result<Vec<RanksCase>, Failure> {
     let ops = if args.op.is_empty() {
         vec![RanksOp::ForwardReduced]

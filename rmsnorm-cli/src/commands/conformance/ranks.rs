@@ -1,4 +1,4 @@
-//! `rmsnorm conformance --ranks`: a group of ranks on one backend.
+//! `rmsnorm conformance --ranks`: tests a group of ranks on one backend.
 
 use rmsnorm_core::AnyBackend;
 use rmsnorm_core::conformance::Profile;
@@ -12,11 +12,11 @@ use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Progress;
 
-/// Runs cases of a group, all or some, and says how far it is.
+/// Runs all cases or the smoke cases on a group, and reports its progress.
 type Run = fn(&dyn Group, bool, &mut dyn FnMut(usize, usize)) -> RanksSummary;
 
-/// Runs the profile's sums of parts on so many ranks, the same with the residual stream divided by rows, and its rows whose columns are
-/// divided; prints what became of each.
+/// Runs three lists of cases on `ranks` ranks and prints a line for each: norms of a sum over the
+/// ranks, the same with the residual divided by rows, and norms of rows whose columns are divided.
 pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Failure> {
     let is_whole =
         backends::one_of("--profile", profile, &[Profile::Smoke, Profile::Core], Profile::name)? == Profile::Core;
@@ -39,17 +39,17 @@ pub fn prove(backend: &AnyBackend, ranks: usize, profile: &str) -> Result<(), Fa
     if [reduced, rows, columns].iter().all(RanksSummary::is_success) { Ok(()) } else { Err(Failure::Check) }
 }
 
-/// Threads of this process, of which each makes its calls alone.
+/// A group of threads of this process. Each rank computes with one thread.
 fn threads(cpu: &CpuBackend, ranks: usize) -> Result<impl Group + use<>, Failure> {
     let backend = CpuBackend::with_isa_and_threads(cpu.isa(), 1)?;
     let rank = |group: ThreadGroup| (Sharded::new(backend.clone(), group), backend.clone());
     Ok(Ranks::new(ThreadGroup::new(ranks).into_iter().map(rank)))
 }
 
-/// Bytes of one rank's x for which there is room; what is larger goes in pieces of rows.
+/// Bytes of the shared memory for one rank's x. A larger x is exchanged in blocks of rows.
 const ROOM: usize = 16 << 20;
 
-/// A GPU for each rank, which they reach each other's memory of.
+/// A group of GPUs, one for each rank, with peer access to each other's memory.
 fn gpus(ranks: usize) -> Result<impl Group + use<>, Failure> {
     let devices = CudaBackend::device_count()?;
     if ranks > devices {

@@ -1,5 +1,5 @@
-//! The computation of `rmsnorm run`, on any backend: upload, forward, backward with the statistics of that forward,
-//! download.
+//! The computation of `rmsnorm run` on any backend: upload, forward, backward with the statistics
+//! of forward, download.
 
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
@@ -14,16 +14,16 @@ use crate::failure::Failure;
 use crate::memory;
 use crate::tensors::{OutputTensor, Tensor};
 
-/// What the device calls itself, and what it computed.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Computed {
-    /// The device, in words.
+    /// The description of the device.
     pub device: String,
-    /// y, then the others in the order of their computation.
+    /// The output tensors, `y` or `codes` first.
     pub outputs: Vec<OutputTensor>,
 }
 
-/// The request as work for any backend.
+/// A request, as a task for any backend.
 pub struct Compute<'a>(pub &'a Request<'a>);
 
 impl HarnessTask for Compute<'_> {
@@ -39,18 +39,18 @@ impl HarnessTask for Compute<'_> {
     }
 }
 
-/// A tensor on a device, of whatever type.
+/// A tensor on a device, of any element type.
 trait Buffer<B: NormBackend> {
     fn view(&self) -> AnyIn<'_, B>;
     fn view_mut(&mut self) -> AnyOut<'_, B>;
-    /// As it is now, for the file.
+    /// Copies the elements from the device.
     fn download(&self, name: &'static str, shape: &[usize]) -> Result<OutputTensor, Failure>;
 }
 
 type AnyBuffer<'h, H> = Box<dyn Buffer<<H as Harness>::Backend> + 'h>;
 
-/// A tensor of one type.
-struct Elements<'h, H: Harness, E: AnyElement> {
+/// A tensor with one element type.
+struct Elements<'h, H: Harness, E: Stored> {
     harness: &'h H,
     buffer: H::Buffer<E>,
     len: usize,
@@ -78,7 +78,7 @@ struct On<'h, H> {
     dtypes: DTypes,
 }
 
-/// What backward needs from forward, on the device.
+/// The results of forward that backward needs, on the device.
 struct Saved<'h, H: Harness> {
     residual_out: Option<AnyBuffer<'h, H>>,
     mean: Option<AnyBuffer<'h, H>>,
@@ -86,7 +86,7 @@ struct Saved<'h, H: Harness> {
 }
 
 impl<H: Harness> Saved<'_, H> {
-    /// All of it, for the file.
+    /// Copies all of them from the device.
     fn download(&self, request: &Request<'_>) -> Result<Vec<OutputTensor>, Failure> {
         let Request { batch_shape, x, .. } = request;
         let mut outputs = vec![self.rstd.download("rstd", batch_shape)?];
@@ -139,7 +139,7 @@ impl<'h, H: Harness> On<'h, H> {
         Ok((outputs, saved))
     }
 
-    /// As [`forward`](Self::forward), to codes.
+    /// As [`forward`](Self::forward), with a quantized result.
     fn quantized(
         &self,
         quantize: Quantize,
@@ -150,7 +150,7 @@ impl<'h, H: Harness> On<'h, H> {
         let (rows, cols, all) = (spec.rows, spec.cols, spec.rows * spec.cols);
         let (is_given, along, codes_type) =
             (quant.scale == ScaleKind::Given, quant.columnwise(), Storage::Code(quant.codes));
-        // A spec whose scales cannot be counted is refused by the call, which names the rule.
+        // If the number of scales overflows, the call below returns an error that names the rule.
         let scales =
             |name, of_type, len: Option<usize>| self.zeros(name, Storage::of_scales(of_type), len.unwrap_or(0));
         let x = self.load(input)?;
@@ -240,7 +240,7 @@ impl<'h, H: Harness> On<'h, H> {
         Ok(outputs)
     }
 
-    /// Room for what forward saves.
+    /// Buffers for the results of forward that backward needs.
     fn saved(&self, has_residual: bool) -> Result<Saved<'h, H>, Failure> {
         let spec = &self.request.spec;
         let residual_out = || self.zeros("residual_out", self.dtypes.residual, spec.rows * spec.cols);
@@ -263,7 +263,7 @@ impl<'h, H: Harness> On<'h, H> {
         }
     }
 
-    /// Room for an output.
+    /// A zeroed buffer for an output.
     fn zeros(&self, name: &str, storage: impl Into<Storage>, len: usize) -> Result<AnyBuffer<'h, H>, Failure> {
         match storage.into() {
             Storage::Float(DType::F32) => self.zeros_of::<f32>(name, len),
@@ -280,8 +280,8 @@ impl<'h, H: Harness> On<'h, H> {
         self.store(name, &memory::filled(name, E::from_bits(0), len)?)
     }
 
-    /// A copy on the device, which may be this machine.
-    fn store<E: AnyElement>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
+    /// Copies elements to the device.
+    fn store<E: Stored>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
         memory::require(name, size_of_val(elements))?;
         let buffer = self.harness.upload(elements)?;
         Ok(Box::new(Elements { harness: self.harness, buffer, len: elements.len() }))

@@ -1,4 +1,5 @@
-//! `rmsnorm run`: a norm, and its gradients if asked for, from one safetensors file to another.
+//! `rmsnorm run`: computes a norm, and its gradients if wanted, from one safetensors file to
+//! another.
 
 mod compute;
 mod quantize;
@@ -18,7 +19,7 @@ use crate::output::{OutputFile, print, tell};
 use crate::tensors::{OutputTensor, Serialized, TensorFile, file_dtype};
 use crate::{backends, memory};
 
-/// Reads, computes, writes, and says what was done.
+/// Reads, computes, writes, and prints a report.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let target = OutputFile::new(&args.output)?;
     let backend = backends::open(&args.backend, &args.cpu)?;
@@ -38,14 +39,14 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
 
     for (kind, names) in [("metadata", &unread.metadata), ("tensors", &unread.tensors)] {
         if !names.is_empty() {
-            tell(&format!("note: {input}: went without {kind} {names:?}"));
+            tell(&format!("note: {input}: ignored {kind} {names:?}"));
         }
     }
     let report = Report { args, request: &request, computed: &computed, unread: &unread };
     print(&if args.json { report.json() } else { report.text() })
 }
 
-/// What there is to say about a run that succeeded.
+/// The report of a run that succeeded.
 struct Report<'a> {
     args: &'a RunArgs,
     request: &'a Request<'a>,

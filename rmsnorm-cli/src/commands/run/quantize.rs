@@ -1,4 +1,4 @@
-//! The settings of 8-bit results, from flags or from the file's metadata.
+//! The settings of 8-bit results, from options or from the metadata of the file.
 
 use rmsnorm_core::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use serde_json::{Value, json};
@@ -7,30 +7,35 @@ use super::settings::{Setting, parse_number};
 use crate::args::QuantizeArgs;
 use crate::tensors::TensorFile;
 
-/// To what a result is quantized, and what is written beside its codes.
+/// The format of a quantized result, and the outputs that are written with its codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quantize {
     /// The format, the scales and their layout.
     pub spec: QuantSpec,
-    /// Whether codes are written transposed, too.
+    /// Whether the transposed codes are written too.
     pub is_transposed: bool,
-    /// Whether codes and scales along columns are written, too.
+    /// Whether a copy that is quantized along the columns is written too.
     pub is_columnwise: bool,
-    /// Whether y is written beside the codes.
+    /// Whether y is written too.
     pub keeps_y: bool,
 }
 
 impl Quantize {
-    /// Reads every setting from its flag or, without one, from the file. Nothing is quantized unless a format of codes is named.
+    /// Reads each setting from its option or, without the option, from the metadata. `None` without
+    /// `codes`.
     ///
     /// # Errors
-    /// If one does not parse, or is given without a format of codes; the message names it and where it came from.
+    /// A value does not parse, or an option is given without `codes`. The message names the setting
+    /// and its source.
     pub fn read(flags: &QuantizeArgs, file: &TensorFile<'_>) -> Result<Option<Self>, String> {
         let find = |key, flag| Setting::find(key, flag, file);
         let Some(codes) = find("codes", &flags.codes) else {
             let lone = about_codes(flags).into_iter().find(|(_, flag)| flag.is_some());
             return lone.map_or(Ok(None), |(key, _)| {
-                Err(format!("--{} is about codes: give --codes, such as --codes e4m3", key.replace('_', "-")))
+                Err(format!(
+                    "--{} applies to quantized results: pass --codes, such as --codes e4m3",
+                    key.replace('_', "-")
+                ))
             });
         };
         let is = |key, flag| find(key, flag).map_or(Ok(false), |setting| setting.parse(parse_switch));
@@ -50,7 +55,7 @@ impl Quantize {
         ];
         for (key, flag, has_it, kinds) in settings_of_others {
             if !has_it && find(key, flag).is_some() {
-                return Err(format!("{key} is about the scale {kinds}"));
+                return Err(format!("{key} applies to scale {kinds}: pass such a scale, or leave {key} out"));
             }
         }
         let source = find("source", &flags.source);
@@ -65,11 +70,11 @@ impl Quantize {
         Ok(Some(Quantize { spec, is_transposed, is_columnwise, keeps_y }))
     }
 
-    /// With scales that have room for so many rows, and along columns for so many columns, to a whole number of 16 bytes as matrix
-    /// products want it.
+    /// The settings with the leading dimensions of the scales: `rows`, and `cols` for the
+    /// columnwise copy, rounded up to a multiple of 16 bytes, which matrix products need.
     ///
     /// # Errors
-    /// If the settings do not go together.
+    /// The settings contradict each other.
     pub fn for_shape(self, rows: usize, cols: usize) -> Result<Self, String> {
         let with_room = |rows: usize| match self.spec.layout {
             ScaleLayout::RowMajor | ScaleLayout::Swizzled128x4 => self.spec.layout,
@@ -92,13 +97,13 @@ impl Quantize {
         }
     }
 
-    /// The shape of the scales along columns in a file.
+    /// The shape of the scales of the columnwise copy in a file.
     pub fn scales_columnwise_shape(&self, rows: usize, cols: usize) -> Vec<usize> {
         let groups = self.spec.scale.groups(rows).unwrap_or(0);
         laid_out(self.spec.columnwise_layout, &[cols], cols, groups)
     }
 
-    /// For a report.
+    /// The settings as JSON, for the report.
     pub fn described(&self) -> Value {
         let QuantSpec { codes, scale, source, layout, amax_floor, .. } = self.spec;
         json!({
@@ -113,7 +118,7 @@ impl Quantize {
     }
 }
 
-/// The settings that are read where there are codes, by name.
+/// The settings that apply to quantized results only, with their names.
 pub fn about_codes(flags: &QuantizeArgs) -> [(&'static str, &Option<String>); 10] {
     [
         ("scale", &flags.scale),
@@ -129,7 +134,7 @@ pub fn about_codes(flags: &QuantizeArgs) -> [(&'static str, &Option<String>); 10
     ]
 }
 
-/// The shape of scales in a layout, of rows that have this batch shape.
+/// The shape of scales in a layout, for rows with this batch shape.
 fn laid_out(layout: ScaleLayout, batch_shape: &[usize], rows: usize, groups: usize) -> Vec<usize> {
     match layout {
         ScaleLayout::RowMajor => [batch_shape, &[groups]].concat(),
@@ -171,7 +176,7 @@ fn parse_source(name: &str) -> Result<QuantSource, &'static str> {
     }
 }
 
-/// The rows are not known yet.
+/// The layout, with a leading dimension of 0 until the shape is known.
 fn parse_layout(name: &str) -> Result<ScaleLayout, &'static str> {
     match name {
         "row_major" => Ok(ScaleLayout::RowMajor),

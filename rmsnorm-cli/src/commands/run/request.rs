@@ -1,6 +1,7 @@
-//! From the tensors of a file to a norm over rows and columns: ranks, shapes and dtypes, checked against each other.
+//! Turns the tensors of a file into a norm over rows and columns, and checks that their shapes and
+//! dtypes fit.
 //!
-//! The library checks lengths; shapes exist here only, so their errors do too.
+//! The library has no shapes, only lengths, so the errors of shapes are here.
 
 use rmsnorm_core::{DType, NormSpec};
 
@@ -8,19 +9,21 @@ use super::quantize::Quantize;
 use super::settings::Settings;
 use crate::tensors::{Tensor, TensorFile, file_dtype};
 
-/// Every tensor that a file may hold.
+/// The names of the input tensors.
 pub const INPUTS: [&str; 6] = ["x", "weight", "bias", "residual", "dy", "dresidual_out"];
 
-/// And this where there are codes.
+/// The name of one more input tensor, with `--codes`.
 pub const SCALE: &str = "scale";
 
 /// The tensors of a file, and the norm that they describe.
 ///
-/// Shapes fit each other: `residual`, `dy` and `dresidual_out` have that of `x`; `weight` and `bias` have its trailing
-/// dimensions. Dtypes too: `weight` and `bias` have one, `residual` and `dresidual_out` have one, `dy` that of `x`.
+/// - Shapes: `residual`, `dy` and `dresidual_out` have the shape of `x`; `weight` and `bias` have
+///   its trailing dimensions.
+/// - Dtypes: `weight` and `bias` share one; `residual` and `dresidual_out` share one; `dy` has the
+///   dtype of `x`.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// What is computed.
+    /// The norm.
     pub spec: NormSpec,
     /// The leading dimensions of `x`, with `rows` elements: the shape of the statistics.
     pub batch_shape: Vec<usize>,
@@ -38,17 +41,18 @@ pub struct Request<'a> {
     pub dy: Option<Tensor<'a>>,
     /// Input of the backward pass.
     pub dresidual_out: Option<Tensor<'a>>,
-    /// To what the result is quantized, if it is.
+    /// The format of the codes, for a quantized result.
     pub quantize: Option<Quantize>,
-    /// Input: the scale of all codes, where it is given. One f32.
+    /// Input: the given scale of all codes, one f32.
     pub scale: Option<Tensor<'a>>,
 }
 
 impl<'a> Request<'a> {
-    /// Takes what `run` understands from a file.
+    /// Reads the input tensors of a file.
     ///
     /// # Errors
-    /// The first rule above that does not hold, with the names and the two shapes or dtypes that differ.
+    /// A tensor breaks one of the rules above. The message has both names and the shapes or dtypes
+    /// that differ.
     pub fn new(file: &TensorFile<'a>, settings: Settings) -> Result<Self, String> {
         let x = file.tensor("x")?.ok_or_else(|| no_x(file))?;
         let weight = file.tensor("weight")?;
@@ -71,7 +75,10 @@ impl<'a> Request<'a> {
         if let Some(dresidual_out) = &dresidual_out {
             check_dtype(dresidual_out, residual.as_ref().unwrap_or(&x))?;
             if dy.is_none() {
-                return Err("there is dresidual_out but no dy: the backward pass needs dy".into());
+                return Err(
+                    "there is dresidual_out but no dy: the backward pass needs dy; add it, or leave dresidual_out out"
+                        .into(),
+                );
             }
         }
         for tensor in [&weight, &bias, &residual].into_iter().flatten() {
@@ -80,7 +87,10 @@ impl<'a> Request<'a> {
 
         let (batch_shape, norm_shape) = split_shape(&x, weight.as_ref().or(bias.as_ref()))?;
         if norm_shape.contains(&0) {
-            return Err(format!("x has shape {:?}: its normalized dimensions {norm_shape:?} hold no element", x.shape));
+            return Err(format!(
+                "x has shape {:?}: its normalized dimensions {norm_shape:?} must all be at least 1",
+                x.shape
+            ));
         }
         let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
             .weight_offset(settings.weight_offset)
@@ -92,30 +102,30 @@ impl<'a> Request<'a> {
         Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out, quantize, scale })
     }
 
-    /// The dtype `W` of weight and bias.
+    /// The dtype of weight and bias.
     pub fn weight_dtype(&self) -> DType {
         self.weight.as_ref().or(self.bias.as_ref()).unwrap_or(&self.x).dtype
     }
 
-    /// The dtype `R` of the residual stream.
+    /// The dtype of the residual.
     pub fn residual_dtype(&self) -> DType {
         self.residual.as_ref().unwrap_or(&self.x).dtype
     }
 }
 
 fn no_x(file: &TensorFile<'_>) -> String {
-    format!("there is no tensor x; the file has {:?}", file.names())
+    format!("there is no tensor x, the input of the norm; the file has {:?}", file.names())
 }
 
-/// The leading and the trailing dimensions of `x`, as the weight divides them.
+/// The leading dimensions of `x`, and its trailing ones, which are those of the weight.
 fn split_shape(x: &Tensor<'_>, weight: Option<&Tensor<'_>>) -> Result<(Vec<usize>, Vec<usize>), String> {
     if x.shape.is_empty() {
-        return Err("x has no dimension; it needs at least one, to normalize over".into());
+        return Err("x has no dimension; it needs at least one, which is normalized".into());
     }
     let trailing = match weight {
         Some(weight) if weight.shape.is_empty() || !x.shape.ends_with(&weight.shape) => {
             let (name, shape) = (weight.name, &weight.shape);
-            return Err(format!("{name} has shape {shape:?}, which is not the end of x's shape {:?}", x.shape));
+            return Err(format!("{name} has shape {shape:?}, which must be the end of x's shape {:?}", x.shape));
         }
         Some(weight) => weight.shape.len(),
         None => 1,
@@ -124,19 +134,22 @@ fn split_shape(x: &Tensor<'_>, weight: Option<&Tensor<'_>>) -> Result<(Vec<usize
     Ok((batch_shape.to_vec(), norm_shape.to_vec()))
 }
 
-/// The number of elements; the product may overflow only where another dimension is 0.
+/// The number of elements.
+///
+/// # Errors
+/// The product does not fit into a `usize`.
 fn count(shape: &[usize]) -> Result<usize, String> {
     let product = shape.iter().try_fold(1usize, |product, &dimension| product.checked_mul(dimension));
     product.ok_or_else(|| format!("the dimensions {shape:?} have too many elements"))
 }
 
-/// One f32.
+/// Checks that the scale is one f32.
 fn check_scale(scale: &Tensor<'_>) -> Result<(), String> {
     let (dtype, shape) = (file_dtype(scale.dtype), &scale.shape);
     if scale.dtype == DType::F32 && shape.iter().all(|dimension| *dimension == 1) {
         return Ok(());
     }
-    Err(format!("scale is {dtype} of shape {shape:?}; it must be one F32"))
+    Err(format!("scale is {dtype} of shape {shape:?}; it must be a single F32"))
 }
 
 fn check_shape(tensor: &Tensor<'_>, model: &Tensor<'_>) -> Result<(), String> {

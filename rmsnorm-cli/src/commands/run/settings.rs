@@ -1,4 +1,4 @@
-//! The scalars of `rmsnorm run`: from flags or from the file's metadata, with one reading and one wording for both.
+//! The settings of `rmsnorm run`, from options or from the metadata of the file.
 
 use rmsnorm_core::{CastOrder, Norm};
 
@@ -6,29 +6,31 @@ use super::quantize::Quantize;
 use crate::args::SettingArgs;
 use crate::tensors::TensorFile;
 
-/// The names of all settings but those of codes.
+/// The names of the settings, without those of [`QuantizeArgs`](crate::args::QuantizeArgs) other
+/// than `codes`.
 pub const KEYS: [&str; 5] = ["op", "eps", "weight_offset", "cast_order", "codes"];
 
-/// What the norm is, without its size. The numbers are parsed, not yet validated: the library does that.
+/// The norm without its size. The library validates the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     /// The kind of norm.
     pub norm: Norm,
-    /// Inside the root.
+    /// Added inside the root.
     pub eps: f32,
     /// Added to every weight.
     pub weight_offset: f32,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
-    /// To what the result is quantized, if it is.
+    /// The format of the codes, for a quantized result.
     pub quantize: Option<Quantize>,
 }
 
 impl Settings {
-    /// Reads every setting from its flag or, without one, from the file.
+    /// Reads each setting from its option or, without the option, from the metadata.
     ///
     /// # Errors
-    /// If one that has no default is missing, or one does not parse; the message names it and where it came from.
+    /// A required setting is missing, or a value does not parse. The message names the setting and
+    /// its source.
     pub fn read(flags: &SettingArgs, file: &TensorFile<'_>) -> Result<Self, String> {
         let find = |key, flag| Setting::find(key, flag, file);
         let norm = find("op", &flags.op).ok_or_else(|| missing("op", "rms_norm"))?.parse(parse_norm)?;
@@ -46,10 +48,10 @@ impl Settings {
 }
 
 fn missing(key: &str, example: &str) -> String {
-    format!(r#"{key} is missing: give --{key}, such as --{key} {example}, or the file's metadata key "{key}""#)
+    format!(r#"{key} is missing: pass --{key}, such as --{key} {example}, or add the metadata key "{key}" to the file"#)
 }
 
-/// A value with its source, for the error message.
+/// A value and its source, which the error message names.
 pub(super) struct Setting<'a> {
     value: &'a str,
     source: String,
@@ -81,7 +83,7 @@ fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {
     order.ok_or("at_store or before_weight")
 }
 
-/// The name that flags and metadata use.
+/// The name in options and metadata.
 pub const fn cast_order_name(order: CastOrder) -> &'static str {
     match order {
         CastOrder::AtStore => "at_store",

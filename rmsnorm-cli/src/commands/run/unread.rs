@@ -1,4 +1,5 @@
-//! What a file has that has no part in the result: a misspelt name, a later version's, or one about codes where there are none.
+//! Tensors and metadata of a file that the run does not use: misspelt names, names of a later
+//! version, and settings of quantized results without `--codes`.
 
 use super::quantize::about_codes;
 use super::request::{INPUTS, SCALE};
@@ -6,10 +7,10 @@ use super::settings::KEYS;
 use crate::args::{QuantizeArgs, SettingArgs};
 use crate::tensors::TensorFile;
 
-/// Who wrote a file, and for what: the savers of PyTorch, JAX and TensorFlow leave it in every one. No norm depends on it.
+/// Metadata that PyTorch, JAX and TensorFlow write into every file. No norm depends on it.
 const FORMAT: &str = "format";
 
-/// Names in their alphabetical order, and why the first of them is not read.
+/// The unused names in alphabetical order, and the message about the first.
 #[derive(Debug)]
 pub struct Unread {
     /// Keys of metadata.
@@ -20,7 +21,7 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// What of the file is not read under these flags.
+    /// The names in the file that a run with these options does not use.
     pub fn of(file: &TensorFile<'_>, flags: &SettingArgs) -> Self {
         let has_codes = flags.quantize.codes.is_some() || file.metadata("codes").is_some();
         let flags = QuantizeArgs::default();
@@ -32,13 +33,13 @@ impl Unread {
     }
 
     /// # Errors
-    /// If there is anything: the name, what is wrong with it, and what to do.
+    /// There is an unused name. The message has the name, the reason and the fix.
     pub fn refuse(&self) -> Result<(), String> {
         self.why.clone().map_or(Ok(()), Err)
     }
 }
 
-/// The names that are not read, and why the first is not.
+/// The unused names of one kind, and the message about the first.
 fn unread(
     kind: &str,
     names: Vec<String>,
@@ -51,18 +52,18 @@ fn unread(
     let unread: Vec<String> = names.into_iter().filter(|name| !is_read(name)).collect();
     let why = unread.first().map(|name| {
         let why = if is_about_codes(name) {
-            "is about codes: give --codes, such as --codes e4m3".to_owned()
+            "applies to quantized results: pass --codes, such as --codes e4m3".to_owned()
         } else {
             let known = [known, about_codes].concat();
             let nearest = nearest(name, &known);
             format!("is not known, the nearest known is {nearest:?} of {}: correct it", known.join(", "))
         };
-        format!("{kind} {name:?} {why}, or give --allow-unknown to go without it")
+        format!("{kind} {name:?} {why}, or pass --allow-unknown to ignore it")
     });
     (unread, why)
 }
 
-/// The known name that a misspelt one is most like, by the letters in common and by the edits between.
+/// The known name that is most similar to a misspelt one, in letters and in edit distance.
 fn nearest<'k>(name: &str, known: &[&'k str]) -> &'k str {
     let name = name.to_lowercase();
     let likeness = |known: &&str| strsim::jaro(&name, known) + strsim::normalized_damerau_levenshtein(&name, known);
