@@ -133,7 +133,7 @@ impl<T: AnyElement> Bytes for Vec<T> {
 
 impl OutputTensor {
     /// A tensor of this shape with these elements.
-    pub fn new<T: Stored>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
+    pub fn new<T: AnyElement>(name: &'static str, shape: &[usize], elements: Vec<T>) -> Self {
         OutputTensor { name, storage: T::STORAGE, shape: shape.to_vec(), elements: Box::new(elements) }
     }
 }

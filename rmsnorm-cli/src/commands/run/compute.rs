@@ -50,7 +50,7 @@ trait Buffer<B: NormBackend> {
 type AnyBuffer<'h, H> = Box<dyn Buffer<<H as Harness>::Backend> + 'h>;
 
 /// A tensor with one element type.
-struct Elements<'h, H: Harness, E: Stored> {
+struct Elements<'h, H: Harness, E: AnyElement> {
     harness: &'h H,
     buffer: H::Buffer<E>,
     len: usize,
@@ -281,7 +281,7 @@ impl<'h, H: Harness> On<'h, H> {
     }
 
     /// Copies elements to the device.
-    fn store<E: Stored>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
+    fn store<E: AnyElement>(&self, name: &str, elements: &[E]) -> Result<AnyBuffer<'h, H>, Failure> {
         memory::require(name, size_of_val(elements))?;
         let buffer = self.harness.upload(elements)?;
         Ok(Box::new(Elements { harness: self.harness, buffer, len: elements.len() }))
