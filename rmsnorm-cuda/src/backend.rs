@@ -357,9 +357,10 @@ fn driver_version() -> Result<Version, Error> {
 
 fn start_failure(error: DriverError) -> String {
     let failure = crate::error::DriverFailure::new("the driver does not start", error);
-    let fix = match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => find_device(),
-        _ => "; fix: make `nvidia-smi` work; after an update of the driver, restart the machine".into(),
+    let fix = if error.0 == sys::CUresult::CUDA_ERROR_NO_DEVICE {
+        find_device()
+    } else {
+        "; fix: make `nvidia-smi` work; after an update of the driver, restart the machine".into()
     };
     format!("{failure}{fix}")
 }
