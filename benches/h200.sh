@@ -1,143 +1,150 @@
 #!/usr/bin/env bash
-# Ours and the published GPU kernels, one after the other on the same machine, in groups that each fit one call:
-#     bash benches/h200.sh FOLDER SECONDS PART...
-# FOLDER holds the binary `rmsnorm`; parts are forward backward small layer residual f32 (with peers), half reductions
-# lengths (ours alone; lengths: CUDA at many row lengths, some of which no tile was chosen by) and sweeps (row lengths and
-# numbers of rows, CUDA beside wgpu through Vulkan, then the peers). The shapes of each are lists of shapes.toml. Writes
-# ours-PART.json and peers-PART.json to $OUT (else the current folder), then the tables; for sweeps rms, layer and add.json,
-# and for each a table and a picture, as for lengths.
-# PEERS is the path of a Python script that times the peers, as docs/benchmarks.md describes it; PYTHONPATH must lead to their
-# packages. Without it ours is measured alone.
-set -euo pipefail
+# Measures a GPU with everything that README and the pages quote of an H200: this package, the published kernels, whole training
+# steps, and candle and burn, in one run on one machine.
+#
+#     bash benches/h200.sh FOLDER [PART..]
+#
+# Results go to $OUT, or to FOLDER/results. Each part ends within LIMIT seconds (580), so that it fits a call of limited time, and a
+# part that fails leaves the others their turn. Without PART all of these run, in this order:
+#
+#     first        how long first calls take, without a cache and with a full one       first-without.json, first-with.json
+#     ours         CUDA: all operations on floats, bf16                                 ours.json
+#     codes        CUDA: all kinds of quantized norms                                   codes.json
+#     peers        every published kernel but torch.compile's, floats and codes         peers.json, peers-codes.json
+#     compile      torch.compile, floats, and
+#     compile-codes  quantized norms: compiling takes most of the time                  compile.json, compile-codes.json
+#     again        `ours` once more: how far the machine has drifted                    again.json
+#     training     training steps of two models                                         training.json
+#     wgpu         Vulkan: all operations on floats and codes, bf16                     wgpu.json
+#     python       functions of PyTorch and JAX, and the host's time of small calls     torch.json, calls.json, jax.json
+#     frameworks   candle's and burn's norms beside ours                                candle.txt, burn.txt, and ..-cpu.txt
+#     f32          CUDA and the peers: plain norms, f32                                 f32.json, peers-f32.json
+#     targets      CUDA: the shapes of targets.toml, and other reductions, f16          targets.json, reductions.json
+#     lengths      CUDA: 73 row lengths                                                 lengths.json, lengths.svg
+#
+# FOLDER holds the programs, built where there is cargo, and the Python packages (of the Python that runs here):
+#
+#     cargo build --release --locked -p rmsnorm-cli --all-features                      target/release/rmsnorm
+#     cargo build --release --locked -p rmsnorm-candle --features cuda --example compare          as FOLDER/candle
+#     cargo build --release --locked -p rmsnorm-burn --features wgpu,burn/vulkan,burn/autotune --example compare   as FOLDER/burn
+#     pip install --no-deps --target FOLDER/site . liger-kernel==0.8.5 quack-kernels==0.6.5 flashinfer-python==0.7.2.post1 \
+#         nvidia-cudnn-frontend==1.32.0 nvidia-cutlass-dsl==4.8.1 nvidia-cutlass-dsl-libs-{base,core,cu13}==4.8.1 \
+#         apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops
+#
+# PyTorch, transformers and JAX are those of the machine, and flashinfer needs its nvcc and ninja. A program or package that is
+# missing is named, and what needs it is not measured. RMSNORM_COMMIT names the commit where there is no repository.
+set -uo pipefail
 
+[ $# -ge 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit 2; }
 benches=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 3 ] || { sed -n '2,11s/^# //p' "$0"; exit 2; }
-rmsnorm=$1/rmsnorm deadline=$((SECONDS + $2)) out=${OUT:-.}
-shift 2
-export PYTHONUNBUFFERED=1
+folder=$(cd "$1" && pwd)
+shift
+out=${OUT:-$folder/results} limit=${LIMIT:-580}
+mkdir -p "$out" "$folder/cache"
+export PYTHONUNBUFFERED=1 RMSNORM_CACHE_DIR=$folder/cache FLASHINFER_WORKSPACE_BASE=$folder/cache QUACK_CACHE_DIR=$folder/cache/quack
+export TORCHINDUCTOR_CACHE_DIR=$folder/cache/inductor TRITON_CACHE_DIR=$folder/cache/triton
+export PYTHONPATH=$folder/site:$folder/site/nvidia_cutlass_dsl/dsl_packages${PYTHONPATH:+:$PYTHONPATH}
+RMSNORM_COMMIT=${RMSNORM_COMMIT:-$(git -C "$benches" describe --always --dirty=+ --abbrev=12 --match= 2>/dev/null || echo unknown)}
+export RMSNORM_COMMIT
 
-machine() {
-    nvidia-smi --format=csv,noheader \
-        --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used || true
-}
+# SHAPES and CODE_SHAPES name others. The shapes of README and the pages: few rows, the two of README's table, rows of no power of two, long rows.
+shapes=${SHAPES:-128x4096,4096x1024,1500x3200,4096x4096,16384x4096,2048x16384,20000x6400}
+code_shapes=${CODE_SHAPES:-16384x4096,4096x1024,128x4096,2048x16384}
+floats=forward,backward,add_forward,forward_add,forward_add_forward
+code_ops=rms_static,rms_delayed,rms_static_t,rms_current,rms_row,rms_block128,rms_mx,add_rms_static,ln_static
+others=torch,cudnn,liger,quack,flashinfer-cute,flashinfer-cuda
 
-# Runs a command until the deadline. One that fails or is late leaves a line, and the next one its turn.
-within_budget() {
-    local left=$((deadline - SECONDS)) status=0 start=$SECONDS
-    if [ "$left" -lt 25 ]; then
+# Runs a command until the part's deadline; its last lines go to the terminal, all of it to a file.
+run() {
+    local log=$out/$1 left=$((deadline - SECONDS)) status=0 start=$SECONDS
+    shift
+    if [ "$left" -lt 10 ]; then
         echo "no time left for: $*"
         return
     fi
-    timeout --kill-after=5 "$left" "$@" || status=$?
-    echo "-- $((SECONDS - start)) s, exit status $status"
+    timeout --kill-after=5 "$left" "$@" >"$log" 2>&1 || status=$?
+    tail -n "${LINES_SHOWN:-4}" "$log" | cut -c1-200
+    echo "-- $(basename "$log"): $((SECONDS - start)) s, exit status $status"
 }
 
-# ours PART DTYPE NORM OPS [flags]
-ours() {
-    printf '\n== ours, %s: %s\n' "$1" "$(machine)"
-    within_budget "$rmsnorm" bench --backend cuda --dtype "$2" --norm "$3" --op "$4" --shapes "@h200-$1" "${@:5}" \
-        --json "$out/ours-$1.json"
-}
+# bench NAME BACKEND [flags]: ours.
+bench() { run "$1.txt" "$folder/rmsnorm" bench --backend "$2" --json "$out/$1.json" "${@:3}"; }
 
-# shapes LIST: those of a list, one a line.
-shapes() { "$rmsnorm" bench --shapes "@h200-$1" --list; }
-
-# published PART LIST DTYPE OPS [flags]
-published() {
-    [ -n "${PEERS:-}" ] || return 0
-    printf '\n== peers, %s: %s\n' "$1" "$(machine)"
-    # It looks at its budget between operations, each of which may take a while to compile.
-    within_budget python3 "$PEERS" --dtype "$3" --ops "$4" --shapes "$(shapes "$2" | paste -sd,)" "${@:5}" \
-        --budget-s $((deadline - SECONDS - 20)) --out "$out/peers-$1.json"
-}
-
-# each NAME NORM OPS LIST..: both backends', a shape a process, so that none finds memory as another has left it.
-each() {
-    local shape backend
-    for shape in $(for list in "${@:4}"; do shapes "$list"; done); do
-        for backend in cuda wgpu; do
-            within_budget "$rmsnorm" bench --backend "$backend" --dtype bf16 --norm "$2" --op "$3" --seconds 0.1 \
-                --shapes "$shape" --append "$out/$1.json" >>"$out/$1.txt" 2>&1
-        done
-    done
-}
-
-# compare FLAG VALUE FILE..: a table of those files that there are.
-compare() {
-    local file files=()
-    for file in "${@:3}"; do
-        [ ! -e "$file" ] || files+=("$file")
-    done
-    [ ${#files[@]} -eq 0 ] || "$rmsnorm" compare "${files[@]}" "$1" "$2" || echo "no table of ${files[*]}"
-}
-
-# picture NAME FILE..: a table and a picture, if there is the first file, ours.
-picture() { [ ! -e "$2" ] || compare --plot "$out/$1.svg" "${@:2}" >"$out/$1.md"; }
-
-sweeps() {
-    # Of an earlier call.
-    rm -f "$out"/{rms,layer,add}.{json,md,svg,txt} "$out"/peers-sweeps*.json
-    printf '\n== ours, wgpu beside cuda: %s\n' "$(machine)"
-    each rms rms_norm forward,backward sweeps sweeps-rows
-    each layer layer_norm forward,backward sweeps
-    each add rms_norm add_forward sweeps
-    # Few shapes first: what the budget cuts off is the end.
-    published sweeps_layer peers-sweeps-layer bfloat16 ln_fwd,ln_bwd --only compile,quack,liger
-    published sweeps_add peers-sweeps-layer bfloat16 add_rms_fwd --only compile,quack
-    published sweeps peers-sweeps bfloat16 rms_fwd,rms_bwd --only compile,quack,liger
-    picture rms "$out"/{rms,peers-sweeps}.json
-    picture layer "$out"/{layer,peers-sweeps_layer}.json
-    picture add "$out"/{add,peers-sweeps_add}.json
-    measured+=("$out"/{rms,layer,add}.json)
-}
+# peers NAME [flags]
+peers() { run "$1.txt" python3 "$benches/peers.py" --out "$out/$1.json" --budget $((deadline - SECONDS - 15)) "${@:2}"; }
 
 measure() {
+    deadline=$((SECONDS + limit))
     case $1 in
-    forward | small)
-        ours "$1" bf16 rms_norm forward
-        published "$1" "$1" bfloat16 rms_fwd
+    first)
+        RMSNORM_CACHE_DIR='' bench first-without cuda --dtype bf16 --shapes "$shapes" --seconds 0
+        # The first of these fills the cache.
+        run first-fill.txt "$folder/rmsnorm" bench --backend cuda --dtype bf16 --shapes "$shapes" --seconds 0
+        bench first-with cuda --dtype bf16 --shapes "$shapes" --seconds 0
         ;;
-    backward)
-        ours "$1" bf16 rms_norm backward
-        published "$1" "$1" bfloat16 rms_bwd
+    ours) bench ours cuda --dtype bf16 --op "$floats" --shapes "$shapes" --seconds 0.3 ;;
+    again) bench again cuda --dtype bf16 --op "$floats" --shapes "$shapes" --seconds 0.3 ;;
+    codes)
+        bench codes cuda --dtype bf16 --op quantized_forward,add_quantized_forward --shapes "$code_shapes" --seconds 0.2
         ;;
-    layer)
-        ours "$1" bf16 layer_norm forward,backward
-        published "$1" "$1" bfloat16 ln_fwd,ln_bwd
+    peers)
+        peers peers --only "$others" --shapes "$shapes"
+        peers peers-codes --only triton,cudnn,flashinfer-cute,flashinfer-cuda --ops "$code_ops" --shapes "$code_shapes"
         ;;
-    residual)
-        ours "$1" bf16 rms_norm add_forward
-        published "$1" "$1" bfloat16 add_rms_fwd
+    compile)
+        peers compile --only compile --shapes "$shapes"
+        ;;
+    compile-codes)
+        peers compile-codes --only compile --ops "$code_ops" --shapes "$code_shapes"
+        ;;
+    training) run training.txt python3 "$benches/training.py" --out "$out/training.json" ;;
+    wgpu)
+        bench wgpu wgpu --dtype bf16 --op "$floats" --shapes "$shapes" --seconds 0.1
+        bench wgpu-codes wgpu --dtype bf16 --norm rms_norm --op quantized_forward --shapes "$code_shapes" --seconds 0.1
+        ;;
+    python)
+        local scripts=$benches/../rmsnorm-python/benches
+        run torch.txt python3 "$scripts/torch_speed.py" --device cuda --shapes 8192x4096 --dtypes bfloat16 --out "$out/torch.json"
+        run calls.txt python3 "$scripts/torch_calls.py" --device cuda --out "$out/calls.json"
+        XLA_PYTHON_CLIENT_PREALLOCATE=false run jax.txt python3 "$scripts/jax_speed.py" --shapes 8192x4096,32768x4096 --out "$out/jax.json"
+        ;;
+    frameworks)
+        for name in candle burn; do
+            [ -x "$folder/$name" ] || { echo "no program $folder/$name"; continue; }
+            if [ $name = candle ]; then run candle.txt "$folder/candle" --device cuda; else run burn.txt "$folder/burn" --wgpu; fi
+            run "$name-cpu.txt" env MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296 "$folder/$name"
+        done
         ;;
     f32)
-        ours "$1" f32 rms_norm forward,backward
-        published "$1" "$1" float32 rms_fwd,rms_bwd
+        bench f32 cuda --dtype f32 --shapes "$shapes" --seconds 0.2
+        peers peers-f32 --dtype float32 --only "$others" --ops rms_fwd,rms_bwd,ln_fwd,ln_bwd --shapes 4096x1024,16384x4096
         ;;
-    half) ours "$1" f16 rms_norm forward,backward ;;
-    reductions) ours "$1" bf16 rms_norm backward --reduction partials,locks,atomics ;;
+    targets)
+        local list
+        for list in forward backward small layer residual; do
+            run "targets-$list.txt" "$folder/rmsnorm" bench --backend cuda --dtype bf16 --shapes "@h200-$list" --append "$out/targets.json"
+        done
+        run reductions.txt "$folder/rmsnorm" bench --backend cuda --dtype bf16,f16 --norm rms_norm --op backward --shapes @h200-reductions \
+            --reduction partials,locks,atomics --json "$out/reductions.json"
+        "$folder/rmsnorm" compare "$out/targets.json" --targets "$benches/targets.toml"
+        ;;
     lengths)
-        # Of an earlier call.
-        rm -f "$out/ours-lengths.json"
-        ours "$1" bf16 rms_norm,layer_norm forward,add_forward,backward --seconds 0.05
-        picture "$1" "$out/ours-lengths.json"
+        bench lengths cuda --dtype bf16 --op forward,add_forward,backward --shapes @h200-lengths --seconds 0.05
+        "$folder/rmsnorm" compare "$out/lengths.json" --plot "$out/lengths.svg" >"$out/lengths.md"
         ;;
-    sweeps) sweeps ;;
     esac
 }
 
+[ $# -gt 0 ] || set -- first ours codes peers compile compile-codes again training wgpu python frameworks f32 targets lengths
 for part in "$@"; do
     case $part in
-    forward | backward | small | layer | residual | f32 | half | reductions | lengths | sweeps) ;;
+    first | ours | codes | peers | compile | compile-codes | again | training | wgpu | python | frameworks | f32 | targets | lengths) ;;
     *) echo "no such part: $part"; exit 2 ;;
     esac
 done
-# Of this call; an earlier call's files may lie in the same folder.
-measured=()
 for part in "$@"; do
+    printf '\n== %s, %s: %s\n' "$part" "$RMSNORM_COMMIT" "$(nvidia-smi --format=csv,noheader \
+        --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used)"
     measure "$part"
-    # Those two have tables of their own.
-    [[ $part == sweeps || $part == lengths ]] || measured+=("$out/ours-$part.json" "$out/peers-$part.json")
 done
-printf '\n%s\n' "$(machine)"
-compare --targets "$benches/targets.toml" "${measured[@]}"
-printf '%s s in all\n' "$SECONDS"
+printf '\n%s s in all\n' "$SECONDS"
