@@ -61,8 +61,7 @@ fn groups(figures: &[&Figure]) -> Vec<Group> {
     let colour = |source: &str| colours.iter().find(|(known, _)| known == source).map_or(BLACK, |(_, colour)| *colour);
     let mut groups: Vec<Group> = Vec::new();
     for figure in figures {
-        let Subject { norm, op, dtype, .. } = &figure.subject;
-        let name = format!("{norm} {op} {dtype}");
+        let name = format!("{}, {}", figure.subject.title(), figure.subject.dtype);
         let place = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
             groups.push(Group { name, bars: copy(figure, figures).into_iter().collect() });
             groups.len() - 1
@@ -155,8 +154,8 @@ mod tests {
             figure("cuda", "forward", (1, 64), 1.0),
         ];
         let svg = svg(&figures).unwrap();
-        let forward = ["rms_norm forward bf16", "cuda", "10.00", "a&lt;b", "12.50", "copy (cuda)", "8.00"];
-        let backward = ["rms_norm backward bf16", "cuda", "40.00", "copy (cuda)", "32.00"];
+        let forward = ["RMS forward, bf16", "cuda", "10.00", "a&lt;b", "12.50", "copy (cuda)", "8.00"];
+        let backward = ["RMS backward, bf16", "cuda", "40.00", "copy (cuda)", "32.00"];
         let title = ["8x64: time of one call in us, shorter is faster"];
         assert_eq!(texts(&svg), [&title[..], &forward, &backward].concat());
         // The longest bar has the full length, and a quarter of its time a quarter of it.

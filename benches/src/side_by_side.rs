@@ -35,10 +35,10 @@ pub fn table(figures: &[Figure]) -> Option<String> {
     (!lines.is_empty()).then(|| line(&head) + &line(&rule) + &lines.concat())
 }
 
-/// A table for a page: a line per subject, a column per source, and the share of its copy that the first source of ours
+/// A table for a page: a line per subject, sorted by `order`, a column per source, and the share of its copy that the first source of ours
 /// reaches. The fastest of a line is bold. Times have three significant digits, in ms if all of them are above 1 ms. `+`
 /// behind a time marks gaps between launches, which keep it from being the fastest.
-pub fn page(figures: &[Figure]) -> String {
+pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String {
     let sources = sources(figures);
     let first = figures.iter().find(|figure| figure.is_ours && figure.copy_gbs.is_some() && figure.is_cold);
     let ours =
@@ -60,7 +60,9 @@ pub fn page(figures: &[Figure]) -> String {
     }
     let mut text = line(&head) + &"|---".repeat(head.len()) + "|\n";
     let mut operation = String::new();
-    for subject in subjects(figures) {
+    let mut subjects = subjects(figures);
+    subjects.sort_by_cached_key(|subject| order(subject));
+    for subject in subjects {
         let of = |source: &str| figures.iter().find(|figure| figure.subject == *subject && figure.source == source);
         let times = sources.iter().filter_map(|source| of(source)).filter(|figure| !figure.has_gaps);
         let best = times.map(|figure| three_digits(scale * figure.us)).min_by(|a, b| value(a).total_cmp(&value(b)));
@@ -186,13 +188,13 @@ mod tests {
         let expected = "| us | shape | rmsnorm | of copy | quack | torch |\n|---|---|---|---|---|---|\n\
             | RMS forward | 8x64 | **10.0** | 80.0 % | **10.0** | 5.00+ |\n\
             | residual + RMS forward | 8x128 | **123** | 6.5 % |  |  |\n";
-        assert_eq!(page(&figures), expected);
+        assert_eq!(page(&figures, |_| ()), expected);
 
         // Milliseconds where all times are long; two backends and two dtypes are told apart.
         wide.us = 1234.0;
         let mut half = Figure { source: "wgpu".into(), us: 56_789.0, ..wide.clone() };
         half.subject.dtype = "f16".into();
-        let text = page(&[wide, half]);
+        let text = page(&[wide, half], |_| ());
         assert!(text.starts_with("| ms | shape | rmsnorm, cuda | of copy | rmsnorm, wgpu |\n"), "{text}");
         assert!(text.contains("| residual + RMS forward, f16 | 8x128 |  |  | **56.8** |\n"), "{text}");
     }

@@ -258,6 +258,10 @@ impl NormBackend for CpuBackend {
         true
     }
 
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
+        problems.iter().try_for_each(launch::require_partials)
+    }
+
     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
         launch::launch(self, call)
     }

@@ -174,6 +174,20 @@ pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display)
     Error::Device { backend: "cpu", source: format!("cannot allocate {bytes} bytes for the {what}: {error}").into() }
 }
 
+/// Refuses the ways to sum weight gradients that this backend lacks.
+///
+/// # Errors
+/// `Unsupported` for locks and atomics.
+pub(crate) fn require_partials(problem: &Problem) -> Result<(), Error> {
+    match problem.grad_reduction {
+        GradReduction::Partials => Ok(()),
+        reduction @ (GradReduction::Locks { .. } | GradReduction::Atomics) => {
+            let rule = format!("the cpu backend has GradReduction::Partials only, got {reduction:?}");
+            Err(Error::Unsupported { rule })
+        }
+    }
+}
+
 fn backward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyBackward<'_, B>>) -> Result<(), Error> {
     let (spec, problem) = (spec_of(&call), *call.problem());
     run_backward::<B>(backend, &spec, &problem, call.into_args(), None)
@@ -187,13 +201,7 @@ fn run_backward<B: SliceBackend>(
     args: AnyBackward<'_, B>,
     found: Option<Found<'_>>,
 ) -> Result<(), Error> {
-    match problem.grad_reduction {
-        GradReduction::Partials => {}
-        GradReduction::Locks { .. } | GradReduction::Atomics => {
-            let rule = format!("the cpu backend has GradReduction::Partials only, got {:?}", problem.grad_reduction);
-            return Err(Error::Unsupported { rule });
-        }
-    }
+    require_partials(problem)?;
     let plan = plan_here(backend, problem);
     let len = plan::workspace_len(problem);
 

@@ -72,6 +72,10 @@ impl NormBackend for UninitBackend {
         true
     }
 
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
+        self.0.prepare_all(problems)
+    }
+
     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
         launch::launch(&self.0, call)
     }

@@ -34,10 +34,10 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let svg = picture.map(|file| plot::svg(&figures).map(|svg| (file, svg))).transpose()?;
     if args.markdown {
         let place = |given: &[String], name: &str| given.iter().position(|known| known == name);
-        figures.sort_by_cached_key(|Figure { subject, .. }| {
+        let page = side_by_side::page(&figures, |subject| {
             (place(&args.op, &subject.operation()), place(&args.shapes, &subject.shape()))
         });
-        print(&format!("{}\n{conditions}.\n", side_by_side::page(&figures)))?;
+        print(&format!("{page}\n{conditions}.\n"))?;
     } else {
         print(&side_by_side::table(&figures).unwrap_or("no two sources have a shape in common\n".into()))?;
     }

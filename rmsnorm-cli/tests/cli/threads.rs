@@ -66,7 +66,7 @@ fn conformance_shows_equal_bits_for_all_threads_and_instruction_sets() {
 #[test]
 fn no_threads_are_refused() {
     let folder = folder();
-    refuse_in(&folder, &["run", "in", "-o", "out", "--threads", "0"], &["at least 1 thread", "got 0"]);
+    refuse_in(&folder, &["run", "in", "-o", "out", "--threads", "0"], &["threads must be at least 1", "got 0"]);
 }
 
 #[cfg(target_os = "linux")]
