@@ -46,7 +46,7 @@ pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String
     let (unit, scale) = if figures.iter().all(|figure| figure.us >= 1e3) { ("ms", 1e-3) } else { ("us", 1.0) };
     let dtypes: BTreeSet<&str> = figures.iter().map(|figure| figure.subject.dtype.as_str()).collect();
 
-    let mut head = vec![unit.to_owned(), "shape".into()];
+    let mut head = vec![format!("time in {unit}"), "shape".into()];
     for source in &sources {
         let is_ours = figures.iter().any(|figure| figure.is_ours && figure.source == *source);
         head.push(match (is_ours, ours) {
@@ -185,7 +185,7 @@ mod tests {
         let mut wide = figure("cuda", 128, 123.4, Some(125.0));
         wide.subject.op = "add_forward".into();
         let figures = [figure("cuda", 64, 10.0, Some(125.0)), peer(64, 9.996), late, wide.clone()];
-        let expected = "| us | shape | rmsnorm | of copy | quack | torch |\n|---|---|---|---|---|---|\n\
+        let expected = "| time in us | shape | rmsnorm | of copy | quack | torch |\n|---|---|---|---|---|---|\n\
             | RMS forward | 8x64 | **10.0** | 80.0 % | **10.0** | 5.00+ |\n\
             | residual + RMS forward | 8x128 | **123** | 6.5 % |  |  |\n";
         assert_eq!(page(&figures, |_| ()), expected);
@@ -195,7 +195,7 @@ mod tests {
         let mut half = Figure { source: "wgpu".into(), us: 56_789.0, ..wide.clone() };
         half.subject.dtype = "f16".into();
         let text = page(&[wide, half], |_| ());
-        assert!(text.starts_with("| ms | shape | rmsnorm, cuda | of copy | rmsnorm, wgpu |\n"), "{text}");
+        assert!(text.starts_with("| time in ms | shape | rmsnorm, cuda | of copy | rmsnorm, wgpu |\n"), "{text}");
         assert!(text.contains("| residual + RMS forward, f16 | 8x128 |  |  | **56.8** |\n"), "{text}");
     }
 

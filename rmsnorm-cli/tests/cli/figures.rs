@@ -109,7 +109,7 @@ fn ours_and_peers_are_put_side_by_side() {
     let page = |args: &[&str]| folder.rmsnorm(&[&["compare", "ours.json", "peers.json", "--markdown"], args].concat());
     let outcome = page(&["--op", "rms_fwdd,forward/rms_norm", "--shapes", "1x64"]);
     let lines: Vec<&str> = outcome.stdout.lines().collect();
-    assert_eq!(lines[0], "| us | shape | rmsnorm | a |", "{outcome:?}");
+    assert_eq!(lines[0], "| time in us | shape | rmsnorm | a |", "{outcome:?}");
     assert_eq!(lines[2], "| rms fwdd | 1x64 |  | 1000+ |");
     assert!(lines[3].starts_with("| RMS forward | 1x64 | **"), "{outcome:?}");
     assert!(lines.last().unwrap().starts_with("measured on 20"), "{outcome:?}");
