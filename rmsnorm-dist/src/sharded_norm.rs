@@ -139,7 +139,7 @@ pub trait ShardedNorm {
     /// [`forward_reduced`](Self::forward_reduced) for a residual stream divided by rows: each rank
     /// adds and normalizes the rows that it owns, and holds the residual of these rows only.
     ///
-    /// [`RowShares`](crate::Shares) defines the rows of a rank: all ranks own the same number, except
+    /// [`RowShares`](crate::RowShares) defines the rows of a rank: all ranks own the same number, except
     /// that the last ones may own fewer or none. `x` is this rank's partial sum of all rows, (rows,
     /// cols). `residual`, `residual_out`, `mean` and `rstd` have the owned rows only. `y` has all
     /// rows (the same on every rank) or the owned ones; if it overwrites `x` and only owned rows

@@ -7,9 +7,9 @@ use std::ops::Range;
 ///
 /// # Example
 /// ```
-/// # use rmsnorm_dist::Shares;
+/// # use rmsnorm_dist::RowShares;
 /// // Seven rows of 4 columns on three ranks.
-/// let shares = Shares { units: 7, unit: 4, ranks: 3 };
+/// let shares = RowShares { units: 7, unit: 4, ranks: 3 };
 /// assert_eq!([0, 1, 2].map(|rank| shares.units(rank)), [0..3, 3..6, 6..7]);
 /// assert_eq!(shares.elements(1), 12..24);
 /// assert_eq!((shares.len(), shares.units(3)), (28, 7..7));

@@ -243,7 +243,7 @@ _MISTAKES = {
         (lambda x, w: _forward(x, residual_out=np.empty_like(x)), "residual_out must not be given: there is no residual"),
     ],
     ValueError: [
-        (lambda x, w: arrays.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1: a row"),
+        (lambda x, w: arrays.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1: with a negative eps"),
         (lambda x, w: arrays.rms_norm(x, w, float("nan")), "eps must be finite and not negative, got NaN"),
         (lambda x, w: arrays.layer_norm(x, w, None, float("inf")), "eps must be finite and not negative, got inf"),
         (lambda x, w: _rms(x, w, weight_offset=float("nan")), "weight_offset must be finite, got NaN"),
@@ -263,15 +263,15 @@ _MISTAKES = {
         (lambda x, w: _forward(x, rstd=np.empty((2, 1), "f4")), r"rstd: expected the shape \(2,\), got \(2, 1\)"),
         (lambda x, w: _backward(x, w, x=x[:1]), r"x: expected the shape \(2, 8\), got \(1, 8\), since dy"),
         (lambda x, w: _backward(x, w, weight=w[:4]), r"weight: expected the shape \(8,\), got \(4,\)"),
-        *[(lambda x, w, change=change: _rms(change(x), None), "x: each row's elements .* pass a copy, as numpy.ascontiguousarray")
+        *[(lambda x, w, change=change: _rms(change(x), None), "x: each row's elements .* pass a copy, such as numpy.ascontiguousarray")
           for change in [np.asfortranarray, lambda x: x[:, ::-1], lambda x: x[:, ::2], lambda x: x[::-1],
                          lambda x: np.broadcast_to(x[0], (2, 8)), lambda x: np.zeros((2, 2, 2, 8), "f4")[:, ::2, :, :].swapaxes(0, 2)[..., ::2]]],
         (lambda x, w: _rms(x, np.repeat(w, 2)[::2]), "weight: each row's elements must be contiguous.* pass a copy"),
         (lambda x, w: _rms(x, w, out=np.asfortranarray(x)), "y: each row's elements must be contiguous.* pass a copy"),
-        (lambda x, w: _forward(x, rstd=np.empty(4, "f4")[::2]), "rstd: .*side by side.* pass a (contiguous )?copy"),
+        (lambda x, w: _forward(x, rstd=np.empty(4, "f4")[::2]), "rstd: .*contiguous.* pass a (contiguous )?copy"),
         (lambda x, w: _rms(_misaligned(x), w), "x: .*multiple of its element's size, got 0x.*: pass a copy"),
         (lambda x, w: _rms(x, _misaligned(w)), "weight: .*multiple of its element's size, got 0x.*: pass a copy"),
-        (lambda x, w: _rms(x[:1], w, out=x.reshape(-1)[4:12].reshape(1, 8)), "y shares memory with x: pass an array of its own"),
+        (lambda x, w: _rms(x[:1], w, out=x.reshape(-1)[4:12].reshape(1, 8)), "y shares memory with x: pass a separate array"),
         (lambda x, w: _rms(x, x[0], out=x), "x shares memory with weight"),
         (lambda x, w: _rms(x, w, out=np.lib.stride_tricks.as_strided(x, (2, 8), (4 * 9, 4))), "y shares memory with x"),
         (lambda x, w: _backward(x, w, dx=x), "dx shares memory with (x|dy): pass a separate array for dx$"),

@@ -61,7 +61,7 @@ use crate::library::nccl::nccl;
 /// fn run(rank: usize, id: NcclId) -> Result<(), Box<dyn std::error::Error>> {
 ///     let backend = CudaBackend::new(rank)?;
 ///     let comm = NcclComm::from_rank(backend.stream().clone(), rank, 2, id)?;
-///     let shares = Shares { units: 4096, unit: 8192, ranks: 2 };
+///     let shares = RowShares { units: 4096, unit: 8192, ranks: 2 };
 ///     let mut rows = backend.stream().alloc_zeros::<bf16>(shares.len())?;
 ///     // ... this rank writes its share, `rows.slice_mut(shares.elements(rank))`, and gets all shares:
 ///     comm.all_gather_in_place(&shares, rows.as_view_mut())?;
