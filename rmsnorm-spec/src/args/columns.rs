@@ -229,6 +229,10 @@ impl<B: NormBackend + ?Sized, A: fmt::Debug> fmt::Debug for WithStatistics<'_, B
         let WithStatistics { args, statistics, columns } = self;
         let statistics = B::in_span(statistics).len;
         let given = format_args!("f32[{statistics}]");
-        f.debug_struct("WithStatistics").field("args", args).field("statistics", &given).field("columns", columns).finish()
+        f.debug_struct("WithStatistics")
+            .field("args", args)
+            .field("statistics", &given)
+            .field("columns", columns)
+            .finish()
     }
 }
