@@ -22,8 +22,8 @@ pub fn table(figures: &[Figure]) -> Option<String> {
         }
         let reference = of(first);
         let copy = reference.and_then(|figure| figure.copy_gbs).filter(|_| reference.is_some_and(|f| f.is_cold));
-        let Subject { norm, op, dtype, rows, cols } = subject;
-        let mut cells = vec![format!("{norm} {op}"), dtype.clone(), format!("{rows}x{cols}")];
+        let Subject { norm, op, dtype, .. } = subject;
+        let mut cells = vec![format!("{norm} {op}"), dtype.clone(), subject.shape()];
         cells.push(copy.map_or("-".into(), |copy| format!("{copy:.0}")));
         cells.extend(own(reference));
         for source in others {
@@ -72,7 +72,7 @@ pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String
         }
         let mut cells = vec![if name == operation { String::new() } else { name.clone() }];
         operation = name;
-        cells.push(format!("{}x{}", subject.rows, subject.cols));
+        cells.push(subject.shape());
         for source in &sources {
             let figure = of(source);
             cells.push(figure.map_or(String::new(), |figure| {
