@@ -170,7 +170,9 @@ impl fmt::Display for Conditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let join = |set: &BTreeSet<String>, by: &str| set.iter().cloned().collect::<Vec<_>>().join(by);
         let Conditions { dates, commits, devices, versions } = self;
-        let mut lines = vec![format!("measured on {} at commit {}", join(dates, ", "), join(commits, ", "))];
+        // Older documents lack the date.
+        let day = if dates.is_empty() { String::new() } else { format!(" on {}", join(dates, ", ")) };
+        let mut lines = vec![format!("measured{day} at commit {}", join(commits, ", "))];
         lines.push(join(devices, "; "));
         if !versions.is_empty() {
             lines.push(join(versions, ", "));
