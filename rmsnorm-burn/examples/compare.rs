@@ -1,9 +1,9 @@
 //! Compares our norms with burn's on its CPU backend, in one process, with samples in turn:
 //! forward, and forward with backward.
 //!
-//! cargo run --release -p rmsnorm-burn --example compare cargo run -p rmsnorm-burn --example
-//! compare -- --check # each call once, for its result cargo run --release -p rmsnorm-burn
-//! --features wgpu,burn/vulkan,burn/autotune --example compare -- --wgpu
+//!     cargo run --release -p rmsnorm-burn --example compare
+//!     cargo run -p rmsnorm-burn --example compare -- --check   # each call once, for its result
+//!     cargo run --release -p rmsnorm-burn --features wgpu,burn/vulkan,burn/autotune --example compare -- --wgpu
 //!
 //! The last command runs on burn's default wgpu device, shared with our kernels. A sample is 16
 //! calls and the wait for them. Their results are kept, because burn's fusion drops results without

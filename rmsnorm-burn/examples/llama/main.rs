@@ -1,8 +1,8 @@
 //! A small Llama-style model, in inference and training, with our norms and with burn's.
 //!
-//! cargo run --release -p rmsnorm-burn --example llama cargo run -p rmsnorm-burn --example llama --
-//! --steps 24 cargo run --release -p rmsnorm-burn --features wgpu --example llama -- --wgpu # on
-//! burn's default wgpu device
+//!     cargo run --release -p rmsnorm-burn --example llama
+//!     cargo run -p rmsnorm-burn --example llama -- --steps 24
+//!     cargo run --release -p rmsnorm-burn --features wgpu --example llama -- --wgpu   # on burn's default wgpu device
 //!
 //! The models start from one record, and must give the same logits and losses, up to differences
 //! from the order of roundings.
