@@ -22,4 +22,8 @@ def test_a_program_of_a_page_runs(program):
     for name in ("torch", "jax"):
         if re.search(rf"^import {name}\b", program, re.MULTILINE):
             framework(name)
-    exec(compile(program, "a page", "exec"), {"__name__": "__main__"})
+    try:
+        exec(compile(program, "a page", "exec"), {"__name__": "__main__"})
+    finally:
+        if "torch.set_default_device" in program:
+            framework("torch").set_default_device(None)
