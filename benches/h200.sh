@@ -49,7 +49,7 @@ export RMSNORM_COMMIT
 
 # SHAPES and CODE_SHAPES name others. The shapes of README and the pages: few rows, the two of README's table, rows of no power of two, long rows.
 shapes=${SHAPES:-128x4096,4096x1024,1500x3200,4096x4096,16384x4096,2048x16384,20000x6400}
-code_shapes=${CODE_SHAPES:-16384x4096,4096x1024,128x4096,2048x16384}
+code_shapes=${CODE_SHAPES:-16384x4096,4096x1024}
 floats=forward,backward,add_forward,forward_add,forward_add_forward
 code_ops=rms_static,rms_delayed,rms_static_t,rms_current,rms_row,rms_block128,rms_mx,add_rms_static,ln_static
 others=torch,cudnn,liger,quack,flashinfer-cute,flashinfer-cuda
@@ -106,7 +106,8 @@ measure() {
         local scripts=$benches/../rmsnorm-python/benches
         run torch.txt python3 "$scripts/torch_speed.py" --device cuda --shapes 8192x4096 --dtypes bfloat16 --out "$out/torch.json"
         run calls.txt python3 "$scripts/torch_calls.py" --device cuda --out "$out/calls.json"
-        XLA_PYTHON_CLIENT_PREALLOCATE=false run jax.txt python3 "$scripts/jax_speed.py" --shapes 8192x4096,32768x4096 --out "$out/jax.json"
+        XLA_PYTHON_CLIENT_PREALLOCATE=false run jax.txt python3 "$scripts/jax_speed.py" --shapes 8192x4096,32768x4096 --dtypes bfloat16 --ops rms_norm \
+            --out "$out/jax.json"
         ;;
     frameworks)
         for name in candle burn; do
