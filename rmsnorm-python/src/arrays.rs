@@ -9,7 +9,9 @@ use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack, StreamArg};
 use pyo3::exceptions::{PyBufferError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rmsnorm_core::{Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
+use rmsnorm_core::{
+    Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, ResidualPlacement, RowLayout, Storage, Tensor,
+};
 
 use crate::call::Call;
 use crate::foreign::{Foreign, Place, python_name, shape_of};
@@ -86,13 +88,14 @@ fn tuple(dims: &[i64]) -> String {
 /// waits for the arrays' producers are enqueued there. The caller orders other streams after it and
 /// keeps all arrays alive until the call is done.
 #[pyfunction]
-#[pyo3(signature = (norm, eps, weight_offset, cast_before_weight, tensors, stream=None))]
+#[pyo3(signature = (norm, eps, weight_offset, cast_before_weight, residual_after, tensors, stream=None))]
 pub(crate) fn run_arrays(
     py: Python<'_>,
     norm: &str,
     eps: f32,
     weight_offset: f32,
     cast_before_weight: bool,
+    residual_after: bool,
     tensors: &Bound<'_, PyDict>,
     stream: Option<usize>,
 ) -> PyResult<()> {
@@ -116,6 +119,7 @@ pub(crate) fn run_arrays(
     let RowLayout { rows, cols, .. } = found.foreign.layout;
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
+    let spec = if residual_after { spec.residual_after() } else { spec };
     let mut call = Call::new(direction, spec);
     for lent in &arrays {
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
@@ -148,6 +152,16 @@ fn work_in_place(call: &mut Call) -> PyResult<()> {
         _ => false,
     };
     let (y, sum) = (lies_at(call, Tensor::Y, Tensor::X), lies_at(call, Tensor::ResidualOut, Tensor::Residual));
+    if call.spec.residual_placement == ResidualPlacement::After {
+        if y {
+            let rule = "with residual_after, x is not overwritten: pass a separate array for y";
+            return Err(PyValueError::new_err(format!("y is x; {rule}")));
+        }
+        if sum {
+            call.without(Tensor::Residual);
+        }
+        return Ok(());
+    }
     if call.tensor(Tensor::Residual).is_some() && y != sum {
         let (is, is_not) =
             if y { ("y is x", "residual_out is not") } else { ("residual_out is residual", "y is not x") };

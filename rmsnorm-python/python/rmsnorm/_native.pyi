@@ -13,6 +13,7 @@ def run_arrays(
     eps: float,
     weight_offset: float,
     cast_before_weight: bool,
+    residual_after: bool,
     tensors: dict[str, tuple[Any, bool]],
     stream: int | None = None,
 ) -> None: ...
