@@ -82,20 +82,18 @@ fn tuple(dims: &[i64]) -> String {
 
 /// Runs a call on arrays: forward, or backward if there is a `dy`.
 ///
+/// `options`: eps, weight_offset, cast_before_weight and residual_after.
 /// `tensors` maps names (`x`, `weight`, ..) to (array, is bfloat16). The flag marks 16-bit integer
 /// arrays that hold bfloat16, which NumPy cannot export otherwise.
 /// `stream` is the address of a CUDA stream, by default the legacy default stream. The call and the
 /// waits for the arrays' producers are enqueued there. The caller orders other streams after it and
 /// keeps all arrays alive until the call is done.
 #[pyfunction]
-#[pyo3(signature = (norm, eps, weight_offset, cast_before_weight, residual_after, tensors, stream=None))]
+#[pyo3(signature = (norm, options, tensors, stream=None))]
 pub(crate) fn run_arrays(
     py: Python<'_>,
     norm: &str,
-    eps: f32,
-    weight_offset: f32,
-    cast_before_weight: bool,
-    residual_after: bool,
+    options: (f32, f32, bool, bool),
     tensors: &Bound<'_, PyDict>,
     stream: Option<usize>,
 ) -> PyResult<()> {
@@ -117,6 +115,7 @@ pub(crate) fn run_arrays(
     let found = arrays.iter().find(|lent| lent.tensor == main);
     let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call needs it")))?;
     let RowLayout { rows, cols, .. } = found.foreign.layout;
+    let (eps, weight_offset, cast_before_weight, residual_after) = options;
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
     let spec = if residual_after { spec.residual_after() } else { spec };

@@ -104,10 +104,7 @@ impl<'s> Arguments<'s> {
     /// Whether the call has the result. A result that is not needed has no elements. The statistics
     /// of a next norm are needed with its `y`.
     fn needs(&self, operator: &Operator, result: Tensor) -> bool {
-        let flag = match result {
-            Tensor::NextMean | Tensor::NextRstd => Tensor::Y,
-            other => other,
-        };
+        let flag = if matches!(result, Tensor::NextMean | Tensor::NextRstd) { Tensor::Y } else { result };
         let is_optional = operator.parameters.contains(&Parameter::Need(flag));
         let has_no_input = result == Tensor::ResidualOut && self.tensor(Tensor::Residual).is_none();
         !(is_optional && !self.needed[flag as usize] || has_no_input)

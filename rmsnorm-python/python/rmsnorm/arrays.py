@@ -141,7 +141,7 @@ def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weigh
         _check(name, array)
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
-    _native.run_arrays(norm, eps, weight_offset, bool(cast_before_weight), bool(residual_after), lent, stream or None)
+    _native.run_arrays(norm, (eps, weight_offset, bool(cast_before_weight), bool(residual_after)), lent, stream or None)
 
 
 def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack | None,
