@@ -9,7 +9,9 @@ use dlpark::python::{DlpackStream, ImportRequest, ImportedDlpack, StreamArg};
 use pyo3::exceptions::{PyBufferError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rmsnorm_core::{Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor};
+use rmsnorm_core::{
+    Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, ResidualPlacement, RowLayout, Storage, Tensor,
+};
 
 use crate::call::Call;
 use crate::foreign::{Foreign, Place, python_name, shape_of};
@@ -80,19 +82,18 @@ fn tuple(dims: &[i64]) -> String {
 
 /// Runs a call on arrays: forward, or backward if there is a `dy`.
 ///
+/// `options`: eps, weight_offset, cast_before_weight and residual_after.
 /// `tensors` maps names (`x`, `weight`, ..) to (array, is bfloat16). The flag marks 16-bit integer
 /// arrays that hold bfloat16, which NumPy cannot export otherwise.
 /// `stream` is the address of a CUDA stream, by default the legacy default stream. The call and the
 /// waits for the arrays' producers are enqueued there. The caller orders other streams after it and
 /// keeps all arrays alive until the call is done.
 #[pyfunction]
-#[pyo3(signature = (norm, eps, weight_offset, cast_before_weight, tensors, stream=None))]
+#[pyo3(signature = (norm, options, tensors, stream=None))]
 pub(crate) fn run_arrays(
     py: Python<'_>,
     norm: &str,
-    eps: f32,
-    weight_offset: f32,
-    cast_before_weight: bool,
+    options: (f32, f32, bool, bool),
     tensors: &Bound<'_, PyDict>,
     stream: Option<usize>,
 ) -> PyResult<()> {
@@ -114,8 +115,10 @@ pub(crate) fn run_arrays(
     let found = arrays.iter().find(|lent| lent.tensor == main);
     let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call needs it")))?;
     let RowLayout { rows, cols, .. } = found.foreign.layout;
+    let (eps, weight_offset, cast_before_weight, residual_after) = options;
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
+    let spec = if residual_after { spec.residual_after() } else { spec };
     let mut call = Call::new(direction, spec);
     for lent in &arrays {
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
@@ -148,6 +151,16 @@ fn work_in_place(call: &mut Call) -> PyResult<()> {
         _ => false,
     };
     let (y, sum) = (lies_at(call, Tensor::Y, Tensor::X), lies_at(call, Tensor::ResidualOut, Tensor::Residual));
+    if call.spec.residual_placement == ResidualPlacement::After {
+        if y {
+            let rule = "with residual_after, x is not overwritten: pass a separate array for y";
+            return Err(PyValueError::new_err(format!("y is x; {rule}")));
+        }
+        if sum {
+            call.without(Tensor::Residual);
+        }
+        return Ok(());
+    }
     if call.tensor(Tensor::Residual).is_some() && y != sum {
         let (is, is_not) =
             if y { ("y is x", "residual_out is not") } else { ("residual_out is residual", "y is not x") };

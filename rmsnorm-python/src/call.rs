@@ -4,7 +4,7 @@
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
     AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error,
-    NormSpec, Problem, Rows, Scales, Source, Storage, Tensor, TensorSet, TensorShape,
+    NormSpec, Problem, ResidualPlacement, Rows, Scales, Source, Storage, Tensor, TensorSet, TensorShape,
 };
 
 use crate::device;
@@ -72,19 +72,21 @@ impl Call {
             Direction::Backward => ([Tensor::Dy, Tensor::Dx], [Tensor::X, Tensor::DresidualOut]),
         };
         let activation = needed(main[0], of(&main)?)?;
-        let weight = of(&[Tensor::Weight, Tensor::Bias, Tensor::Dweight, Tensor::Dbias])?.unwrap_or(activation);
+        let parameters =
+            [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias, Tensor::Dweight, Tensor::Dbias];
+        let weight = of(&parameters)?.unwrap_or(activation);
         Ok(DTypes { activation, weight, residual: of(&stream)?.unwrap_or(activation) })
     }
 
     /// The call without its tensors. It always includes a workspace.
     pub(crate) fn problem(&self) -> Result<Problem, Error> {
-        let NormSpec { norm, rows, cols, weight_offset, cast_order, .. } = self.spec;
+        let NormSpec { norm, rows, cols, weight_offset, cast_order, residual_placement, .. } = self.spec;
         let tensors = Tensor::ALL.into_iter().filter(|&tensor| self.tensor(tensor).is_some());
         let tensors = tensors.fold(TensorSet::NONE.with(Tensor::Workspace), TensorSet::with);
         let (dtypes, has_weight_offset) = (self.dtypes()?, weight_offset != 0.0);
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, &[]);
         let Call { direction, quant, .. } = *self;
-        Ok(Problem { direction, dtypes, tensors, has_weight_offset, cast_order, quant, ..problem })
+        Ok(Problem { direction, dtypes, tensors, has_weight_offset, cast_order, residual_placement, quant, ..problem })
     }
 
     /// Runs on the backend of `place`, in the order of its stream.
@@ -150,23 +152,30 @@ impl Call {
         }
     }
 
-    /// Runs in place if there is no `x`.
+    /// Overwrites `x` if there is none, and the residual if the call can overwrite it and there is
+    /// none.
     fn forward<B: Lender>(&self, backend: &B, mut tensors: Views<'_, B>) -> Result<(), Error> {
-        let y = needed(Tensor::Y, tensors.rows_out(Tensor::Y))?;
+        let y = tensors.rows_out(Tensor::Y);
         let (residual, sum) = (tensors.rows_in(Tensor::Residual), tensors.rows_out(Tensor::ResidualOut));
-        let mut args;
-        if let Some(x) = tensors.rows_in(Tensor::X) {
-            args = AnyForward::<B>::new(x, y);
-            (args.residual, args.residual_out) = (residual.map(Source::Read), sum);
-        } else {
-            args = AnyForward::<B>::in_place(y);
-            args.residual = sum.map(Source::Overwrite);
-        }
+        let is_after = self.spec.residual_placement == ResidualPlacement::After;
+        let (mut args, can_overwrite) = match (tensors.rows_in(Tensor::X), y) {
+            (Some(x), None) if is_after => (AnyForward::<B>::added_to_residual(x), true),
+            (Some(x), y) => (AnyForward::<B>::new(x, needed(Tensor::Y, y)?), is_after),
+            (None, y) => (AnyForward::<B>::in_place(needed(Tensor::Y, y)?), true),
+        };
+        (args.residual, args.residual_out) = match residual {
+            None if can_overwrite => (sum.map(Source::Overwrite), None),
+            residual => (residual.map(Source::Read), sum),
+        };
         args.dtypes = tensors.dtypes;
         args.weight = tensors.input(Tensor::Weight);
         args.bias = tensors.input(Tensor::Bias);
         args.mean = tensors.output(Tensor::Mean);
         args.rstd = tensors.output(Tensor::Rstd);
+        args.next_weight = tensors.input(Tensor::NextWeight);
+        args.next_bias = tensors.input(Tensor::NextBias);
+        args.next_mean = tensors.output(Tensor::NextMean);
+        args.next_rstd = tensors.output(Tensor::NextRstd);
         backend.launch(AnyCall::Forward(Checked::forward(self.spec, args)?))
     }
 

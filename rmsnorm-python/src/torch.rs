@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rmsnorm_core::quant::ScaleKind;
-use rmsnorm_core::{CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
+use rmsnorm_core::{CastOrder, DType, Direction, Error, NormSpec, RowLayout, Tensor, TensorShape};
 
 use crate::call::{Call, F32};
 use crate::device;
@@ -32,7 +32,7 @@ use tensor::{DeviceOf, Owned};
 static TORCH: OnceLock<(Shim, Vec<Operator>)> = OnceLock::new();
 
 /// The largest number of results of an operator.
-const MOST_RESULTS: usize = 4;
+const MOST_RESULTS: usize = 6;
 
 /// The arguments of a call from the dispatcher. All are taken before any check, so that all are
 /// released after an error.
@@ -94,10 +94,20 @@ impl<'s> Arguments<'s> {
         self.tensor(tensor).ok_or(Error::Missing { arg: tensor.name(), why: "every call needs it" })
     }
 
-    fn spec(&self, norm: Norm, rows: usize, cols: usize) -> NormSpec {
+    fn spec(&self, operator: &Operator, rows: usize, cols: usize) -> NormSpec {
         let cast_order = if self.cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
-        let spec = NormSpec::new(norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
-        spec.cast_order(cast_order)
+        let spec = NormSpec::new(operator.norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
+        let spec = spec.cast_order(cast_order);
+        if operator.adds_to_residual { spec.residual_after() } else { spec }
+    }
+
+    /// Whether the call has the result. A result that is not needed has no elements. The statistics
+    /// of a next norm are needed with its `y`.
+    fn needs(&self, operator: &Operator, result: Tensor) -> bool {
+        let flag = if matches!(result, Tensor::NextMean | Tensor::NextRstd) { Tensor::Y } else { result };
+        let is_optional = operator.parameters.contains(&Parameter::Need(flag));
+        let has_no_input = result == Tensor::ResidualOut && self.tensor(Tensor::Residual).is_none();
+        !(is_optional && !self.needed[flag as usize] || has_no_input)
     }
 
     /// Adds the inputs to the call. An input whose rows need more than two strides is copied;
@@ -132,7 +142,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let rule = "expected at least one dimension";
     let refuse = || Error::InvalidArgument { arg, rule: format!("{rule}, got the shape {dims:?}") };
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
-    let mut call = Call::new(operator.direction, arguments.spec(operator.norm, rows, cols));
+    let mut call = Call::new(operator.direction, arguments.spec(operator, rows, cols));
     let mut copies = Vec::new();
     arguments.give(&mut call, dims, device, &mut copies)?;
     if operator.direction == Direction::QuantizedForward {
@@ -148,10 +158,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let mut results = [const { None }; MOST_RESULTS];
     for (result, &tensor) in results.iter_mut().zip(&operator.results) {
         let storage = tensor.storage(operator.direction, dtypes, call.quant.as_ref()).unwrap_or(F32);
-        let is_optional = operator.parameters.contains(&Parameter::Need(tensor));
-        let is_absent = is_optional && !arguments.needed[tensor as usize]
-            || tensor == Tensor::ResidualOut && arguments.tensor(Tensor::Residual).is_none();
-        let made = if is_absent {
+        let made = if !arguments.needs(operator, tensor) {
             Owned::empty(shim, &[0], storage, device)?
         } else if let (Tensor::Scales, Some(quant)) = (tensor, &call.quant) {
             let made = quantized::scales(shim, quant, dims, (rows, cols), device)?;
@@ -256,7 +263,7 @@ macro_rules! kernels {
     };
 }
 
-const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8);
+const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8 9 10);
 
 /// The schemas of the operators, to be defined in the namespace `rmsnorm`.
 #[pyfunction]

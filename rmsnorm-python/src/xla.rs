@@ -103,13 +103,17 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     };
     let (members, rows) = if tensors.iter().all(is_one) { (1, count(batch) * rows) } else { (count(batch), rows) };
 
-    let cast_order = match direction {
-        Direction::Forward if frame.flag("cast_before_weight")? => CastOrder::BeforeWeight,
-        Direction::Forward | Direction::Backward | Direction::QuantizedForward => CastOrder::AtStore,
-    };
-    let spec = NormSpec::new(norm, rows, cols, frame.float("eps")?).weight_offset(frame.float("weight_offset")?);
+    let mut spec = NormSpec::new(norm, rows, cols, frame.float("eps")?).weight_offset(frame.float("weight_offset")?);
+    if direction == Direction::Forward {
+        if frame.flag("cast_before_weight")? {
+            spec = spec.cast_order(CastOrder::BeforeWeight);
+        }
+        if frame.flag("residual_after")? {
+            spec = spec.residual_after();
+        }
+    }
     let call = |member: usize| {
-        let mut call = Call::new(direction, spec.cast_order(cast_order));
+        let mut call = Call::new(direction, spec);
         for Named { tensor, array, batch: theirs, own } in &tensors {
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols])

@@ -37,7 +37,11 @@ FUNCTIONS = {
     "layer_norm": lambda x, r, w, b: (rt.layer_norm(x, w, b),),
     "add_rms_norm": lambda x, r, w, b: rt.add_rms_norm(x, r, w, 1e-6),
     "add_layer_norm": lambda x, r, w, b: rt.add_layer_norm(x, r, w, b),
+    "rms_norm_add": lambda x, r, w, b: (rt.rms_norm_add(x, r, w, 1e-6),),
+    "layer_norm_add": lambda x, r, w, b: (rt.layer_norm_add(x, r, w, b),),
+    "rms_norm_add_rms_norm": lambda x, r, w, b: rt.rms_norm_add_rms_norm(x, r, w, b, 1e-6),
 }
+USED = {"rms_norm": "xw", "layer_norm": "xwb", "add_rms_norm": "xrw", "rms_norm_add": "xrw"}
 
 
 def check_functions(mesh):
@@ -46,8 +50,7 @@ def check_functions(mesh):
     for name, function in FUNCTIONS.items():
         leaves = [tensor.clone().requires_grad_() for tensor in (x, r, w, b)]
         expected = function(*leaves)
-        used = [leaf for leaf, kind in zip(leaves, "xrwb") if kind in {"rms_norm": "xw", "layer_norm": "xwb",
-                                                                          "add_rms_norm": "xrw", "add_layer_norm": "xrwb"}[name]]
+        used = [leaf for leaf, kind in zip(leaves, "xrwb") if kind in USED.get(name, "xrwb")]
         theirs = torch.autograd.grad(expected, used, [dy] * len(expected))
         for dim in (0, 1):
             rows = [distribute_tensor(tensor, mesh, [Shard(dim)]).requires_grad_() for tensor in (x, r)]
@@ -69,7 +72,7 @@ def check_functions(mesh):
         got = function(*hidden, *(distribute_tensor(tensor, mesh, [Replicate()]) for tensor in (w, b)))
         for result, exact in zip(got, expected):
             assert torch.equal(result.full_tensor(), exact)
-        if len(got) == 2:
+        if name.startswith("add"):
             # The gradient of h only.
             rows = [distribute_tensor(tensor, mesh, [Shard(0)]).requires_grad_() for tensor in (x, r)]
             stream = function(*rows, *vectors)[1]

@@ -68,3 +68,27 @@ def judge(norm, eps, inputs, got, weight_offset=0.0):
     reference, error = exact_and_error(norm, eps, inputs, weight_offset)
     for name, array in got.items():
         within(name, array, reference[name], error[name])
+
+
+def judge_after(norm, eps, inputs, got, weight_offset=0.0):
+    """As `judge`, with the residual after the norm: equations (13) and (14), and backward as two calls. Each step is judged by the stored
+    result of the one before.
+
+    inputs: as for `judge`, and next_weight, next_bias. got: h, and y if there is a next norm, and gradients by the names of their inputs.
+    """
+    some = lambda **names: {to: inputs[name] for to, name in names.items() if name in inputs}  # noqa: E731
+    first = some(x="x", weight="weight", bias="bias")
+    exact, error = exact_and_error(norm, eps, first, weight_offset)
+    total = exact["y"] + wide(inputs["residual"]).reshape(exact["y"].shape)
+    within("h", got["h"], total, error["y"] + _ARITHMETIC.u * np.abs(total) * (1 + 2.0**-10))
+    if "y" in got:
+        of_next = some(weight="next_weight", bias="next_bias", dy="dy", dresidual_out="dresidual_out") | {"x": got["h"]}
+        names = dict(y="y", dresidual="dresidual", dweight="dnext_weight", dbias="dnext_bias")
+        judge(norm, eps, of_next, {to: got[name] for to, name in names.items() if name in got}, weight_offset)
+    elif "dresidual" in got:
+        assert np.array_equal(wide(got["dresidual"]), wide(inputs["dresidual_out"]))
+    if "dx" in got:
+        # The norm takes the gradient of the sum in the dtype of x.
+        dy = bounds.round_to(wide(got["dresidual"]), dtype_of(inputs["x"]))
+        gradients = {name: got[name] for name in ("dx", "dweight", "dbias") if name in got}
+        judge(norm, eps, first | {"dy": dy}, gradients, weight_offset)

@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 from conftest import framework
-from judge import judge
+from judge import judge, judge_after
 
 import rmsnorm
 from rmsnorm import arrays
@@ -50,6 +50,58 @@ def test_norms_and_gradients_are_within_their_bounds(dtype, shape):
         got |= {} if bias is None else {"dbias": np.full_like(weight, np.nan)}
         arrays.backward(norm, dy=dy, x=h, weight=weight, **statistics, **got)
         judge(norm, 1e-5, inputs, {"y": y, "h": h, **statistics, **got})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (24,), (3, 7, 257), (2, 4096)])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_two_norms_around_a_residual_are_within_their_bounds(dtype, shape, norm):
+    """With a float32 residual, whose gradient the first norm takes in the dtype of x."""
+    is_layer, offset = norm == "layer_norm", -0.75
+    x, dy = _random(*shape, dtype=dtype), _random(*shape, dtype=dtype, seed=1)
+    residual, dresidual_out = _random(*shape, seed=2), _random(*shape, seed=3)
+    names = ("weight", "bias", "next_weight", "next_bias")[:: 1 if is_layer else 2]
+    parameters = {name: _random(shape[-1], seed=4 + index) for index, name in enumerate(names)}
+    new = lambda like: np.full_like(like, np.nan)  # noqa: E731
+    statistics = ("mean", "rstd", "next_mean", "next_rstd") if is_layer else ("rstd", "next_rstd")
+    rows = {name: np.full(shape[:-1], np.nan, np.float32) for name in statistics}
+    got = {"y": new(x), "h": new(residual)}
+    arrays.forward(norm, 1e-5, x=x, residual=residual, y=got["y"], residual_out=got["h"], residual_after=True, weight_offset=offset,
+                   **parameters, **rows)
+    given = parameters | rows
+    of_next = {name.removeprefix("next_"): array for name, array in given.items() if name.startswith("next_") and "bias" not in name}
+    of_first = {name: given[name] for name in of_next}
+    got |= {f"d{name}": new(array) for name, array in (dict(x=x, residual=residual) | parameters).items()}
+    dsum = new(x)
+    biases = lambda name: {"dbias": got[name]} if is_layer else {}  # noqa: E731
+    arrays.backward(norm, dy=dy, x=got["h"], dx=dsum, dresidual_out=dresidual_out, dresidual=got["dresidual"], dweight=got["dnext_weight"],
+                    weight_offset=offset, **of_next, **biases("dnext_bias"))
+    arrays.backward(norm, dy=dsum, x=x, dx=got["dx"], dweight=got["dweight"], weight_offset=offset, **of_first, **biases("dbias"))
+    inputs = dict(x=x, residual=residual, dy=dy, dresidual_out=dresidual_out) | parameters
+    judge_after(norm, 1e-5, inputs, got, offset)
+
+
+def test_norms_that_are_added_to_a_residual():
+    x, r, w, b = _random(5, 64, dtype=np.float16), _random(5, 64, seed=1), _random(64, seed=2), _random(64, seed=3)
+    eps, offset = 0.25, -0.75
+    h = arrays.rms_norm_add(x, r, w, eps, weight_offset=offset)
+    judge_after("rms_norm", eps, {"x": x, "residual": r, "weight": w}, {"h": h}, offset)
+    judge_after("layer_norm", eps, {"x": x, "residual": r, "weight": w, "bias": b}, {"h": arrays.layer_norm_add(x, r, w, b, eps)})
+    y, again = arrays.rms_norm_add_rms_norm(x, r, w, b, eps, weight_offset=offset)
+    judge_after("rms_norm", eps, {"x": x, "residual": r, "weight": w, "next_weight": b}, {"y": y, "h": again}, offset)
+    assert np.array_equal(h, again) and (y.dtype, h.dtype) == (np.float16, np.float32)
+    for function, args in ((arrays.rms_norm_add, (w, eps)), (arrays.layer_norm_add, (w, b, eps))):
+        expected, before, residual = function(x, r, *args), x.copy(), r.copy()
+        out = np.full_like(r, np.nan)
+        assert function(x, residual, *args, out=out) is out and np.array_equal(residual, r)
+        assert function(x, residual, *args, out=residual) is residual
+        assert np.array_equal(out, expected) and np.array_equal(residual, expected) and np.array_equal(x, before)
+    residual, out = r.copy(), np.full_like(x, np.nan)
+    found = arrays.rms_norm_add_rms_norm(x, residual, w, b, eps, weight_offset=offset, out=(out, residual))
+    assert found[0] is out and found[1] is residual and np.array_equal(out, y) and np.array_equal(residual, h)
+    twice = (arrays.rms_norm(x, None, 1e-6).astype(np.float32) * w + r).astype(np.float32)
+    np.testing.assert_allclose(arrays.rms_norm_add(x, r, w, 1e-6, cast_before_weight=True), twice, rtol=2.0**-22)
+    assert (arrays.rms_norm_add(x, r, w, 1e-6) != twice).mean() > 0.5
 
 
 def test_functions_give_new_arrays():
@@ -241,6 +293,16 @@ _MISTAKES = {
         (lambda x, w: _backward(x, w, "layer_norm"), "mean is missing"),
         (lambda x, w: _forward(x, mean=np.empty(2, "f4")), "mean must not be given: rms norm"),
         (lambda x, w: _forward(x, residual_out=np.empty_like(x)), "residual_out must not be given: there is no residual"),
+        (lambda x, w: arrays.rms_norm_add(x, None, w), "residual must be an array .* got NoneType"),
+        (lambda x, w: arrays.rms_norm_add_rms_norm(x, x, out=x), "out must be a pair of arrays"),
+        (lambda x, w: _forward(x, residual_after=True, residual=x), "residual_out is missing: every call with residual_after needs it"),
+        (lambda x, w: _forward(x, residual_after=True, residual_out=np.empty_like(x)), "residual is missing: every call with residual_after"),
+        (lambda x, w: _forward(x, next_weight=w), "next_weight must not be given: only a call with residual_after and a y has a next norm"),
+        (lambda x, w: _forward(x, y=None, residual=x, residual_out=np.empty_like(x), residual_after=True, next_rstd=w[:2]),
+         "next_rstd must not be given: only a call with residual_after and a y"),
+        (lambda x, w: _forward(x, residual=x, residual_out=np.empty_like(x), residual_after=True, next_mean=w[:2]),
+         "next_mean must not be given: rms norm"),
+        (lambda x, w: arrays.rms_norm_add_rms_norm(x, x, w, w.astype("f2")), "next_weight must be float32, got float16"),
     ],
     ValueError: [
         (lambda x, w: arrays.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1: with a negative eps"),
@@ -280,6 +342,9 @@ _MISTAKES = {
         (lambda x, w: _forward(x, residual=x.copy(), residual_out=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
         (lambda x, w: _forward(x, residual=x.copy(), y=x), "residual_out: in place both .* residual_out is not: pass both"),
         (lambda x, w: arrays.add_rms_norm(x, (r := x.copy()), out=(r, x)), "shares memory with"),
+        (lambda x, w: arrays.rms_norm_add(x, x.copy(), out=x), "residual_out shares memory with x"),
+        (lambda x, w: arrays.rms_norm_add_rms_norm(x, (r := x.copy()), out=(x, r)), "y is x; with residual_after, x is not overwritten"),
+        (lambda x, w: arrays.rms_norm_add_rms_norm(x, x.copy(), w, w[:4]), r"next_weight: expected the shape \(8,\), got \(4,\)"),
     ],
 }
 

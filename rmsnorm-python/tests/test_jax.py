@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from conftest import framework, need
-from judge import judge, wide
+from judge import judge, judge_after, wide
 
 jax = framework("jax")
 import jax.numpy as jnp  # noqa: E402
@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P  # noqa: E402
 
 import rmsnorm.jax as rj  # noqa: E402
 from rmsnorm import _native  # noqa: E402
+from rmsnorm._norm import Form  # noqa: E402
 from rmsnorm.jax import reference  # noqa: E402
-from rmsnorm.jax.calls import Norm  # noqa: E402
 
 DTYPES = [(jnp.float32, jnp.float32), (jnp.bfloat16, jnp.bfloat16), (jnp.float16, jnp.float32)]
 
@@ -48,6 +48,12 @@ def plain(is_layer, eps, x, residual=None, weight=None, bias=None, offset=0.0):
     y = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + eps)
     y = y if weight is None else y * (weight + offset)
     return y if bias is None else y + bias, None if residual is None else h
+
+
+def around(is_layer, eps, x, residual, weight, bias, next_weight, next_bias, offset=0.0):
+    """(y, h) from the definition: h = residual + norm(x), y its norm."""
+    h = residual + plain(is_layer, eps, x, None, weight, bias, offset)[0]
+    return plain(is_layer, eps, h, None, next_weight, next_bias, offset)[0], h
 
 
 def theirs(x, w):
@@ -100,6 +106,65 @@ def test_values_and_gradients_are_within_their_bounds(dtype, weight_dtype, is_la
     judge("layer_norm" if is_layer else "rms_norm", 1e-5, inputs, got)
 
 
+@pytest.mark.parametrize("dtype, weight_dtype", DTYPES)
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("has_next", [False, True])
+@pytest.mark.parametrize("stream", [None, jnp.float32])
+@pytest.mark.parametrize("partition", [True, False])
+def test_residuals_after_the_norm_are_within_their_bounds(dtype, weight_dtype, is_layer, has_next, stream, partition):
+    shape = (3, 5, 203)
+    x, dy = random(0, *shape, dtype=dtype), random(1, *shape, dtype=dtype)
+    residual, dh = (random(seed, *shape, dtype=stream or dtype) for seed in (2, 3))
+    names = ("weight", "bias")[: 1 + is_layer] + ("next_weight", "next_bias")[: (1 + is_layer) * has_next]
+    parameters = {name: random(4 + index, 203, dtype=weight_dtype) for index, name in enumerate(names)}
+
+    def function(x, residual, parameters):
+        weight, bias, *of_next = map(parameters.get, ("weight", "bias", "next_weight", "next_bias"))
+        if not has_next:
+            args = (x, residual, weight, bias, 1e-5) if is_layer else (x, residual, weight, 1e-5)
+            return (rj.layer_norm_add if is_layer else rj.rms_norm_add)(*args, partition=partition)
+        if is_layer:
+            return rj.Norm.layer(1e-5).residual_after(residual).next_norm(*of_next).apply(x, weight, bias, partition=partition)
+        return rj.rms_norm_add_rms_norm(x, residual, weight, of_next[0], 1e-5, partition=partition)
+
+    @jax.jit
+    def run(gradients, *args):
+        results, vjp = jax.vjp(function, *args)
+        return results, vjp(gradients)
+
+    results, (dx, dresidual, dparameters) = run((dy, dh) if has_next else dh, x, residual, parameters)
+    got = dict(zip("yh", results)) if has_next else {"h": results}
+    got |= {"dx": dx, "dresidual": dresidual} | {f"d{name}": array for name, array in dparameters.items()}
+    inputs = dict(x=x, residual=residual, dresidual_out=dh) | parameters | ({"dy": dy} if has_next else {})
+    assert got["h"].dtype == residual.dtype == dresidual.dtype and dx.dtype == dtype and (not has_next or got["y"].dtype == dtype)
+    judge_after("layer_norm" if is_layer else "rms_norm", 1e-5, inputs, got)
+
+
+def test_norms_as_values_are_the_functions():
+    """No option has its default, so that a lost one is noticed."""
+    x, r, w, b = random(0, 4, 64, dtype=jnp.bfloat16), random(1, 4, 64), random(2, 64), random(3, 64)
+    options = dict(weight_offset=0.25, cast_before_weight=True)
+    rms, layer = rj.Norm.rms(0.3, **options), rj.Norm.layer(0.3)
+    for found, expected in (
+        (rms.apply(x, w), rj.rms_norm(x, w, 0.3, **options)),
+        (rms.residual(r).apply(x, w), rj.add_rms_norm(x, r, w, 0.3, **options)),
+        (rms.residual_after(r).apply(x, w), rj.rms_norm_add(x, r, w, 0.3, **options)),
+        (rms.residual_after(r).next_norm(b).apply(x, w), rj.rms_norm_add_rms_norm(x, r, w, b, 0.3, **options)),
+        (layer.apply(x, w, b), rj.layer_norm(x, w, b, 0.3)),
+        (layer.residual(r).apply(x, w, b), rj.add_layer_norm(x, r, w, b, 0.3)),
+        (layer.residual_after(r).apply(x, w, b), rj.layer_norm_add(x, r, w, b, 0.3)),
+    ):
+        found, expected = (each if isinstance(each, tuple) else (each,) for each in (found, expected))
+        assert all(np.array_equal(wide(got), wide(right)) for got, right in zip(found, expected, strict=True))
+    for call, text in (
+        (lambda: rms.next_norm(w).apply(x), "next_norm: expected a residual after the norm, got none"),
+        (lambda: rms.residual(None), "residual: expected an array, got None"),
+        (lambda: rms.apply(None), "x: expected an array, got None"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
 def test_options():
     x, w = random(0, 4, 128, dtype=jnp.bfloat16), random(1, 128, dtype=jnp.bfloat16)
     judge("rms_norm", 1e-6, {"x": x, "weight": w}, {"y": rj.rms_norm(x, w, 1e-6, weight_offset=1.0)}, 1.0)
@@ -108,7 +173,7 @@ def test_options():
     # Llama's order: jax.numpy with the same roundings, where a few values round to the other side
     # of a tie.
     got, expected = (wide(f) for f in (
-        rj.rms_norm(x, w, 1e-6, cast_before_weight=True), reference.forward(Norm(False, 1e-6, 0.0, True), x, None, w, None)[0]
+        rj.rms_norm(x, w, 1e-6, cast_before_weight=True), reference.forward(Form(False, 1e-6, 0.0, True), x, None, w, None)[0]
     ))
     assert (got != expected).mean() < 0.01 and not np.array_equal(got, wide(rj.rms_norm(x, w, 1e-6)))
 
@@ -123,7 +188,7 @@ def test_every_option_reaches_the_norm(adds):
     for options in ({}, {"eps": 0.3}, {"weight_offset": 1.5}, {"cast_before_weight": True}):
         of = {"is_layer": False, "eps": 2.0**-23} | options
         found.append(wide(norm(**options)))
-        assert (found[-1] != wide(reference.forward(Norm(**of), x, r if adds else None, w, None)[0])).mean() < 0.02, options
+        assert (found[-1] != wide(reference.forward(Form(**of), x, r if adds else None, w, None)[0])).mean() < 0.02, options
     assert len({values.tobytes() for values in found}) == 4
     assert np.array_equal(found[0], wide(norm(weight_offset=0.0, cast_before_weight=False)))
 
@@ -187,13 +252,14 @@ def operators_in(jaxpr):
 @pytest.mark.parametrize("batched, is_more_rows", [
     ((0, 0, None, None), True), ((0, 0, 0, None), False), ((0, 0, None, 0), False), ((0, None, None, None), False), ((0, 0, 0, 0), False),
 ])
-def test_a_batch_of_rows_is_more_rows(batched, is_more_rows):
+@pytest.mark.parametrize("form", ["add layer", "next layer"])
+def test_a_batch_of_rows_is_more_rows(batched, is_more_rows, form):
     """The norm, its tangent and its gradients are one call each, unless members have separate
     weights or biases."""
     args = [array if axis is None else jnp.stack([array] * 3) for axis, array in zip(batched, arrays(2, 4))]
 
     def run(*args):
-        one = FORMS["add layer"][0]
+        one = FORMS[form][0]
         return jax.vmap(lambda *args: (jax.jvp(one, args, args), jax.grad(weighed(one), (0, 1))(*args)), batched)(*args)
 
     found = list(operators_in(jax.make_jaxpr(run)(*args).jaxpr))
@@ -208,7 +274,7 @@ def test_a_batch_of_layer_norms_with_bias_and_residual(xw):
     def run(function):
         return jax.vmap(jax.grad(lambda x, r, w, b: sum((t**2).sum() for t in function(x, r, w, b)), (0, 1, 2, 3)))
 
-    expected = run(lambda x, r, w, b: reference.forward(Norm(True, 1e-5), x, r, w, b)[:2])(x, residuals, weights, weights)
+    expected = run(lambda x, r, w, b: reference.forward(Form(True, 1e-5), x, r, w, b)[:2])(x, residuals, weights, weights)
     close(run(rj.add_layer_norm)(x, residuals, weights, weights), expected)
 
 
@@ -224,6 +290,8 @@ def test_bits_do_not_depend_on_the_batch_or_the_way(xw):
     (lambda x, w: rj.rms_norm(x, w[:-1]), r"weight: expected the shape \(256,\), got \(255,\)"),
     (lambda x, w: rj.add_rms_norm(x, x[:1], w), "residual: expected the shape"),
     (lambda x, w: rj.layer_norm(x, w, w[None]), "bias: expected the shape"),
+    (lambda x, w: rj.rms_norm_add(x, x[0], w), "residual: expected the shape"),
+    (lambda x, w: rj.rms_norm_add_rms_norm(x, x, w, w[1:]), r"next_weight: expected the shape \(256,\), got \(255,\)"),
     (lambda x, w: rj.rms_norm(x[0, 0, 0], w), "at least one dimension"),
     (lambda x, w: rj.rms_norm(x, w[None]), r"weight: expected the shape \(256,\), got \(1, 256\)"),
     (lambda x, w: rj.rms_norm(x, w, -1.0), "eps: expected a number of at least 0, got -1.0"),
@@ -359,8 +427,10 @@ def test_the_default_eps_is_that_of_the_package():
     x = random(0, 4, 64) * 1e-4
     for function, eps in ((rj.rms_norm, 2.0**-23), (rj.layer_norm, 1e-5)):
         assert np.array_equal(function(x), function(x, eps=eps))
-    for function, eps in ((rj.add_rms_norm, 2.0**-23), (rj.add_layer_norm, 1e-5)):
+    for function, eps in ((rj.add_rms_norm, 2.0**-23), (rj.add_layer_norm, 1e-5), (rj.rms_norm_add_rms_norm, 2.0**-23)):
         assert np.array_equal(function(x, x)[0], function(x, x, eps=eps)[0])
+    for function, eps in ((rj.rms_norm_add, 2.0**-23), (rj.layer_norm_add, 1e-5)):
+        assert np.array_equal(function(x, x), function(x, x, eps=eps)) and not np.array_equal(function(x, x), function(x, x, eps=1e-6))
 
 
 def test_dtypes_without_kernels_are_computed_all_the_same(xw):
@@ -408,6 +478,29 @@ FORMS = {
     "add layer": (
         lambda x, r, w, b: joined(rj.add_layer_norm(x, r, w, b, 1e-3)),
         lambda x, r, w, b: joined(plain(True, 1e-3, x, r, w, b)),
+    ),
+    "after rms": (
+        lambda x, r, w, b: rj.rms_norm_add(x, r, w, 1e-3, weight_offset=1.5),
+        lambda x, r, w, b: around(False, 1e-3, x, r, w, None, None, None, 1.5)[1],
+    ),
+    "after layer": (
+        lambda x, r, w, b: rj.layer_norm_add(x, r, w, b, 1e-3), lambda x, r, w, b: around(True, 1e-3, x, r, w, b, None, None)[1],
+    ),
+    "next rms": (
+        lambda x, r, w, b: joined(rj.rms_norm_add_rms_norm(x, r, w, b, 1e-3, weight_offset=1.5)),
+        lambda x, r, w, b: joined(around(False, 1e-3, x, r, w, None, b, None, 1.5)),
+    ),
+    "next layer": (
+        lambda x, r, w, b: joined(rj.Norm.layer(1e-3).residual_after(r).next_norm(b, w).apply(x, w, b)),
+        lambda x, r, w, b: joined(around(True, 1e-3, x, r, w, b, b, w)),
+    ),
+    "next rms, y": (
+        lambda x, r, w, b: rj.rms_norm_add_rms_norm(x, r, None, b, 1e-3)[0],
+        lambda x, r, w, b: around(False, 1e-3, x, r, None, None, b, None)[0],
+    ),
+    "next rms, h": (
+        lambda x, r, w, b: rj.rms_norm_add_rms_norm(x, r, w, None, 1e-3)[1],
+        lambda x, r, w, b: around(False, 1e-3, x, r, w, None, None, None)[1],
     ),
     "add layer, y": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[0], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[0]),
     "add layer, h": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[1], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[1]),
@@ -467,7 +560,7 @@ def agree(run, ours, theirs, args, tolerance=1e-4):
     close(*(jax.jit(run(f), compiler_options={"xla_backend_optimization_level": 0})(*args) for f in (ours, theirs)), tolerance)
 
 
-@pytest.mark.parametrize("form", ["rms offset", "layer bias", "add layer"])
+@pytest.mark.parametrize("form", ["rms offset", "layer bias", "add layer", "next layer"])
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_every_kind(name, form):
     agree(DERIVATIVES[name], *FORMS[form], arrays(2, 4))
@@ -499,18 +592,19 @@ def test_derivatives_without_partition(name):
 @pytest.mark.parametrize("batched", [(0, None, None, None), (None, None, 0, None), (None, None, None, 0), (None, 0, None, 0), (0, 0, 0, 0)])
 @pytest.mark.parametrize("of", ["jvp", "gradient", "jvp of gradient"])
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_derivatives_of_batches(batched, of, is_inner):
+@pytest.mark.parametrize("form", ["add layer", "next layer"])
+def test_derivatives_of_batches(batched, of, is_inner, form):
     """Members have some separate arrays; the batch is inside or outside of the derivative."""
     args = [array if axis is None else jnp.stack([array, array[::-1] - 1, 2 * array]) for axis, array in zip(batched, arrays(2, 4))]
     run = {
         "jvp": lambda f: lambda *args: jax.jvp(f, args, along(args)), "gradient": lambda f: jax.grad(weighed(f), ALL),
         "jvp of gradient": lambda f: lambda *args: jax.jvp(jax.grad(weighed(f), ALL), args, along(args)),
     }[of]
-    agree(lambda f: run(jax.vmap(f, batched)) if is_inner else jax.vmap(run(f), batched), *FORMS["add layer"], args)
+    agree(lambda f: run(jax.vmap(f, batched)) if is_inner else jax.vmap(run(f), batched), *FORMS[form], args)
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 3), (1, 2)])
-@pytest.mark.parametrize("form", ["layer both", "add layer"])
+@pytest.mark.parametrize("form", ["layer both", "add layer", "after layer", "next rms"])
 def test_derivatives_in_some_arrays(wanted, form):
     def run(f):
         def both(*args):
@@ -527,25 +621,35 @@ def test_derivatives_in_some_arrays(wanted, form):
 
 @pytest.mark.parametrize("dtype, weight_dtype", DTYPES)
 @pytest.mark.parametrize("stream", [None, jnp.float32])
-def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream):
+@pytest.mark.parametrize("is_after", [False, True])
+def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream, is_after):
     x, dx = (random(seed, 5, 203, dtype=dtype) for seed in (0, 1))
     r, dr = (random(seed, 5, 203, dtype=stream or dtype) for seed in (2, 3))
     (w, b), (dw, db) = ((random(seed, 203, dtype=weight_dtype), random(seed + 1, 203, dtype=weight_dtype)) for seed in (4, 6))
-    (y, h), (dy, dh) = jax.jvp(lambda *args: rj.add_layer_norm(*args, 1e-5), (x, r, w, b), (dx, dr, dw, db))
+    norm = (lambda x, r, w, b: rj.Norm.layer(1e-5).residual_after(r).next_norm(b, w).apply(x, w, b)) if is_after else (
+        lambda *args: rj.add_layer_norm(*args, 1e-5))
+    (y, h), (dy, dh) = jax.jvp(norm, (x, r, w, b), (dx, dr, dw, db))
     assert [array.dtype for array in (y, dy, h, dh)] == [dtype, dtype, stream or dtype, stream or dtype]
-    assert np.array_equal(dh, (dx.astype(jnp.float32) + dr.astype(jnp.float32)).astype(stream or dtype))
-    # In float64, from the rounded h and dh.
-    h, dh, w, dw, db = (wide(array) for array in (h, dh, w, dw, db))
-    centred = h - h.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-    x_hat = centred * rstd
-    change = rstd * (dh - dh.mean(-1, keepdims=True) - x_hat * (dh * x_hat).mean(-1, keepdims=True))
-    exact = change * w + x_hat * dw + db
-    unit, kernel_unit = (float(jnp.finfo(kind).eps) / 2 for kind in (dtype, stream or dtype))
-    terms = abs(change * w) + abs(x_hat * dw) + abs(db)
-    # The kernel rounds its result, and the sum is rounded once; the rest is in float32.
-    bound = unit * abs(exact) + kernel_unit * abs(change * w) + 64 * 2.0**-24 * (terms + abs(w) * rstd * abs(dh).max(-1, keepdims=True))
-    assert (abs(wide(dy) - exact) <= bound).all()
+    unit, stream_unit = (float(jnp.finfo(kind).eps) / 2 for kind in (dtype, stream or dtype))
+    x, dx, r, dr, h, dh, y, dy, w, b, dw, db = map(wide, (x, dx, r, dr, h, dh, y, dy, w, b, dw, db))
+
+    def check(got, rows, change, w, dw, db, plus, kernel_unit, unit):
+        """In float64, from the rounded rows and their tangent. The kernel rounds its result, and the sum is rounded once; the rest is in
+        float32."""
+        centred = rows - rows.mean(-1, keepdims=True)
+        rstd = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+        x_hat = centred * rstd
+        through = rstd * (change - change.mean(-1, keepdims=True) - x_hat * (change * x_hat).mean(-1, keepdims=True))
+        exact, terms = through * w + x_hat * dw + db + plus, abs(through * w) + abs(x_hat * dw) + abs(db) + abs(plus)
+        bound = unit * abs(exact) + kernel_unit * abs(through * w) + 64 * 2.0**-24 * (terms + abs(w) * rstd * abs(change).max(-1, keepdims=True))
+        assert (abs(got - exact) <= bound).all()
+
+    if is_after:
+        check(dh, x, dx, w, dw, db, dr, unit, stream_unit)
+        check(dy, h, dh, b, db, dw, 0.0, stream_unit, unit)
+    else:
+        assert np.array_equal(dh, wide(jnp.asarray(dx + dr, jnp.float32).astype(stream or dtype)))
+        check(dy, h, dh, w, dw, db, 0.0, stream_unit, unit)
 
 
 def test_forward_mode_runs_both_kernels_and_reverse_mode_one_each_way(xw):
@@ -558,30 +662,36 @@ def test_forward_mode_runs_both_kernels_and_reverse_mode_one_each_way(xw):
         assert count(jax.grad(loss(norm), 1)) == [1, 1]
         assert count(lambda x, w: jax.jvp(norm, (x, w), (x, w))) == [1, 1]
         assert count(lambda x, w: jax.jvp(lambda w: norm(x, w), (w,), (w,))) == [1, 0]
+    assert count(jax.value_and_grad(loss(lambda x, w: rj.rms_norm_add(x, 2 * x, w)), (0, 1))) == [1, 1]
+    assert count(jax.value_and_grad(loss(lambda x, w: sum(rj.rms_norm_add_rms_norm(x, 2 * x, w, w))), (0, 1))) == [1, 2]
 
 
 def test_reverse_mode_keeps_x_and_its_statistics_only():
     x, r, w, b = arrays(64, 32)
-    for function, args in ((rj.rms_norm, (x, w)), (rj.layer_norm, (x, w, b)), (rj.add_layer_norm, (x, r, w, b))):
+    for count, function, args in (
+        (1, rj.rms_norm, (x, w)), (1, rj.layer_norm, (x, w, b)), (1, rj.add_layer_norm, (x, r, w, b)), (1, rj.layer_norm_add, (x, r, w, b)),
+        (2, rj.rms_norm_add_rms_norm, (x, r, w, b)),
+    ):
         kept = jax.tree.leaves(jax.vjp(function, *args)[1])
-        assert sorted(array.shape for array in kept if array.ndim == 2) == [(64, 32)]
-        assert sum(array.size for array in kept) <= 64 * 32 + 2 * 64 + 2 * 32
+        assert [array.shape for array in kept if array.ndim == 2] == [(64, 32)] * count
+        assert sum(array.size for array in kept) <= count * (64 * 32 + 2 * 64 + 2 * 32)
 
 
-@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm"])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm", "layer_norm_add", "rms_norm_add_rms_norm"])
 def test_automatic_sharding_moves_no_activations(xw, norm, four_devices):
     x, w = xw
     mesh = Mesh(four_devices.reshape(2, 2), ("a", "b"))
     xs, ws = jax.device_put(x, NamedSharding(mesh, P("a", "b"))), jax.device_put(w, NamedSharding(mesh, P()))
     call = {
         "rms_norm": lambda x, w: rj.rms_norm(x, w), "layer_norm": lambda x, w: rj.layer_norm(x, w, w),
-        "add_rms_norm": lambda x, w: sum(rj.add_rms_norm(x, 2 * x, w)),
+        "add_rms_norm": lambda x, w: sum(rj.add_rms_norm(x, 2 * x, w)), "layer_norm_add": lambda x, w: rj.layer_norm_add(x, 2 * x, w, w),
+        "rms_norm_add_rms_norm": lambda x, w: sum(rj.rms_norm_add_rms_norm(x, 2 * x, w, w)),
     }[norm]
     compiled = jax.jit(jax.grad(loss(call), (0, 1))).lower(xs, ws).compile()
     text = compiled.as_text()
     assert is_custom(text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
-    # The gradients of the weight and of layer norm's bias.
-    assert len(re.findall(r" all-reduce[\w.-]*\(", text)) <= (2 if norm == "layer_norm" else 1)
+    # The gradients of the weight, and of layer norm's bias or of the next weight.
+    assert len(re.findall(r" all-reduce[\w.-]*\(", text)) <= (1 if norm in ("rms_norm", "add_rms_norm") else 2)
     dx, dw = compiled(xs, ws)
     assert dx.sharding.spec == P("a", "b") and dw.sharding.is_fully_replicated
     close((dx, dw), jax.grad(loss(call), (0, 1))(x, w))
@@ -600,7 +710,7 @@ def explicit(four_devices):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("form", ["rms", "rms offset", "layer both", "add rms weight", "add layer"])
+@pytest.mark.parametrize("form", ["rms", "rms offset", "layer both", "add rms weight", "add layer", "next layer"])
 def test_explicit_sharding(form, split, explicit):
     ours, theirs = FORMS[form]
     args = arrays(8, 4, 16)
@@ -703,7 +813,7 @@ def test_calls_become_part_of_a_graph():
     close(results[0], loss(theirs)(x, w), 8 * 2.0**-9)
 
 
-@pytest.mark.parametrize("form", ["rms offset", "add layer"])
+@pytest.mark.parametrize("form", ["rms offset", "add layer", "next layer"])
 @pytest.mark.parametrize("size", ["3", "n", "2*n + 1"])
 def test_export_without_special_arguments(form, size):
     """Exports values and gradients, for any batch size and for platforms with and without kernels.

@@ -60,7 +60,11 @@ def use(x: npt.NDArray[np.float32], h: npt.NDArray[np.float16]) -> None:
     assert_type(arrays.layer_norm(h, None, x[0]), npt.NDArray[np.float16])
     assert_type(arrays.add_rms_norm(h, x, out=(h, x)), tuple[npt.NDArray[np.float16], npt.NDArray[np.float32]])
     assert_type(arrays.add_layer_norm(x, h, eps=1e-6), tuple[npt.NDArray[np.float32], npt.NDArray[np.float16]])
+    assert_type(arrays.rms_norm_add(h, x, out=x), npt.NDArray[np.float32])
+    assert_type(arrays.layer_norm_add(h, h), npt.NDArray[np.float16])
+    assert_type(arrays.rms_norm_add_rms_norm(h, x), tuple[npt.NDArray[np.float16], npt.NDArray[np.float32]])
     arrays.forward("layer_norm", x=x, y=x, mean=x[0])
+    arrays.forward("rms_norm", x=x, y=None, residual=x, residual_out=x, residual_after=True)
     arrays.backward("rms_norm", dy=x, x=x, rstd=x[0], dx=x)
     arrays.rms_norm([1.0], None)  # error: a list lends nothing
     arrays.rms_norm(x, eps="1e-6")  # error: no number
@@ -119,6 +123,9 @@ def use(x: {array}) -> None:
     assert_type(r.layer_norm(x, x[0], x[0], 1e-6), {array})
     assert_type(r.add_rms_norm(x, x), tuple[{array}, {array}])
     assert_type(r.add_layer_norm(x, x), tuple[{array}, {array}])
+    assert_type(r.layer_norm_add(x, x), {array})
+    assert_type(r.rms_norm_add_rms_norm(x, x), tuple[{array}, {array}])
+    assert_type(r.Norm.rms(1e-6, weight_offset=1.0).residual_after(x).next_norm(x[0]).apply(x), {array} | tuple[{array}, {array}])
     assert_type(rmsnorm.{name}.rms_norm(x), {array})
     r.rms_norm(x, eps="1e-6")  # error
 """

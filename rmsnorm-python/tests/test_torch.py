@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from conftest import framework, need
-from judge import judge
+from judge import judge, judge_after
 
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
@@ -68,6 +68,87 @@ def test_values_and_gradients_are_within_their_bounds(device, dtype, weight_dtyp
         assert leaf.grad.dtype == leaf.dtype
         got[name] = leaf.grad
     judge("layer_norm" if is_layer else "rms_norm", 1e-5, inputs, got)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype, weight_dtype", DTYPES)
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("stream", ["own", torch.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (24,), (3, 7, 257), (2, 4096)])
+@pytest.mark.parametrize("has_next", [False, True])
+def test_residuals_after_the_norm_are_within_their_bounds(device, dtype, weight_dtype, is_layer, stream, shape, has_next):
+    make = lambda *shape, dtype: random(*shape, dtype=dtype, device=on(device), grad=True)  # noqa: E731
+    x, residual = make(*shape, dtype=dtype), make(*shape, dtype=dtype if stream == "own" else stream)
+    names = ("weight", "bias")[: 1 + is_layer] + ("next_weight", "next_bias")[: (1 + is_layer) * has_next]
+    parameters = {name: make(shape[-1], dtype=weight_dtype) for name in names}
+    leaves = dict(x=x, residual=residual) | parameters
+    arriving = dict(dy=make(*shape, dtype=dtype).detach(), dresidual_out=make(*shape, dtype=residual.dtype).detach())
+    w, b, v, c = map(parameters.get, ("weight", "bias", "next_weight", "next_bias"))
+    if has_next:
+        found = (rt.Norm.layer(1e-5).residual_after(residual).next_norm(v, c).apply(x, w, b) if is_layer
+                 else rt.rms_norm_add_rms_norm(x, residual, w, v, 1e-5))
+        got = dict(zip("yh", found))
+    else:
+        arriving.pop("dy")
+        got = {"h": rt.layer_norm_add(x, residual, w, b, 1e-5) if is_layer else rt.rms_norm_add(x, residual, w, 1e-5)}
+    assert got["h"].dtype == residual.dtype and all(result.shape == x.shape and result.is_contiguous() for result in got.values())
+    assert not has_next or got["y"].dtype == dtype
+    torch.autograd.backward(tuple(got.values()), tuple(arriving.values()))
+    for name, leaf in leaves.items():
+        assert leaf.grad.dtype == leaf.dtype
+        got[f"d{name}"] = leaf.grad
+    judge_after("layer_norm" if is_layer else "rms_norm", 1e-5, leaves | arriving, got)
+
+
+def test_norms_as_values_are_the_functions():
+    """No option has its default, so that a lost one is noticed. On the CPU a next norm has the bits of a call for itself."""
+    x, r, w, b = random(3, 8, dtype=torch.bfloat16), random(3, 8), random(8), random(8)
+    options = dict(weight_offset=0.25, cast_before_weight=True)
+    rms, layer, h = rt.Norm.rms(0.3, **options), rt.Norm.layer(0.3), rt.layer_norm_add(x, r, w, b, 0.3)
+    for found, expected in (
+        (rms.apply(x, w), rt.rms_norm(x, w, 0.3, **options)),
+        (rms.residual(r).apply(x, w), rt.add_rms_norm(x, r, w, 0.3, **options)),
+        (rms.residual_after(r).apply(x, w), rt.rms_norm_add(x, r, w, 0.3, **options)),
+        (rms.residual_after(r).next_norm(b).apply(x, w), rt.rms_norm_add_rms_norm(x, r, w, b, 0.3, **options)),
+        (layer.apply(x, w, b), rt.layer_norm(x, w, b, 0.3)),
+        (layer.residual(r).apply(x, w, b), rt.add_layer_norm(x, r, w, b, 0.3)),
+        (layer.residual_after(r).apply(x, w, b), h),
+        (layer.residual_after(r).next_norm(b, w).apply(x, w, b), (rt.layer_norm(h, b, w, 0.3).bfloat16(), h)),
+    ):
+        found, expected = ((each,) if isinstance(each, torch.Tensor) else each for each in (found, expected))
+        assert all(torch.equal(got, right) for got, right in zip(found, expected, strict=True))
+
+
+def test_a_value_is_not_changed_by_its_methods():
+    x, r, w = random(3, 8), random(3, 8), random(8)
+    plain = rt.Norm.rms(1e-6)
+    after = plain.residual_after(r)
+    after.next_norm(w)
+    assert torch.equal(plain.apply(x, w), rt.rms_norm(x, w, 1e-6)) and torch.equal(after.apply(x, w), rt.rms_norm_add(x, r, w, 1e-6))
+    assert "eps=1e-06" in repr(plain) and "residual=.." in repr(after)
+    for call, text in (
+        (lambda: plain.next_norm(w).apply(x), "next_norm: expected a residual after the norm, got none"),
+        (lambda: plain.residual(r).next_norm().apply(x), "next_norm: expected a residual after the norm, got none"),
+        (lambda: plain.residual(None), "residual: expected an array, got None"),
+        (lambda: plain.apply(x, w, w), "bias: an RMS norm has none"),
+        (lambda: after.next_norm(w, w).apply(x, w), "next_bias: an RMS norm has none"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
+def test_the_sum_after_a_norm_is_rounded_once():
+    """A norm that is rounded before the addition gives other sums, and the cast before the weight another rounding."""
+    x, r, w = random(64, 512, dtype=torch.bfloat16), random(64, 512, dtype=torch.bfloat16), random(512, dtype=torch.bfloat16)
+    once = r.float() + rt.rms_norm(x.float(), w.float(), 1e-6)
+    h = rt.rms_norm_add(x, r, w, 1e-6)
+    assert (h != once.bfloat16()).float().mean() < 0.001 and (h != r + rt.rms_norm(x, w, 1e-6)).float().mean() > 0.05
+    twice = r.float() + rt.rms_norm(x, None, 1e-6).float() * w.float()
+    assert (rt.rms_norm_add(x, r, w, 1e-6, cast_before_weight=True) != twice.bfloat16()).float().mean() < 0.001
+    # On the CPU the next norm has the bits of a call for itself.
+    y, again = rt.rms_norm_add_rms_norm(x, r, w, w, 1e-6, weight_offset=1.0)
+    assert torch.equal(again, rt.rms_norm_add(x, r, w, 1e-6, weight_offset=1.0))
+    assert torch.equal(y, rt.rms_norm(again, w, 1e-6, weight_offset=1.0))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -181,11 +262,18 @@ def test_several_dimensions_are_one_row(device):
     ("add, y only", lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6)[0], "xrw"),
     ("add, stream only", lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6)[1], "xrw"),
     ("add layer", lambda x, r, w, b: rt.add_layer_norm(x, r, w, b), "xrwb"),
+    ("after", lambda x, r, w: rt.rms_norm_add(x, r, w, 1e-6), "xrw"),
+    ("after, no weight", lambda x, r: rt.rms_norm_add(x, r), "xr"),
+    ("after layer", lambda x, r, w, b: rt.layer_norm_add(x, r, w, b), "xrwb"),
+    ("next", lambda x, r, w, v: rt.rms_norm_add_rms_norm(x, r, w, v, 1e-6, weight_offset=0.5), "xrwv"),
+    ("next, y only", lambda x, r, w, v: rt.rms_norm_add_rms_norm(x, r, w, v, 1e-6)[0], "xrwv"),
+    ("next, stream only", lambda x, r, w: rt.rms_norm_add_rms_norm(x, r, w, None, 1e-6)[1], "xrw"),
+    ("next layer", lambda x, r, w, b, v: rt.Norm.layer().residual_after(r).next_norm(v, b).apply(x, w, b), "xrwbv"),
 ])
 def test_gradcheck(name, function, inputs):
     """The kernels have no float64. In float32, central differences of 1e-2 have 2e-3 of truncation
     and rounding errors."""
-    shapes = {"x": (3, 5, 24), "r": (3, 5, 24), "w": (24,), "b": (24,)}
+    shapes = {"x": (3, 5, 24), "r": (3, 5, 24), "w": (24,), "b": (24,), "v": (24,)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensors = [random(*shapes[name], grad=True) for name in inputs]
@@ -198,6 +286,7 @@ def test_float64_has_gradcheck_by_pytorch_itself():
     for function, inputs in (
         (lambda x, w: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), (x, w)), (rt.layer_norm, (x, w, b)),
         (lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6), (x, r, w)), (rt.add_layer_norm, (x, r, w, b)),
+        (rt.layer_norm_add, (x, r, w, b)), (lambda x, r, w, v: rt.rms_norm_add_rms_norm(x, r, w, v, 1e-6, weight_offset=1.0), (x, r, w, b)),
     ):
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
@@ -224,6 +313,11 @@ def test_other_mixes_of_dtypes_are_computed_all_the_same():
         for is_layer in (False, True):
             y, h = functional.fallback.norm(is_layer, x, r, parameter, None, 1e-5, 0.0, False)
             judge("layer_norm" if is_layer else "rms_norm", 1e-5, {"x": x, "residual": r, "weight": parameter}, {"y": y, "h": h})
+            args = is_layer, x, r, parameter, None, 1e-5, 0.0, False, None, False, True
+            y, h = functional.fallback.norm(*args, True, parameter)
+            norm, inputs = "layer_norm" if is_layer else "rms_norm", {"x": x, "residual": r, "weight": parameter, "next_weight": parameter}
+            judge_after(norm, 1e-5, inputs, {"y": y, "h": h})
+            assert torch.equal(functional.fallback.norm(*args)[1], h)
     meta = rt.layer_norm(torch.empty(3, 8, device="meta"))
     assert meta.shape == (3, 8) and meta.is_meta
 
@@ -249,6 +343,8 @@ def test_only_gradients_that_are_asked_for_are_made():
 @pytest.mark.parametrize("call", [
     lambda x, w: (rt.rms_norm(x, w),), lambda x, w: (rt.layer_norm(x, w),), lambda x, w: rt.add_rms_norm(x, x, w),
     lambda x, w: torch.ops.rmsnorm.layer_norm(x, w, w, 1e-5), lambda x, w: torch.ops.rmsnorm.add_rms_norm(x, x, w, 1e-5, 0.0, False),
+    lambda x, w: (rt.rms_norm_add(x, x, w),), lambda x, w: rt.rms_norm_add_rms_norm(x, x, w, w),
+    lambda x, w: torch.ops.rmsnorm.rms_norm_add(x, x, w, w, 1e-5, 0.0, False, True),
 ])
 def test_gradients_that_nobody_sends_are_none(call):
     class Nothing(torch.autograd.Function):
@@ -298,6 +394,15 @@ REFUSED = [
     (ValueError, r"residual: expected the shape \[2, 8\], got \[1, 8\]", lambda x, w: rt.add_rms_norm(x, x[:1], w, 1e-6)),
     (ValueError, r"residual: expected the shape \[1, 8\], got \[2, 8\]", lambda x, w: rt.add_rms_norm(x[:1], x, w, 1e-6)),
     (ValueError, r"residual: expected the shape \[2, 8\], got \[8\]", lambda x, w: rt.add_layer_norm(x, x[0], w)),
+    (ValueError, r"residual: expected the shape \[2, 8\], got \[8\]", lambda x, w: rt.rms_norm_add(x, x[0], w)),
+    (ValueError, r"weight: expected the shape \[8\], got \[7\]", lambda x, w: rt.rms_norm_add(x, x, w[:-1])),
+    (ValueError, r"bias: expected the shape \[8\], got \[1\]", lambda x, w: rt.layer_norm_add(x, x, w, w[:1])),
+    (ValueError, r"next_weight: expected the shape \[8\], got \[7\]", lambda x, w: rt.rms_norm_add_rms_norm(x, x, w, w[:-1])),
+    (ValueError, r"next_bias: expected the shape \[8\], got \[7\]",
+     lambda x, w: rt.Norm.layer().residual_after(x).next_norm(w, w[:-1]).apply(x, w)),
+    (TypeError, "next_weight: expected a torch.Tensor, got float", lambda x, w: rt.rms_norm_add_rms_norm(x, x, w, 1e-6)),
+    (TypeError, "residual: expected a torch.Tensor, got None", lambda x, w: rt.rms_norm_add(x, None, w)),
+    (TypeError, "eps: expected a number, got str", lambda x, w: rt.rms_norm_add(x, x, w, "1e-6")),
     (ValueError, "x: expected at least one dimension", lambda x, w: rt.rms_norm(x[0, 0], None, 1e-6)),
     (ValueError, r"x: expected a shape that ends in normalized_shape \[7\]", lambda x, w: rt.rms_norm(x, (7,), w)),
     (ValueError, r"x: expected a shape that ends in normalized_shape \[4, 8\]", lambda x, w: rt.layer_norm(x, normalized_shape=(4, 8))),
@@ -381,7 +486,10 @@ def test_every_path_refuses_the_same_in_the_same_words(path, monkeypatch):
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+SCRIPTED = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm"]
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_scripts_refuse_wrong_shapes(name):
     """TorchScript compiles the functions of `fallback`, and its exceptions have another type."""
     function = getattr(functional.fallback, name)
@@ -392,16 +500,16 @@ def test_scripts_refuse_wrong_shapes(name):
             (torch.ones(2, 8), {"weight": torch.ones(7)}, r"weight: expected the shape \[8\], got \[7\]"),
         ):
             with pytest.raises(Exception, match=text):
-                run(*[rows] * (1 + name.startswith("add_")), **options)
+                run(*[rows] * (1 + ("add" in name)), **options)
         if "layer" in name:
             with pytest.raises(Exception, match=r"bias: expected the shape \[8\], got \[1\]"):
-                run(*[torch.ones(2, 8)] * (1 + name.startswith("add_")), bias=torch.ones(1))
+                run(*[torch.ones(2, 8)] * (1 + ("add" in name)), bias=torch.ones(1))
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_scripts_have_the_same_defaults(name):
     """Small rows, so that eps matters."""
-    rows = [random(3, 8, dtype=torch.bfloat16) * 1e-3 for _ in range(1 + name.startswith("add_"))]
+    rows = [random(3, 8, dtype=torch.bfloat16) * 1e-3 for _ in range(1 + ("add" in name))]
     for weight in ({}, {"weight": random(8, dtype=torch.bfloat16)}):
         torch.testing.assert_close(torch.jit.script(getattr(functional.fallback, name))(*rows, **weight), getattr(rt, name)(*rows, **weight))
 
@@ -414,7 +522,8 @@ def test_every_path_takes_the_same():
         for x in (random(2, 0, dtype=dtype, grad=True), random(0, 8, dtype=dtype, grad=True), random(3, 2, 0, dtype=dtype)):
             w = random(x.shape[-1], dtype=dtype, grad=True)
             for y in (rt.rms_norm(x, w, 1e-6), rt.rms_norm(x, w, 1e-6, weight_offset=1.0), rt.layer_norm(x, w, w), rt.rms_norm(x.detach()),
-                      *rt.add_rms_norm(x, x, w), *rt.add_layer_norm(x, x, w, w)):
+                      *rt.add_rms_norm(x, x, w), *rt.add_layer_norm(x, x, w, w), rt.layer_norm_add(x, x, w, w),
+                      *rt.rms_norm_add_rms_norm(x, x, w, w)):
                 assert y.shape == x.shape and y.dtype == dtype
             (dw,) = torch.autograd.grad(rt.rms_norm(x, w, 1e-6).sum(), w)
             assert torch.equal(dw, torch.zeros_like(w))
@@ -456,7 +565,7 @@ def test_arguments_are_taken_in_the_order_of_torch_nn_functional_too():
 def operands(name):
     """A call of an operator with arguments by the names of its schema."""
     schema = getattr(torch.ops.rmsnorm, name).default._schema
-    shapes = {"weight": (8,), "bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
+    shapes = {"weight": (8,), "bias": (8,), "next_weight": (8,), "next_bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
     others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0}
     return {a.name: random(*shapes.get(a.name, (3, 8))) if "Tensor" in str(a.type) else others.get(a.name, True) for a in schema.arguments}
 
@@ -473,7 +582,7 @@ def test_operators_refuse_tensors_of_several_devices(name):
     as_tuple = lambda found: found if isinstance(found, (tuple, list)) else (found,)  # noqa: E731
     real, meta = as_tuple(op(*given.values())), as_tuple(op(*on_meta.values()))
     assert all(m.is_meta and m.shape == r.shape and m.dtype == r.dtype for m, r in zip(meta, real, strict=True))
-    assert len(OPERATORS) == 13
+    assert len(OPERATORS) == 19
     with pytest.raises(ValueError, match="^(x|dy): expected at least one dimension"):
         op(*(value.flatten()[0] if isinstance(value, torch.Tensor) else value for value in on_meta.values()))
     for key in (key for key, value in given.items() if isinstance(value, torch.Tensor)):
@@ -493,12 +602,13 @@ def test_operators_refuse_tensors_of_several_devices(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("grad", [False, True])
 def test_functions_and_modules_refuse_tensors_of_several_devices(dtype, grad):
-    tensors = {"x": (3, 8), "residual": (3, 8), "weight": (8,), "bias": (8,)}
+    tensors = {"x": (3, 8), "residual": (3, 8), "weight": (8,), "bias": (8,), "next_weight": (8,)}
     tensors = {name: random(*shape, dtype=dtype, grad=grad) for name, shape in tensors.items()}
     on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     for function, names in (
         (rt.rms_norm, ("x", "weight")), (rt.layer_norm, ("x", "weight", "bias")), (rt.add_rms_norm, ("x", "residual", "weight")),
-        (rt.add_layer_norm, ("x", "residual", "weight", "bias")), (lambda x, **o: rt.rms_norm(x, weight_offset=1.0, **o), ("x", "weight")),
+        (rt.add_layer_norm, ("x", "residual", "weight", "bias")), (rt.layer_norm_add, ("x", "residual", "weight", "bias")),
+        (rt.rms_norm_add_rms_norm, ("x", "residual", "weight", "next_weight")), (lambda x, **o: rt.rms_norm(x, weight_offset=1.0, **o), ("x", "weight")),
         (lambda x, **o: rt.layer_norm(x, normalized_shape=(8,), **o), ("x", "weight", "bias")),
     ):
         found = function(**{name: on_meta[name] for name in names})
@@ -507,8 +617,8 @@ def test_functions_and_modules_refuse_tensors_of_several_devices(dtype, grad):
             for base, other in ((tensors, on_meta), (on_meta, tensors)):
                 with pytest.raises(ValueError, match="expected the device of the other tensors"):
                     function(**{key: (other if key == name else base)[key] for key in names})
-    for module in (rt.RMSNorm, rt.LayerNorm, rt.AddRMSNorm, rt.AddLayerNorm):
-        rows = (tensors["x"],) * (2 if module.__name__.startswith("Add") else 1)
+    for module in (rt.RMSNorm, rt.LayerNorm, rt.AddRMSNorm, rt.AddLayerNorm, rt.RMSNormAdd, rt.LayerNormAdd):
+        rows = (tensors["x"],) * (1 + ("Add" in module.__name__))
         with pytest.raises(ValueError, match="expected the device"):
             module(8, device="meta", dtype=dtype)(*rows)
     if dtype != torch.float64:
@@ -630,6 +740,7 @@ def test_modules_are_those_of_torch_nn(kind, shape, options):
 
 @pytest.mark.parametrize("name, function", [
     ("RMSNorm", rt.rms_norm), ("AddRMSNorm", rt.add_rms_norm), ("LayerNorm", rt.layer_norm), ("AddLayerNorm", rt.add_layer_norm),
+    ("RMSNormAdd", rt.rms_norm_add), ("LayerNormAdd", rt.layer_norm_add),
 ])
 @pytest.mark.parametrize("shape", [(8,), (2, 4)])
 @pytest.mark.parametrize("has_weight", [True, False])
@@ -639,7 +750,7 @@ def test_modules_hand_on_all_that_they_hold(name, function, shape, has_weight):
     module = getattr(rt, name)(shape, 0.3, has_weight, dtype=torch.bfloat16, **options)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    rows = [random(3, *shape, dtype=torch.bfloat16) for _ in range(1 + name.startswith("Add"))]
+    rows = [random(3, *shape, dtype=torch.bfloat16) for _ in range(1 + ("Add" in name))]
     expected = function(*rows, normalized_shape=shape, eps=0.3, **dict(module.named_parameters()), **options)
     for got, right in zip(module(*rows), expected, strict=True):
         assert torch.equal(got, right)

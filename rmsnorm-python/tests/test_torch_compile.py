@@ -27,10 +27,14 @@ class Block(torch.nn.Module):
         super().__init__()
         self.first, self.linear = rt.RMSNorm(cols, eps=1e-6), torch.nn.Linear(cols, cols)
         self.second, self.third, self.fourth = rt.AddRMSNorm(cols, eps=1e-6), rt.LayerNorm(cols), rt.AddLayerNorm(cols)
+        self.fifth, self.sixth = rt.RMSNormAdd(cols, eps=1e-6), rt.LayerNormAdd(cols)
 
     def forward(self, x):
         y, h = self.second(self.linear(self.first(x)), x)
         y, h = self.fourth(y, h)
+        h = self.sixth(y, self.fifth(y, h))
+        y, h = rt.rms_norm_add_rms_norm(y, h, self.first.weight, self.second.weight, 1e-6)
+        y, h = rt.Norm.layer().residual_after(h).next_norm(self.third.weight, self.third.bias).apply(y, self.fourth.weight)
         return self.third(y) + h
 
 
@@ -49,6 +53,10 @@ def with_gradients(function, x, parameters):
     (OPS.add_rms_norm, lambda x, w, b, r: (x, r, w, 1e-6, 0.0, False)),
     (OPS.add_rms_norm, lambda x, w, b, r: (x.bfloat16(), r, w, 1e-6, 0.0, False)),
     (OPS.add_layer_norm, lambda x, w, b, r: (x, r, w, b, 1e-6)),
+    (OPS.rms_norm_add, lambda x, w, b, r: (x, r, w, None, 1e-6, 0.5, False, False)),
+    (OPS.rms_norm_add, lambda x, w, b, r: (x.bfloat16(), r, w, b, 1e-6, 0.0, True, True)),
+    (OPS.layer_norm_add, lambda x, w, b, r: (x, r, w, b, b, w, 1e-6, True)),
+    (OPS.layer_norm_add, lambda x, w, b, r: (x, r, None, b, None, None, 1e-6, False)),
 ])
 def test_opcheck_of_operators_with_a_gradient(op, args):
     tensors = torch.randn(3, 5, 24), torch.randn(24), torch.randn(24), torch.randn(3, 5, 24)
@@ -104,7 +112,9 @@ def test_a_compiled_norm_alone_has_the_bits_of_eager():
     w, b = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)
     for function, parameters in (
         (lambda x: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), (w,)), (lambda x: rt.layer_norm(x, w, b), (w, b)),
-        (lambda x: sum(rt.add_rms_norm(x, x * 2, w, 1e-6)), (w,)),
+        (lambda x: sum(rt.add_rms_norm(x, x * 2, w, 1e-6)), (w,)), (lambda x: rt.layer_norm_add(x, x * 2, w, b), (w, b)),
+        (lambda x: sum(rt.rms_norm_add_rms_norm(x, x * 2, w, b, 1e-6)), (w, b)),
+        (lambda x: sum(rt.Norm.rms(1e-6, weight_offset=1.0).residual_after(2 * x).next_norm(b).apply(x, w)), (w, b)),
     ):
         torch._dynamo.reset()
         x = torch.randn(3, 5, 64, requires_grad=True)
@@ -119,7 +129,8 @@ def test_export_keeps_the_operators():
     rows = torch.export.Dim("rows", min=1)
     exported = torch.export.export(block, (x,), dynamic_shapes=({0: rows},))
     names = {str(node.target) for node in exported.graph.nodes}
-    assert {f"rmsnorm.exported_{name}.default" for name in ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")} <= names
+    functions = "rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_norm", "layer_norm_add_norm"
+    assert {f"rmsnorm.exported_{name}.default" for name in functions} <= names
     for rows in (7, 2):
         assert torch.equal(exported.module()(x[:rows]), block(x[:rows]))
 
@@ -131,6 +142,8 @@ def test_fake_tensors_have_the_shapes_and_dtypes():
         x, r, w = torch.empty(3, 5, 64, dtype=torch.bfloat16), torch.empty(3, 5, 64), torch.empty(64)
         y, h = rt.add_rms_norm(x, r, w, 1e-6)
         codes, scales = rt.quantized_rms_norm(x, w, 1e-6, scales="block")
+        assert [(t.dtype, t.shape) for t in rt.rms_norm_add_rms_norm(x, r, w, w)] == [(torch.bfloat16, x.shape), (torch.float32, x.shape)]
+        assert rt.layer_norm_add(x, r, w, w).dtype == torch.float32
     assert (y.dtype, h.dtype, y.shape) == (torch.bfloat16, torch.float32, x.shape)
     assert (codes.dtype, tuple(scales.shape), scales.stride()) == (torch.float8_e4m3fn, (15, 1), (1, 15))
 

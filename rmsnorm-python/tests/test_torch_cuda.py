@@ -44,6 +44,7 @@ def test_calls_go_to_the_current_stream():
 
 @pytest.mark.parametrize("function", [
     lambda x, w: rt.rms_norm(x, w, 1e-6), lambda x, w: rt.layer_norm(x, w, w), lambda x, w: sum(rt.add_rms_norm(x, 2 * x, w, 1e-6)),
+    lambda x, w: rt.layer_norm_add(x, 2 * x, w, w), lambda x, w: sum(rt.rms_norm_add_rms_norm(x, 2 * x, w, w, 1e-6)),
 ])
 def test_graphs_replay_with_new_data(function):
     x, w, dy = random(64, 4096, grad=True), random(4096, grad=True), random(64, 4096)
@@ -75,11 +76,13 @@ def test_the_first_call_of_a_shape_may_be_captured():
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = rt.rms_norm(x, w, 1e-6)
-    y.fill_(float("nan"))
+        results = rt.rms_norm(x, w, 1e-6), *rt.rms_norm_add_rms_norm(x, x, w, w, 1e-6)
+    for result in results:
+        result.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(y, rt.rms_norm(x, w, 1e-6))
+    expected = rt.rms_norm(x, w, 1e-6), *rt.rms_norm_add_rms_norm(x, x, w, w, 1e-6)
+    assert all(torch.equal(got, exact) for got, exact in zip(results, expected))
 
 
 def test_reduce_overhead():
@@ -116,6 +119,16 @@ def test_memory_is_pytorchs_own_and_no_more_than_results():
     del y, gradients
     torch.cuda.empty_cache()
     assert torch.cuda.mem_get_info()[0] >= free - 4 * 2**20
+
+
+def test_two_norms_around_a_residual_make_two_matrices_forward():
+    x, r, w = random(4096, 4096, grad=True), random(4096, 4096), random(4096, grad=True)
+    rt.rms_norm_add_rms_norm(x, r, w, w, 1e-6)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    y, h = rt.rms_norm_add_rms_norm(x, r, w, w, 1e-6)
+    # y, h and the statistics of both; x and h are saved without a copy.
+    assert torch.cuda.memory_allocated() - before <= 2 * x.numel() * x.element_size() + 2 * 4096 * 4 + 2048
 
 
 def test_the_current_device_and_context_stay():
@@ -247,5 +260,7 @@ def test_arrays_of_cupy_and_pytorch_by_dlpack():
     assert (again == y).all()
     x, w = random(7, 300, dtype=torch.float32), random(300, dtype=torch.float32)
     y = arrays.rms_norm(x, w, 1e-6)
+    found = arrays.rms_norm_add_rms_norm(x, x, w, w, 1e-6)
     torch.cuda.synchronize()
     assert torch.equal(y, rt.rms_norm(x, w, 1e-6))
+    assert all(torch.equal(got, exact) for got, exact in zip(found, rt.rms_norm_add_rms_norm(x, x, w, w, 1e-6)))

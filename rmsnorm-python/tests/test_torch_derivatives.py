@@ -39,25 +39,29 @@ def subsets(names):
     return ["".join(found) for count in range(1, len(names) + 1) for found in itertools.combinations(names, count)]
 
 
-# (is_layer, the inputs of a norm: x, residual (r), weight (w), bias (b)).
-INPUTS = [(False, names) for names in ("x", "xw", "xr", "xrw")] + [
-    (True, names) for names in ("x", "xw", "xb", "xwb", "xr", "xrw", "xrb", "xrwb")
+# (is_layer, the inputs of a norm: x, residual before (r) or after the norm (R), weight (w), bias (b), and weight (v) and bias (c) of
+# the next norm).
+INPUTS = [(False, names) for names in ("x", "xw", "xr", "xrw", "xR", "xRw", "xRwv")] + [
+    (True, names) for names in ("x", "xw", "xb", "xwb", "xr", "xrw", "xrb", "xrwb", "xRwb", "xRwbvc")
 ]
 MODES = [(is_layer, names, offset, cast) for is_layer, names in INPUTS for offset, cast in
          ([(0.0, False)] if is_layer or "w" not in names else [(0.0, False), (1.0, False), (0.25, True)])]
 
 
 def make(names, dtype=torch.float32, weight_dtype=None, stream=None, rows=(3,), grad=False):
-    dtypes = {"x": dtype, "r": stream or dtype, "w": weight_dtype or dtype, "b": weight_dtype or dtype}
-    return {name: random(*(rows if name in "xr" else ()), COLS, dtype=dtypes[name], grad=grad) for name in names}
+    dtypes = {"x": dtype, "r": stream or dtype, "R": stream or dtype}
+    return {name: random(*(rows if name in "xrR" else ()), COLS, dtype=dtypes.get(name, weight_dtype or dtype), grad=grad) for name in names}
 
 
 def ours(is_layer, offset=0.0, cast=False):
-    """A function from {name: tensor} to (y, h) or (y,)."""
+    """A function from {name: tensor} to (y, h), (y,) or (h,)."""
 
     def call(tensors):
-        x, r, w, b = map(tensors.get, "xrwb")
+        x, r, after, w, b, v, c = map(tensors.get, "xrRwbvc")
         options = dict(weight_offset=offset, cast_before_weight=cast)
+        if after is not None:
+            norm = (rt.Norm.layer(EPS) if is_layer else rt.Norm.rms(EPS, **options)).residual_after(after)
+            return norm.next_norm(v, c).apply(x, w, b) if v is not None else (norm.apply(x, w, b),)
         if r is None:
             return (rt.layer_norm(x, w, b, EPS) if is_layer else rt.rms_norm(x, w, EPS, **options),)
         return rt.add_layer_norm(x, r, w, b, EPS) if is_layer else rt.add_rms_norm(x, r, w, EPS, **options)
@@ -69,13 +73,19 @@ def theirs(is_layer, offset=0.0):
     """The definition. F.layer_norm of PyTorch 2.15 is wrong in nested forward mode (jacfwd of
     jacfwd), also in float64."""
 
-    def call(tensors):
-        x, r, w, b = map(tensors.get, "xrwb")
-        h = x if r is None else x + r
+    def norm(h, w, b):
         centred = h - h.mean(-1, keepdim=True) if is_layer else h
         y = centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
         y = y if w is None else y * (w + offset)
-        y = y if b is None else y + b
+        return y if b is None else y + b
+
+    def call(tensors):
+        x, r, after, w, b, v, c = map(tensors.get, "xrRwbvc")
+        if after is not None:
+            h = after + norm(x, w, b)
+            return (h,) if v is None else (norm(h, v, c), h)
+        h = x if r is None else x + r
+        y = norm(h, w, b)
         return (y,) if r is None else (y, h)
 
     return call
@@ -113,32 +123,49 @@ def jvp_tangents(function, tensors, tangents):
     )[1]
 
 
-def exact_tangents(is_layer, offset, tensors, tangents):
-    """(y_t, h_t) in float64 and the error of each before the last rounding, from math.md's bounds
-    of the terms of y_t."""
+def exact_tangent(is_layer, offset, inputs, weight, rows_t, weight_t, bias_t):
+    """The tangent of a norm in float64 and its error before the last rounding, from math.md's
+    bounds of its terms. inputs: x, and the residual before the norm. rows_t: (the tangent of the
+    rows, its error)."""
     norm = "layer_norm" if is_layer else "rms_norm"
-    inputs = {"x": tensors["x"]} | ({"residual": tensors["r"]} if "r" in tensors else {})
-    h_t = [tangents[name].float() for name in "xr" if name in tangents]
-    rows, terms = wide(tensors["x"]).reshape(-1, COLS), []
-    if h_t:
-        h_t = sum(h_t[1:], h_t[0])
+    terms, zero = [], np.zeros((1, COLS))
+    if rows_t is not None:
         # The Jacobian is symmetric, so the tangent takes the place of dy.
-        exact, error = exact_and_error(norm, EPS, inputs | {"dy": h_t})
-        weight = wide(tensors["w"].float() + offset) if "w" in tensors else 1.0
-        terms.append((exact["dx"] * weight, error["dx"] * np.abs(weight)))
-    if "w" in tangents:
+        exact, error = exact_and_error(norm, EPS, inputs | {"dy": rows_t[0]})
+        size, x_hat = rows_t[1] + zero, np.abs(exact["x_hat"])
+        of_rows = size + (size.mean(-1, keepdims=True) if is_layer else 0) + x_hat * (x_hat * size).mean(-1, keepdims=True)
+        weight = 1.0 if weight is None else wide(weight.float() + offset)
+        terms.append((exact["dx"] * weight, (error["dx"] + exact["rstd"][:, None] * of_rows * (1 + 2.0**-10)) * np.abs(weight)))
+    if weight_t is not None:
         exact, error = exact_and_error(norm, EPS, inputs)
-        w_t = wide(tangents["w"])
+        w_t = wide(weight_t)
         # One product more than in the norm, since mean and rstd come from the forward pass.
         terms.append((exact["y"] * w_t, (error["y"] + 2 * F32_UNIT * np.abs(exact["y"])) * np.abs(w_t)))
-    if "b" in tangents:
-        terms.append((wide(tangents["b"]) + 0 * rows, 0))
-    y_t = sum(value for value, _ in terms)
+    if bias_t is not None:
+        terms.append((wide(bias_t) + zero, 0))
     # Each term is a rounded product and a rounded summand; terms after the first are rounded once
     # more.
-    size = sum(np.abs(value) for value, _ in terms)
-    error = sum(error for _, error in terms) + (len(terms) + 1) * F32_UNIT * size * (1 + 2.0**-10)
-    return (y_t, error), (None if isinstance(h_t, list) else (wide(h_t).reshape(-1, COLS), 0.0))
+    size = sum((np.abs(value) for value, _ in terms), zero)
+    return sum((value for value, _ in terms), zero), sum(error for _, error in terms) + (len(terms) + 1) * F32_UNIT * size * (1 + 2.0**-10)
+
+
+def exact_tangents(is_layer, offset, tensors, tangents, results):
+    """The tangents of the results in float64, and the error of each before the last rounding."""
+    x_t, r_t, after_t, w_t, b_t, v_t, c_t = map(tangents.get, "xrRwbvc")
+    flat = lambda tensor: wide(tensor.float()).reshape(-1, COLS)  # noqa: E731
+    if "R" in tensors:
+        rows_t = None if x_t is None else (flat(x_t), 0.0)
+        h_t, error = exact_tangent(is_layer, offset, {"x": tensors["x"]}, tensors.get("w"), rows_t, w_t, b_t)
+        if after_t is not None:
+            h_t = h_t + flat(after_t)
+            error = error + F32_UNIT * np.abs(h_t) * (1 + 2.0**-10)
+        found = exact_tangent(is_layer, offset, {"x": results[-1]}, tensors.get("v"), (h_t + 0 * flat(tensors["x"]), error), v_t, c_t)
+        return (found, (h_t, error))[-len(results):]
+    h_t = [tangent.float() for tangent in (x_t, r_t) if tangent is not None]
+    h_t = flat(sum(h_t[1:], h_t[0])) if h_t else None
+    inputs = {"x": tensors["x"]} | ({"residual": tensors["r"]} if "r" in tensors else {})
+    y_t = exact_tangent(is_layer, offset, inputs, tensors.get("w"), None if h_t is None else (h_t, 0.0), w_t, b_t)
+    return y_t, (np.zeros((1, COLS)) if h_t is None else h_t, 0.0)
 
 
 @pytest.mark.parametrize("dtype, weight_dtype, stream", [
@@ -157,15 +184,14 @@ def test_tangents_are_within_their_bounds(dtype, weight_dtype, stream, is_layer,
             assert all(a is b is None or torch.equal(a, b) for a, b in zip(got, again))
         jvp = jvp_tangents(function, tensors, given)
         assert all(torch.equal(torch.zeros_like(b) if a is None else a, b) for a, b in zip(got, jvp))
-        for name, tangent, exact, primal in zip("yh", got, exact_tangents(is_layer, offset, tensors, given), function(tensors)):
-            # h does not depend on weight and bias.
-            exact = exact or (np.zeros((6, COLS)), 0.0)
+        results = function(tensors)
+        for index, (tangent, exact, primal) in enumerate(zip(got, exact_tangents(is_layer, offset, tensors, given, results), results)):
             assert tangent.dtype == primal.dtype and tangent.shape == primal.shape
-            within(f"{name}, tangents of {chosen}", tangent, *exact)
+            within(f"result {index}, tangents of {chosen}", tangent, *(part + np.zeros((6, COLS)) for part in exact))
 
 
 def test_a_level_that_nobody_uses_changes_no_bit():
-    tensors = make("xrwb", torch.bfloat16)
+    tensors = make("xrRwbvc", torch.bfloat16)
     for is_layer, names in INPUTS:
         function, given = ours(is_layer), {name: tensors[name] for name in names}
         expected = function(given)
@@ -207,14 +233,22 @@ def test_frozen_networks_have_tangents():
 def exact_kernels(monkeypatch):
     """Replaces the float32 kernels by float64 ones, and changes nothing else."""
 
-    def forward(is_layer, x, residual, weight, bias, eps, offset, cast):
+    def forward(form, x, residual, weight, bias, next_weight, next_bias):
+        def norm(h, weight, bias):
+            mean = h.mean(-1) if form.is_layer else None
+            centred = h - mean.unsqueeze(-1) if form.is_layer else h
+            rstd = (centred.square().mean(-1) + form.eps).rsqrt()
+            y = centred * rstd.unsqueeze(-1)
+            y = y if weight is None else y * (weight + form.weight_offset)
+            return y if bias is None else y + bias, mean, rstd
+
+        if form.residual_after:
+            y, *statistics = norm(x, weight, bias)
+            y, *of_next = norm(h := residual + y, next_weight, next_bias)
+            return (y, h, *statistics, *of_next) if form.has_next else (None, h, *statistics, None, None)
         h = x if residual is None else x + residual
-        mean = h.mean(-1) if is_layer else None
-        centred = h - mean.unsqueeze(-1) if is_layer else h
-        rstd = (centred.square().mean(-1) + eps).rsqrt()
-        y = centred * rstd.unsqueeze(-1)
-        y = y if weight is None else y * (weight + offset)
-        return y if bias is None else y + bias, None if residual is None else h, mean, rstd
+        y, *statistics = norm(h, weight, bias)
+        return y, None if residual is None else h, *statistics, None, None
 
     def gradients(is_layer, dy, h, weight, mean, rstd, dh, offset, need_dweight, need_dbias, need_dresidual):
         x_hat = (h - mean.unsqueeze(-1) if is_layer else h) * rstd.unsqueeze(-1)
@@ -235,7 +269,7 @@ def exact_kernels(monkeypatch):
 
 def used_results(names):
     """The results that a loss uses: y, h or both."""
-    return {"y": (0,), "h": (1,), "both": (0, 1)} if "r" in names else {"y": (0,)}
+    return {"y": (0,), "h": (1,), "both": (0, 1)} if set(names) & set("rvc") else {"y": (0,)}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -244,9 +278,10 @@ def used_results(names):
 def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, names, offset, cast, rows):
     """First derivatives in both modes, second ones as backward over backward and forward over
     backward, and batches of each."""
-    tensors = {name: random(*(rows if name in "xr" else ()), 4, dtype=torch.float64) for name in names}
+    tensors = {name: random(*(rows if name in "xrR" else ()), 4, dtype=torch.float64) for name in names}
+    of_h = set("xRwb") if "R" in names else set("xr")
     for chosen, indices in itertools.product({names, *names}, used_results(names).values()):
-        if indices == (1,) and not set(chosen) & set("xr"):
+        if indices == (1,) and not set(chosen) & of_h:
             continue
 
         def function(*given):
@@ -260,7 +295,7 @@ def test_gradcheck_and_gradgradcheck_of_the_same_ways(exact_kernels, is_layer, n
 
 def test_third_derivatives(exact_kernels):
     for is_layer, names in INPUTS:
-        tensors = {name: random(*((2, 3) if name in "xr" else (3,)), dtype=torch.float64) for name in names}
+        tensors = {name: random(*((2, 3) if name in "xrR" else (3,)), dtype=torch.float64) for name in names}
         loss = lambda function: lambda *given: sum(t.pow(3).sum() for t in by_position(function, names)(*given))  # noqa: E731
         for third in (
             lambda f: torch.func.grad(lambda *t: torch.func.grad(lambda *t: torch.func.grad(f)(*t).pow(2).sum())(*t).pow(2).sum()),
@@ -532,17 +567,19 @@ def operator_calls():
     """(operator, its arguments by name, the differentiable ones, PyTorch's operator as a function
     of these)."""
     for is_layer, names in INPUTS:
-        tensors = make(names)
-        given = [tensors["x"]] + [tensors.get("r")] * ("r" in names) + [tensors.get("w")] + [tensors.get("b")] * is_layer
-        rest = [EPS] if is_layer else [EPS, 0.5, False]
-        name = ("add_" if "r" in names else "") + ("layer_norm" if is_layer else "rms_norm")
-        for kind in ("", "_inference") if "r" not in names else ("",):
+        tensors, adds = make(names), {"r", "R"} & set(names)
+        order = "x" + "".join(adds) + ("wb" if is_layer else "w") + ("R" in names) * ("vc" if is_layer else "v")
+        given = [tensors.get(name) for name in order]
+        rest = ([EPS] if is_layer else [EPS, 0.5, False]) + ["v" in names] * ("R" in names)
+        name = ("add_" if "r" in names else "") + ("layer_norm" if is_layer else "rms_norm") + ("_add" if "R" in names else "")
+        results = slice(1, 2) if "R" in names and "v" not in names else slice(0, 1 + len(adds))
+        for kind in ("", "_inference") if not adds else ("",):
             operator = getattr(OPS, name + kind)
 
-            def call(*leaves, operator=operator, given=given, rest=rest, count=1 + ("r" in names)):
+            def call(*leaves, operator=operator, given=given, rest=rest, results=results):
                 leaves = iter(leaves)
                 found = operator(*[None if t is None else next(leaves) for t in given], *rest)
-                return (found if isinstance(found, tuple) else (found,))[:count]
+                return (found if isinstance(found, tuple) else (found,))[results]
 
             yield name + kind, call, [t for t in given if t is not None], by_position(theirs(is_layer, 0.0 if is_layer else 0.5), names)
 
@@ -629,8 +666,9 @@ def test_quantized_norms_have_no_gradients(name):
 
 @pytest.mark.parametrize("function", [
     lambda x, w: (rt.rms_norm(x, w, 1e-6),), lambda x, w: (rt.layer_norm(x, w, w),), lambda x, w: rt.add_rms_norm(x, 2 * x, w, 1e-6),
-    lambda x, w: rt.add_layer_norm(x, 2 * x, w, w),
-], ids=["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+    lambda x, w: rt.add_layer_norm(x, 2 * x, w, w), lambda x, w: (rt.rms_norm_add(x, 2 * x, w),),
+    lambda x, w: rt.rms_norm_add_rms_norm(x, 2 * x, w, w),
+], ids=["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "rms_norm_add_rms_norm"])
 def test_functionalize(function):
     """Alone, inside and outside of other transforms, and traced by make_fx."""
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -95,16 +95,16 @@ def test_the_weight_offset_reaches_every_gradient(ways, adds, offset):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "rms_norm_add_rms_norm"])
 @pytest.mark.parametrize("makes_gradients", [False, True])
 def test_every_choice_of_batched_arguments_is_a_call_for_each_member(name, makes_gradients):
     """vmap over any of x, residual, weight and bias, each along its first or last dimension, is the loop over the members."""
-    is_layer, adds = "layer" in name, name.startswith("add_")
-    shapes = [(4, 8)] * (1 + adds) + [(8,)] * (1 + is_layer)
+    adds = "add" in name
+    shapes = [(4, 8)] * (1 + adds) + [(8,)] * (1 + ("layer" in name or name.endswith("add_rms_norm") and not name.startswith("add")))
 
     def call(*args):
         found = getattr(rt, name)(*args, eps=1e-3)
-        return found if adds else (found,)
+        return found if isinstance(found, tuple) else (found,)
 
     def weighed(*args):
         return _weighed(*(2 * call(*args))[:2])
@@ -139,6 +139,10 @@ def _cases():
             "add_rms_norm": (x, residual, weight, 1e-6, 1.0, False), "add_layer_norm": (x, residual, weight, weight, 1e-6),
         }.items():
             yield name, args
+        for need_y in (False, True):
+            of_next = weight if need_y else None
+            yield "rms_norm_add", (x, residual, weight, of_next, 1e-6, 1.0, False, need_y)
+            yield "layer_norm_add", (x, residual, weight, weight, of_next, of_next, 1e-6, need_y)
         for needs in itertools.product((False, True), repeat=2):
             yield "rms_norm_backward", (x, residual, weight, statistics, residual, 1.0, *needs)
             yield "layer_norm_backward", (x, residual, weight, statistics, statistics, None, needs[0], needs[1], not needs[0])

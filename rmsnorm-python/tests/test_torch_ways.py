@@ -195,6 +195,8 @@ MODULES = {
     "offset": lambda: rt.RMSNorm(8, 1e-6, weight_offset=1.0), "cast": lambda: rt.RMSNorm(8, 1e-6, cast_before_weight=True),
     "no weight": lambda: rt.RMSNorm(8, elementwise_affine=False), "two dimensions": lambda: rt.RMSNorm((4, 8)),
     "two dimensions, no weight": lambda: rt.LayerNorm((4, 8), elementwise_affine=False), "no bias": lambda: rt.LayerNorm(8, bias=False),
+    "after": lambda: rt.RMSNormAdd(8, 1e-6, weight_offset=1.0, cast_before_weight=True), "after, layer": lambda: rt.LayerNormAdd((4, 8)),
+    "after, bfloat16": lambda: rt.RMSNormAdd(8, dtype=torch.bfloat16), "after, float64": lambda: rt.LayerNormAdd(8).double(),
     "add": lambda: rt.AddRMSNorm(8, 1e-6, weight_offset=1.0), "add layer": lambda: rt.AddLayerNorm((4, 8)),
     "bfloat16": lambda: rt.AddRMSNorm(8, dtype=torch.bfloat16), "float32 weight": lambda: rt.LayerNorm(8), "float64": lambda: rt.AddRMSNorm(8).double(),
 }
@@ -205,7 +207,7 @@ def test_options_go_the_same_ways(name):
     module = MODULES[name]()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    dtype = torch.bfloat16 if name in ("bfloat16", "float32 weight") else torch.float64 if name == "float64" else torch.float32
+    dtype = torch.bfloat16 if "bfloat16" in name or name == "float32 weight" else torch.float64 if "float64" in name else torch.float32
     args = tuple(torch.randn(3, 4, 8, dtype=dtype) for _ in range(2 if "Add" in type(module).__name__ else 1))
     expected = module(*args)
     buffer = io.BytesIO()
@@ -222,13 +224,17 @@ def test_options_go_the_same_ways(name):
 def test_functions_go_the_same_ways():
     def function(x: torch.Tensor, weight: torch.Tensor):
         y, h = rt.add_rms_norm(x, x, weight, 1e-6, weight_offset=1.0)
+        y, h = rt.rms_norm_add_rms_norm(y, rt.layer_norm_add(y, rt.rms_norm_add(y, h, weight), weight, weight), weight, weight, 1e-6)
         return rt.rms_norm(y, weight, 1e-6) + rt.layer_norm(h, weight, weight, 1e-5)
 
     x, weight = torch.randn(3, 8), torch.randn(8)
     expected = function(x, weight)
     for found in (torch.fx.symbolic_trace(function), torch.jit.script(function), torch.jit.trace(function, (x, weight))):
         torch.testing.assert_close(found(x, weight), expected)
-    assert {node.target for node in torch.fx.symbolic_trace(function).graph.nodes} >= {rt.add_rms_norm, rt.rms_norm, rt.layer_norm}
+    assert {node.target for node in torch.fx.symbolic_trace(function).graph.nodes} >= {
+        rt.add_rms_norm, rt.rms_norm, rt.layer_norm, rt.rms_norm_add, rt.layer_norm_add, rt.rms_norm_add_rms_norm}
+    around = lambda x, w: sum(rt.Norm.layer().residual_after(x).next_norm(w, w).apply(x, w))  # noqa: E731
+    torch.testing.assert_close(torch.fx.symbolic_trace(around)(x, weight), around(x, weight))
     for call in (lambda x, w: rt.rms_norm(x, (8,), w, 1e-6), lambda x, w: rt.layer_norm(x, (8,), weight=w, bias=w, eps=1e-5),
                  lambda x, w: rt.add_layer_norm(x, x, normalized_shape=(8,))[0], lambda x, w: rt.rms_norm(x.double(), w.double())):
         torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(x, weight), call(x, weight))
@@ -299,6 +305,7 @@ def test_nested_tensors_have_the_norms_of_their_rows(dtype):
         lambda x: rt.rms_norm(x, weight, 1e-6), lambda x: rt.rms_norm(x), lambda x: rt.rms_norm(x, weight, 1e-6, weight_offset=1.0),
         lambda x: rt.rms_norm(x, (8,), weight, 1e-6, cast_before_weight=True), lambda x: rt.layer_norm(x, weight, bias),
         lambda x: rt.add_rms_norm(x, x, weight)[0], lambda x: sum(rt.add_layer_norm(x, x, weight, bias)),
+        lambda x: rt.layer_norm_add(x, x, weight, bias), lambda x: rt.rms_norm_add_rms_norm(x, x, weight, bias, weight_offset=1.0)[0],
     ):
         y = function(nested)
         assert y.is_nested and y.dtype == dtype

@@ -19,6 +19,9 @@
 //! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod sets;
+
 mod args;
 mod backend;
 pub mod depth;
@@ -28,6 +31,7 @@ mod error;
 pub mod math {}
 mod memory;
 mod norm;
+mod piece;
 mod problem;
 pub mod quant;
 pub mod reference;
@@ -47,6 +51,7 @@ pub use dtype::{DType, DTypes, Element, bf16, f16};
 pub use error::Error;
 pub use memory::{HostMemory, Memory};
 pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormParams, NormSpec, ResidualPlacement};
+pub use piece::{Piece, PieceSet, Slot};
 pub use problem::{AnyCall, Checked, Problem, Span, Statistics, check_columns_form};
 pub use storage::{AnyElement, Code, F8E4M3, F8E5M2, Storage};
 pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};

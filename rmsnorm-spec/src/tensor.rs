@@ -338,74 +338,12 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// A set of tensors, of a call or of a kernel.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct TensorSet(u32);
+set_of! {
+    /// A set of tensors, of a call or of a kernel.
+    TensorSet(u64) of Tensor
+}
 
 impl TensorSet {
-    /// No tensor; the default, for constants.
-    pub const NONE: TensorSet = TensorSet(0);
-
-    /// These tensors.
-    pub const fn of(tensors: &[Tensor]) -> Self {
-        let (mut set, mut index) = (TensorSet::NONE, 0);
-        while index < tensors.len() {
-            set = set.with(tensors[index]);
-            index += 1;
-        }
-        set
-    }
-
-    /// Whether the tensor is in the set.
-    pub const fn has(self, tensor: Tensor) -> bool {
-        self.0 & (1 << tensor as u8) != 0
-    }
-
-    /// The set with the tensor.
-    pub const fn with(self, tensor: Tensor) -> Self {
-        TensorSet(self.0 | 1 << tensor as u8)
-    }
-
-    /// The set without the tensor.
-    pub const fn without(self, tensor: Tensor) -> Self {
-        TensorSet(self.0 & !(1 << tensor as u8))
-    }
-
-    /// The set with or without the tensor.
-    pub const fn set(self, tensor: Tensor, is_there: bool) -> Self {
-        if is_there { self.with(tensor) } else { self.without(tensor) }
-    }
-
-    /// Whether the set is empty.
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The tensors in both sets.
-    pub const fn intersection(self, other: TensorSet) -> Self {
-        TensorSet(self.0 & other.0)
-    }
-
-    /// The tensors that `other` lacks.
-    pub const fn difference(self, other: TensorSet) -> Self {
-        TensorSet(self.0 & !other.0)
-    }
-
-    /// The tensors in either set.
-    pub const fn union(self, other: TensorSet) -> Self {
-        TensorSet(self.0 | other.0)
-    }
-
-    /// The tensors, in the order of [`Tensor::ALL`].
-    pub fn iter(self) -> impl Iterator<Item = Tensor> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let lowest = rest.trailing_zeros() as usize;
-            rest &= rest.wrapping_sub(1);
-            Tensor::ALL.get(lowest).copied()
-        })
-    }
-
     /// Whether `y` overwrites `x`.
     pub const fn is_in_place(self) -> bool {
         self.has(Tensor::Y) && !self.has(Tensor::X)
@@ -419,30 +357,6 @@ impl TensorSet {
     /// The number of sums over the rows: `dweight`, `dbias`, both or none.
     pub const fn sums_over_rows(self) -> usize {
         self.has(Tensor::Dweight) as usize + self.has(Tensor::Dbias) as usize
-    }
-}
-
-impl From<&[Tensor]> for TensorSet {
-    fn from(tensors: &[Tensor]) -> Self {
-        TensorSet::of(tensors)
-    }
-}
-
-impl<const N: usize> From<&[Tensor; N]> for TensorSet {
-    fn from(tensors: &[Tensor; N]) -> Self {
-        TensorSet::of(tensors)
-    }
-}
-
-impl FromIterator<Tensor> for TensorSet {
-    fn from_iter<I: IntoIterator<Item = Tensor>>(tensors: I) -> Self {
-        tensors.into_iter().fold(TensorSet::NONE, TensorSet::with)
-    }
-}
-
-impl fmt::Debug for TensorSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter().map(Tensor::name)).finish()
     }
 }
 

@@ -10,9 +10,7 @@ def why_no_cuda(ordinal: int) -> str | None: ...
 def look_for_nvrtc_in(folders: list[str]) -> None: ...
 def run_arrays(
     norm: str,
-    eps: float,
-    weight_offset: float,
-    cast_before_weight: bool,
+    options: tuple[float, float, bool, bool],
     tensors: dict[str, tuple[Any, bool]],
     stream: int | None = None,
 ) -> None: ...

@@ -4,13 +4,14 @@ copied.
 Arrays are float32, float16 or bfloat16 (also of `ml_dtypes`), of any rank. A norm is over the last
 dimension. Weight, bias and residual have the dtype of x or float32. Rows may be strided, such as a
 slice of a fused QKV buffer. Definitions, roundings and error bounds: rmsnorm-spec/math.md,
-equations (1) to (12).
+equations (1) to (14).
 
 eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and
 `rmsnorm.jax`.
 
-In place: pass an input as its output, `out=x`, or with a residual `out=(x, residual)`. Both must
-have the same address, shape and strides. Any other overlap raises ValueError.
+In place: pass an input as its output, `out=x`, with a residual `out=(x, residual)`, and with a
+residual after the norm `out=residual`. Both must have the same address, shape and strides. Any
+other overlap raises ValueError.
 
 On CUDA a call is enqueued on `stream`, the address of a CUDA stream (default: the legacy default
 stream), and returns. The caller orders other streams after it and keeps the arrays alive until it
@@ -41,7 +42,10 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from . import _native
 
-__all__ = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "forward", "backward"]
+__all__ = [
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "forward",
+    "backward",
+]
 
 
 class SupportsDLPack(Protocol):
@@ -66,7 +70,7 @@ _Norm = Literal["rms_norm", "layer_norm"]
 #: The default eps of each norm.
 _EPS = {"rms_norm": 2.0**-23, "layer_norm": 1e-5}
 _FLOATS = ("float32", "float16", "bfloat16")
-_OUTPUTS = ("y", "residual_out", "mean", "rstd", "dx", "dweight", "dbias", "dresidual")
+_OUTPUTS = ("y", "residual_out", "mean", "rstd", "next_mean", "next_rstd", "dx", "dweight", "dbias", "dresidual")
 
 
 @functools.cache
@@ -124,7 +128,7 @@ def _real(name: str, value: Any) -> float:
 
 
 def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weight: bool, tensors: dict[str, Any],
-         stream: int | None) -> None:
+         stream: int | None, residual_after: bool = False) -> None:
     if not isinstance(norm, str) or norm not in _EPS:
         raise ValueError(f'norm must be "rms_norm" or "layer_norm", got {norm!r}')
     eps, weight_offset = _real("eps", _EPS[norm] if eps is None else eps), _real("weight_offset", weight_offset)
@@ -137,17 +141,21 @@ def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weigh
         _check(name, array)
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
-    _native.run_arrays(norm, eps, weight_offset, bool(cast_before_weight), lent, stream or None)
+    _native.run_arrays(norm, (eps, weight_offset, bool(cast_before_weight), bool(residual_after)), lent, stream or None)
 
 
-def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack, weight: SupportsDLPack | None = None,
-            bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None, residual_out: SupportsDLPack | None = None,
-            mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
+def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack | None,
+            weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None,
+            residual_out: SupportsDLPack | None = None, mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None,
+            residual_after: bool = False, next_weight: SupportsDLPack | None = None, next_bias: SupportsDLPack | None = None,
+            next_mean: SupportsDLPack | None = None, next_rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
             cast_before_weight: bool = False, stream: int | None = None) -> None:
     """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or
     "layer_norm".
 
     x, y, residual, residual_out: (..., cols). weight, bias: (cols). mean, rstd: (...), float32.
+    residual_after: residual_out = residual + norm(x). y is None, or the norm of residual_out, and
+    the `next_` arrays are those of this norm.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -156,8 +164,16 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
     >>> (y * 5).round(3).tolist(), (1 / rstd).round(3).tolist()
     ([[6.0, 8.0, 0.0, 0.0]], [5.0])
     """
-    tensors = dict(x=x, residual=residual, weight=weight, bias=bias, y=y, residual_out=residual_out, mean=mean, rstd=rstd)
-    _run(norm, eps, weight_offset, cast_before_weight, tensors, stream)
+    of_next = dict(next_weight=next_weight, next_bias=next_bias, next_mean=next_mean, next_rstd=next_rstd)
+    tensors = dict(x=x, residual=residual, weight=weight, bias=bias, y=y, residual_out=residual_out, mean=mean, rstd=rstd, **of_next)
+    needed = ("residual", "residual_out") if residual_after else ("y",)
+    for name in needed:
+        if tensors[name] is None:
+            raise TypeError(f"{name} is missing: every call {'with residual_after ' if residual_after else ''}needs it")
+    for name, array in of_next.items():
+        if array is not None and (y is None or not residual_after):
+            raise TypeError(f"{name} must not be given: only a call with residual_after and a y has a next norm")
+    _run(norm, eps, weight_offset, cast_before_weight, tensors, stream, residual_after)
 
 
 def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: SupportsDLPack, dx: SupportsDLPack,
@@ -167,8 +183,13 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
     """Writes dx, and dweight, dbias and dresidual where they are passed.
 
     dy, x, dx, dresidual_out, dresidual: (..., cols). weight, dweight, dbias: (cols). mean, rstd: (...), float32.
-    x: the normalized rows: the x of `forward`, or its residual_out if a residual was added.
+    x: the normalized rows: the x of `forward`, or its residual_out if a residual was added before
+    the norm.
     dresidual_out: the gradient of residual_out from later layers; it is added to dx.
+
+    After `forward` with residual_after: the gradient of residual_out is that of the residual, and
+    the dy of the norm. With a y, a first call gives it as its dx, for x=residual_out and
+    rstd=next_rstd.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -281,4 +302,62 @@ def add_layer_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, bi
     """
     y, h = _pair(out, x, residual)
     forward("layer_norm", eps, x=x, residual=residual, y=y, residual_out=h, weight=weight, bias=bias, stream=stream)
+    return y, h
+
+
+def rms_norm_add(x: SupportsDLPack, residual: _H, weight: SupportsDLPack | None = None, eps: float | None = None, *,
+                 weight_offset: float = 0.0, cast_before_weight: bool = False, out: _H | None = None, stream: int | None = None) -> _H:
+    """`h = residual + rms_norm(x)`, rounded once, to the residual's dtype.
+
+    In place: `out=residual`.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, residual = np.array([[3.0, -3.0]], np.float32), np.array([[1.0, 3.0]], np.float32)
+    >>> arrays.rms_norm_add(x, residual, eps=0.0).tolist()
+    [[2.0, 2.0]]
+    """
+    out = _new("residual", residual) if out is None else out
+    forward("rms_norm", eps, x=x, residual=residual, y=None, residual_out=out, weight=weight, residual_after=True,
+            weight_offset=weight_offset, cast_before_weight=cast_before_weight, stream=stream)
+    return out
+
+
+def layer_norm_add(x: SupportsDLPack, residual: _H, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
+                   eps: float | None = None, *, out: _H | None = None, stream: int | None = None) -> _H:
+    """`h = residual + layer_norm(x)`, rounded once, to the residual's dtype.
+
+    In place: `out=residual`.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, residual = np.array([[1.0, 3.0]], np.float32), np.array([[2.0, 2.0]], np.float32)
+    >>> arrays.layer_norm_add(x, residual, eps=0.0, out=residual) is residual
+    True
+    >>> residual.tolist()
+    [[1.0, 3.0]]
+    """
+    out = _new("residual", residual) if out is None else out
+    forward("layer_norm", eps, x=x, residual=residual, y=None, residual_out=out, weight=weight, bias=bias, residual_after=True,
+            stream=stream)
+    return out
+
+
+def rms_norm_add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = None, next_weight: SupportsDLPack | None = None,
+                          eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False,
+                          out: tuple[_X, _H] | None = None, stream: int | None = None) -> tuple[_X, _H]:
+    """(y, h): h of `rms_norm_add`, and y, the RMS norm of h by `next_weight`.
+
+    The residual in place: `out=(y, residual)`. x is not overwritten.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, residual = np.array([[3.0, -3.0]], np.float32), np.array([[1.0, 3.0]], np.float32)
+    >>> y, h = arrays.rms_norm_add_rms_norm(x, residual, None, np.array([4.0, 5.0], np.float32), 0.0)
+    >>> y.tolist(), h.tolist()
+    ([[4.0, 5.0]], [[2.0, 2.0]])
+    """
+    y, h = _pair(out, x, residual)
+    forward("rms_norm", eps, x=x, residual=residual, y=y, residual_out=h, weight=weight, next_weight=next_weight, residual_after=True,
+            weight_offset=weight_offset, cast_before_weight=cast_before_weight, stream=stream)
     return y, h

@@ -3,8 +3,9 @@
 use rmsnorm_core::{Direction, Norm, Tensor};
 
 /// The schemas of all operators. The `_inference` operators return no statistics, for calls without
-/// gradients.
-pub(super) const SCHEMAS: [&str; 9] = [
+/// gradients. The `_norm_add` operators add the norm to the residual; with `need_y`, `y` is the next
+/// norm.
+pub(super) const SCHEMAS: [&str; 11] = [
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
      -> (Tensor y, Tensor rstd)",
     "rms_norm_inference(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) -> Tensor y",
@@ -14,6 +15,11 @@ pub(super) const SCHEMAS: [&str; 9] = [
      -> (Tensor y, Tensor residual_out, Tensor rstd)",
     "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) \
      -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd)",
+    "rms_norm_add(Tensor x, Tensor residual, Tensor? weight, Tensor? next_weight, float eps, float weight_offset, \
+     bool cast_before_weight, bool need_y) -> (Tensor y, Tensor residual_out, Tensor rstd, Tensor next_rstd)",
+    "layer_norm_add(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, Tensor? next_weight, Tensor? next_bias, \
+     float eps, bool need_y) \
+     -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd, Tensor next_mean, Tensor next_rstd)",
     "rms_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor rstd, Tensor? dresidual_out, float weight_offset, \
      bool need_dweight, bool need_dresidual) -> (Tensor dx, Tensor dweight, Tensor dresidual)",
     "layer_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? dresidual_out, \
@@ -62,6 +68,8 @@ pub(super) struct Operator {
     pub(super) name: &'static str,
     pub(super) norm: Norm,
     pub(super) direction: Direction,
+    /// Whether the norm is added to the residual.
+    pub(super) adds_to_residual: bool,
     pub(super) parameters: Vec<Parameter>,
     pub(super) results: Vec<Tensor>,
 }
@@ -80,6 +88,7 @@ impl Operator {
                 _ if name.starts_with("quantized_") => Direction::QuantizedForward,
                 _ => Direction::Forward,
             },
+            adds_to_residual: name.ends_with("_norm_add"),
             parameters: parameters.split(", ").map(Parameter::of).collect::<Option<_>>()?,
             results: results.map(|text| Tensor::from_name(text.strip_prefix("Tensor ")?)).collect::<Option<_>>()?,
         })

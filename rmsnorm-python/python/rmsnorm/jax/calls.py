@@ -1,7 +1,6 @@
 """Calls of the native XLA handlers, with jax.numpy as the default on platforms that have no
 handler."""
 
-import dataclasses
 import math
 
 import jax
@@ -26,21 +25,6 @@ def _register():
 _register()
 
 typeof = getattr(jax, "typeof", None) or jax.core.get_aval
-
-
-@dataclasses.dataclass(frozen=True)
-class Norm:
-    """A norm without its arrays: its type and its options."""
-
-    is_layer: bool
-    eps: float
-    weight_offset: float = 0.0
-    cast_before_weight: bool = False
-
-    @property
-    def name(self):
-        """The native library's name of the norm."""
-        return "layer_norm" if self.is_layer else "rms_norm"
 
 
 def present(values):
@@ -85,7 +69,7 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
     found = call(
         *inputs.values(), norm=norm.name, inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
         eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset),
-        cast_before_weight=np.bool_(norm.cast_before_weight),
+        cast_before_weight=np.bool_(norm.cast_before_weight), residual_after=np.bool_(norm.residual_after),
     )
     return dict(zip(outputs, found))
 
@@ -98,21 +82,31 @@ def _by_platform(kernel, default, *args):
     )
 
 
-def forward(norm, x, residual, weight, bias):
-    """(y, h, mean, rstd); h is None without a residual, mean is None for an RMS norm."""
+#: The arrays and the results of `forward`, in their order.
+ARRAYS = "x", "residual", "weight", "bias", "next_weight", "next_bias"
+RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
 
-    def kernel(is_cuda, x, residual, weight, bias):
+
+def results_of(norm, has_residual):
+    """For each of `RESULTS`, whether a call has it."""
+    return norm.has_y, has_residual, norm.is_layer, True, norm.is_layer and norm.has_next, norm.has_next
+
+
+def forward(norm, *arrays):
+    """`RESULTS` for `ARRAYS`; None for those that the call does not have."""
+
+    def kernel(is_cuda, *arrays):
+        inputs = dict(zip(ARRAYS, arrays))
+        x, residual = arrays[:2]
+        kinds = {"y": _beside(x, x.ndim, x.dtype), "residual_out": residual is not None and _beside(x, x.ndim, residual.dtype)}
+        are_there = results_of(norm, residual is not None)
         statistics = _beside(x, x.ndim - 1, jnp.float32)
-        outputs = {"y": _beside(x, x.ndim, x.dtype)}
-        if residual is not None:
-            outputs["residual_out"] = _beside(x, x.ndim, residual.dtype)
-        outputs |= {"mean": statistics, "rstd": statistics} if norm.is_layer else {"rstd": statistics}
-        inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+        outputs = {name: kinds.get(name, statistics) for name, is_there in zip(RESULTS, are_there) if is_there}
         # "expand_dims": a weight that a batch shares is not copied for each member.
         found = _call(_FORWARD, norm, inputs, outputs, x.ndim, "expand_dims")
-        return found["y"], found.get("residual_out"), found.get("mean"), found["rstd"]
+        return tuple(map(found.get, RESULTS))
 
-    return _by_platform(kernel, lambda *args: reference.forward(norm, *args), x, residual, weight, bias)
+    return _by_platform(kernel, lambda *args: reference.forward(norm, *args), *arrays)
 
 
 def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
+from .._norm import Form, Value
 from . import calls, operators, reference
-from .calls import Norm
 
 _F32 = jnp.dtype(jnp.float32)
 _NARROW = (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16))
@@ -30,13 +30,13 @@ def _number(name, value):
     return number
 
 
-def norm_of(is_layer, eps, weight_offset=0.0, cast_before_weight=False):
+def norm_of(is_layer, eps, weight_offset=0.0, cast_before_weight=False, residual_after=False, has_next=False):
     eps = (_LAYER_EPS if is_layer else _RMS_EPS) if eps is None else _number("eps", eps)
     if eps < 0.0:
         raise ValueError(f"eps: expected a number of at least 0, got {eps}; with a negative one, small rows have no real square root")
     if isinstance(cast_before_weight, jax.core.Tracer):
         raise TypeError("cast_before_weight: expected a bool, got a traced array; pass it to jax.jit by static_argnames")
-    return Norm(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight))
+    return Form(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight), residual_after, has_next)
 
 
 def _array(name, value):
@@ -48,36 +48,37 @@ def _array(name, value):
         raise TypeError(f"{name}: expected an array, got {type(value).__name__}") from error
 
 
-def _check(x, residual, weight, bias):
+def _check(x, *others):
     """Raises for arrays whose dtypes or shapes do not match."""
-    for name, array in (("x", x), ("residual", residual), ("weight", weight), ("bias", bias)):
+    arrays = dict(zip(calls.ARRAYS, (x, *others)))
+    for name, array in arrays.items():
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{name}: expected an array of real floating-point numbers, got {array.dtype}; convert it with astype")
     if x.ndim == 0:
         raise ValueError("x: expected at least one dimension, got a scalar")
-    for name, array, shape in (("residual", residual, x.shape), ("weight", weight, x.shape[-1:]), ("bias", bias, x.shape[-1:])):
+    for name, array in arrays.items():
+        shape = x.shape if name in ("x", "residual") else x.shape[-1:]
         if array is not None and array.shape != shape:
             raise ValueError(f"{name}: expected the shape {shape}, got {array.shape}")
 
 
-def _have_kernels(x, residual, weight, bias):
+def _have_kernels(x, residual, *parameters):
     """Whether the kernels support these dtypes and shapes."""
     narrow_or_f32 = (_F32, *_NARROW)
     stream = residual is None or residual.dtype in (x.dtype, _F32)
-    parameters = all(array is None or array.dtype in narrow_or_f32 for array in (weight, bias))
-    return x.dtype in narrow_or_f32 and 0 not in x.shape and stream and parameters
+    are_known = all(array is None or array.dtype in narrow_or_f32 for array in parameters)
+    return x.dtype in narrow_or_f32 and 0 not in x.shape and stream and are_known
 
 
-def _parameters(x, weight, bias, axes):
-    """Weight and bias, both in one dtype, varying over all the axes of `shard_map`, so that their
+def _parameters(x, parameters, axes):
+    """Weights and biases, all in one dtype, varying over all the axes of `shard_map`, so that their
     gradients are summed over the axes.
 
-    Both become float32 if either has another dtype than x or has a gradient that is summed over
+    All become float32 if one has another dtype than x or has a gradient that is summed over
     devices: otherwise each device would round its partial sum.
     """
-    there = [array for array in (weight, bias) if array is not None]
-    is_wide = any(array.dtype != x.dtype or axes - calls.manual_axes(array) for array in there)
-    return [None if array is None else _varying(array.astype(_F32) if is_wide else array, axes) for array in (weight, bias)]
+    is_wide = any(array.dtype != x.dtype or axes - calls.manual_axes(array) for array in calls.present(parameters))
+    return [None if array is None else _varying(array.astype(_F32) if is_wide else array, axes) for array in parameters]
 
 
 def _varying(array, axes):
@@ -97,22 +98,22 @@ def _resharded(array, split):
     return jax.sharding.reshard(array, PartitionSpec(*split))
 
 
-def _apply(norm, is_split, x, residual, weight, bias):
-    """(y, h); h is None without a residual."""
-    _check(x, residual, weight, bias)
-    if not _have_kernels(x, residual, weight, bias):
-        return reference.forward(norm, x, residual, weight, bias)[:2]
+def _apply(norm, is_split, x, residual, *parameters):
+    """(y, h); None for those that the call does not have."""
+    _check(x, residual, *parameters)
+    if not _have_kernels(x, residual, *parameters):
+        return reference.forward(norm, x, residual, *parameters)[:2]
     # Explicit sharding: rows are split as in x, or else as in the residual; the last dimension is
     # not split.
     split = calls.split_of(x)
     if residual is not None:
         split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(residual)))
     x, residual = (_resharded(array, (*split[:-1], None)) for array in (x, residual))
-    weight, bias = (_resharded(array, (None,)) for array in (weight, bias))
-    axes = frozenset().union(*(calls.manual_axes(array) for array in (x, residual, weight, bias) if array is not None))
-    weight, bias = _parameters(x, weight, bias, axes)
+    parameters = [_resharded(array, (None,)) for array in parameters]
+    axes = frozenset().union(*map(calls.manual_axes, calls.present((x, residual, *parameters))))
+    parameters = _parameters(x, parameters, axes)
     x, residual = _varying(x, axes), _varying(residual, axes)
-    y, h, _, _ = operators.norm(norm, is_split and not axes, x, residual, weight, bias)
+    y, h, *_ = operators.norm(norm, is_split and not axes, x, residual, *parameters)
     return _resharded(y, split), _resharded(h, split)
 
 
@@ -120,15 +121,16 @@ def _apply(norm, is_split, x, residual, weight, bias):
 def _jitted(norm, is_split):
     """The norm under jit: compiled once per argument types, and inlined into a surrounding jit."""
 
-    def apply(x, residual, weight, bias):
-        return _apply(norm, is_split, x, residual, weight, bias)
+    def apply(*arrays):
+        return _apply(norm, is_split, *arrays)
 
     return jax.jit(apply, inline=True)
 
 
-def normalize(norm, x, residual, weight, bias, partition=True):
-    """(y, h) of any norm; h is None without a residual."""
-    return _jitted(norm, bool(partition))(_array("x", x), _array("residual", residual), _array("weight", weight), _array("bias", bias))
+def normalize(norm, x, residual, weight, bias, partition=True, next_weight=None, next_bias=None):
+    """(y, h) of any norm; None for those that it does not have."""
+    arrays = zip(calls.ARRAYS, (x, residual, weight, bias, next_weight, next_bias))
+    return _jitted(norm, bool(partition))(*(_array(name, array) for name, array in arrays))
 
 
 def _required(name, value):
@@ -209,3 +211,89 @@ def add_layer_norm(
     [-1.  1.] [1. 7.]
     """
     return normalize(norm_of(True, eps), _required("x", x), _required("residual", residual), weight, bias, partition)
+
+
+def rms_norm_add(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+    cast_before_weight: bool = False, partition: bool = True,
+) -> jax.Array:
+    """`h = residual + rms_norm(x)`, in the dtype of the residual, rounded once. One kernel.
+
+    The end of a post-norm block. residual: the shape of x, in the dtype of x or float32. The
+    gradient of the residual is that of h; the norm's backward takes it in the dtype of x. The rest
+    is as in `rms_norm`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> print(rj.rms_norm_add(jnp.array([3.0, -3.0]), jnp.array([1.0, 3.0]), eps=0.0))
+    [2. 2.]
+    """
+    norm = norm_of(False, eps, weight_offset, cast_before_weight, True)
+    return normalize(norm, _required("x", x), _required("residual", residual), weight, None, partition)[1]
+
+
+def layer_norm_add(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float | None = None, *,
+    partition: bool = True,
+) -> jax.Array:
+    """`h = residual + layer_norm(x)`, in the dtype of the residual, rounded once: as
+    `rms_norm_add`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> print(rj.layer_norm_add(jnp.array([1.0, 3.0]), jnp.array([2.0, 2.0]), eps=0.0))
+    [1. 3.]
+    """
+    norm = norm_of(True, eps, residual_after=True)
+    return normalize(norm, _required("x", x), _required("residual", residual), weight, bias, partition)[1]
+
+
+def rms_norm_add_rms_norm(
+    x: ArrayLike, residual: ArrayLike, weight: ArrayLike | None = None, next_weight: ArrayLike | None = None, eps: float | None = None, *,
+    weight_offset: float = 0.0, cast_before_weight: bool = False, partition: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """(y, h): h of `rms_norm_add`, and y, the RMS norm of h by `next_weight`, in the dtype of x. One
+    kernel.
+
+    The norms after one part of a Gemma block and before the next. Both have the same options.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> x, residual = jnp.array([3.0, -3.0]), jnp.array([1.0, 3.0])
+    >>> y, h = rj.rms_norm_add_rms_norm(x, residual, None, jnp.array([4.0, 5.0]), 0.0)
+    >>> print(y, h)
+    [4. 5.] [2. 2.]
+    """
+    norm = norm_of(False, eps, weight_offset, cast_before_weight, True, True)
+    return normalize(norm, _required("x", x), _required("residual", residual), weight, None, partition, next_weight)
+
+
+class Norm(Value):
+    """A norm as a value: its options and its pieces. Methods return a new value, and `apply`
+    computes it with one kernel.
+
+    `rms` and `layer` take the options of `rms_norm` and `layer_norm`. `apply(x, weight, bias)`
+    returns
+
+    | pieces | result |
+    |---|---|
+    | none | y |
+    | `residual(r)` | (y, h): h = x + r, y = norm(h) |
+    | `residual_after(r)` | h = r + norm(x) |
+    | `residual_after(r).next_norm(weight, bias)` | (y, h): h = r + norm(x), y = norm(h) by these parameters |
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> around = rj.Norm.layer(0.0).residual_after(jnp.array([3.0, 5.0])).next_norm(bias=jnp.ones(2))
+    >>> y, h = around.apply(jnp.array([1.0, 3.0]))
+    >>> print(y, h)
+    [0. 2.] [2. 6.]
+    """
+
+    __slots__ = ()
+
+    def apply(
+        self, x: ArrayLike, weight: ArrayLike | None = None, bias: ArrayLike | None = None, *, partition: bool = True
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
+        """y, h or (y, h) of these rows. partition: as in `rms_norm`."""
+        given = dict(self._given())
+        arrays = {name: given.pop(name, None) for name in ("residual", "next_weight", "next_bias")}
+        norm, residual = norm_of(**given), arrays.pop("residual")
+        y, h = normalize(norm, _required("x", x), residual, weight, bias, partition, **arrays)
+        return y if residual is None else (y, h) if norm.has_y else h

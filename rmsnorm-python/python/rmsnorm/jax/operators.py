@@ -3,11 +3,11 @@ gradients.
 
 | operator | arrays | results |
 |---|---|---|
-| `norm` | x, residual, weight, bias | y, h, mean, rstd |
+| `norm` | x, residual, weight, bias, next weight and bias | y, h, mean, rstd, next mean and rstd |
 | `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias (linear in these) | tangents of y and h |
 | `gradients` | dy, h, weight, mean, rstd, dh | dx, dweight, dbias, dresidual |
 
-The derivative of `norm` is `tangent`, and the transpose of `tangent` is `gradients`: reverse mode
+The derivative of `norm` is `tangent`, or two of them for two norms around a residual, and the transpose of `tangent` is `gradients`: reverse mode
 runs one kernel forward and one backward, and keeps only h and the statistics. `tangent` and
 `gradients` are differentiated as jax.numpy formulas of h that recompute the statistics from h. The
 statistics are therefore no independent variables, and their tangents are zero.
@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from .._norm import Form
 from . import calls, partition, reference
 from .calls import filled, present
 
@@ -42,7 +43,7 @@ class _Operator:
     """
 
     role: str
-    norm: calls.Norm
+    norm: Form
     is_split: bool
     are_there: tuple
     options: tuple = ()
@@ -92,10 +93,10 @@ def _operator(role, norm, is_split, options, arrays):
     return _Operator(role, norm, is_split, tuple(array is not None for array in arrays), options), present(arrays)
 
 
-def norm(norm, is_split, x, residual, weight, bias):
-    """(y, h, mean, rstd); h is None without a residual, mean is None for an RMS norm."""
-    operator, arrays = _operator("norm", norm, is_split, (), (x, residual, weight, bias))
-    return filled(operator.bind(*arrays), (True, residual is not None, norm.is_layer, True))
+def norm(norm, is_split, *arrays):
+    """The results of `calls.forward`."""
+    operator, given = _operator("norm", norm, is_split, (), arrays)
+    return filled(operator.bind(*given), calls.results_of(norm, arrays[1] is not None))
 
 
 def _run_norm(how, norm, *arrays):
@@ -114,7 +115,7 @@ def _run_gradients(how, norm, needs, dtypes, *arrays):
 # {role: (function, for each array whether it has one value per column, the index of h)}. mean and
 # rstd are at that index + 2 and + 3.
 _ROLES = {
-    "norm": (_run_norm, (False, False, True, True), None),
+    "norm": (_run_norm, (False, False, True, True, True, True), None),
     "tangent": (_run_tangent, (False, True, False, False, False, False, True, True), 0),
     "gradients": (_run_gradients, (False, False, True, False, False, False), 1),
 }
@@ -128,17 +129,31 @@ def _norm_jvp(primals, tangents, *, operator, call):
     varied = [index for index, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     if operator.levels:
         return _member_jvp(operator, primals, varied, [tangents[index] for index in varied])
-    results = operator.bind(*primals)
-    x, residual, weight, _ = filled(primals, operator.are_there)
-    y, h, mean, rstd = filled(results, (True, residual is not None, operator.norm.is_layer, True))
+    results, norm = operator.bind(*primals), operator.norm
+    x, residual, weight, _, next_weight, _ = filled(primals, operator.are_there)
+    _, h, mean, rstd, next_mean, next_rstd = filled(results, calls.results_of(norm, residual is not None))
     changes = filled([tangent if type(tangent) is not ad.Zero else None for tangent in tangents], operator.are_there)
-    has_dh = h is not None and any(change is not None for change in changes[:2])
-    tangent, arrays = _operator(
-        "tangent", operator.norm, operator.is_split, (x.dtype, has_dh), (x if h is None else h, weight, mean, rstd, *changes)
-    )
-    dy, *dh = tangent.bind(*arrays)
-    dh = dh or ([] if h is None else [_zero(h)])
-    return results, [dy, *dh, *(_zero(value) for value in present((mean, rstd)))]
+    dx, dresidual, dweight, dbias, dnext_weight, dnext_bias = changes
+
+    def tangent(dtype, rows, weight, mean, rstd, dx, dresidual, dweight, dbias):
+        """(dy, dh) of one norm; dh is None if the rows are no sum, or none of its terms changes."""
+        has_dh = rows is h and (dx is not None or dresidual is not None)
+        arrays = rows, weight, mean, rstd, dx, dresidual, dweight, dbias
+        found, arrays = _operator("tangent", norm._replace(residual_after=False, has_next=False), operator.is_split, (dtype, has_dh), arrays)
+        return filled(found.bind(*arrays), (True, has_dh))
+
+    if norm.residual_after:
+        dy, dh = None, dresidual
+        if any(change is not None for change in (dx, dweight, dbias)):
+            through, _ = tangent(jnp.dtype(jnp.float32), x, weight, mean, rstd, dx, None, dweight, dbias)
+            dh = (through if dresidual is None else dresidual.astype(through.dtype) + through).astype(h.dtype)
+        if norm.has_next:
+            dy, arriving = tangent(x.dtype, h, next_weight, next_mean, next_rstd, None, dh, dnext_weight, dnext_bias)
+            dh = dh if arriving is None else arriving
+    else:
+        dy, dh = tangent(x.dtype, x if h is None else h, weight, mean, rstd, dx, dresidual, dweight, dbias)
+    sums = [] if h is None else [_zero(h) if dh is None else dh]
+    return results, [*present([dy]), *sums, *(_zero(value) for value in present((mean, rstd, next_mean, next_rstd)))]
 
 
 def _member_jvp(operator, primals, varied, changes):
@@ -194,6 +209,8 @@ def _pulled(operator, wanted, dtypes, known, cotangents):
     needs = filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
     parameter = present(filled(dtypes, operator.are_there)[6:])
     dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
+    # The gradient of a sum after the norm may be wider than x, and that of a y never is.
+    dy = dy.astype(h.dtype) if dy.dtype.itemsize > h.dtype.itemsize else dy
     # A float32 residual gets its gradient in float32, not in the dtype of x.
     is_wider = bool(needs[1]) and h.dtype != dy.dtype
     options = (bool(needs[2]), bool(needs[3]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)

@@ -78,8 +78,9 @@ def _forward(norm, are_there):
     def local(*args):
         return tuple(present(calls.forward(norm, *filled(args, are_there))))
 
-    kinds_in = tuple(kind for kind, is_there in zip((_MATRIX, _MATRIX, _VECTOR, _VECTOR), are_there) if is_there)
-    kinds_out = (_MATRIX,) * (1 + are_there[1]) + (_STATISTICS,) * (1 + norm.is_layer)
+    kinds_in = tuple(_MATRIX if index < 2 else _VECTOR for index, is_there in enumerate(are_there) if is_there)
+    results = calls.results_of(norm, are_there[1])
+    kinds_out = tuple(_MATRIX if index < 2 else _STATISTICS for index, is_there in enumerate(results) if is_there)
     return _split(local, lambda axes, *args: local(*args), kinds_in, kinds_out)
 
 
@@ -87,7 +88,7 @@ def forward(norm, *args):
     """`calls.forward`, split by rows."""
     are_there = tuple(array is not None for array in args)
     found = _forward(norm, are_there)(*present(args))
-    return filled(found, (True, are_there[1], norm.is_layer, True))
+    return filled(found, calls.results_of(norm, are_there[1]))
 
 
 @functools.lru_cache(256)

@@ -24,20 +24,30 @@ def _normalized(rows, mean, rstd):
     return (rows if mean is None else rows - mean[..., None]) * rstd[..., None]
 
 
-def forward(norm, x, residual, weight, bias):
-    """(y, h, mean, rstd) of a `Norm`; h is None without a residual, mean for an RMS norm. 16-bit
-    dtypes are computed in float32."""
-    rows, stream, weight, bias = _wide(x, residual, weight, bias)
-    h = None
-    if residual is not None:
-        h = (rows + stream).astype(residual.dtype)
-        rows = h.astype(rows.dtype)
-    mean, rstd = statistics(norm, rows)
-    x_hat = _normalized(rows, mean, rstd)
-    if norm.cast_before_weight:
-        x_hat = x_hat.astype(x.dtype).astype(rows.dtype)
-    y = x_hat if weight is None else x_hat * (weight + norm.weight_offset)
-    return (y if bias is None else y + bias).astype(x.dtype), h, mean, rstd
+def forward(norm, x, residual, weight, bias, next_weight=None, next_bias=None):
+    """The results of `calls.forward`. 16-bit dtypes are computed in float32."""
+    rows, stream, weight, bias, next_weight, next_bias = _wide(x, residual, weight, bias, next_weight, next_bias)
+
+    def of_rows(rows, weight, bias):
+        mean, rstd = statistics(norm, rows)
+        x_hat = _normalized(rows, mean, rstd)
+        if norm.cast_before_weight:
+            x_hat = x_hat.astype(x.dtype).astype(rows.dtype)
+        y = x_hat if weight is None else x_hat * (weight + norm.weight_offset)
+        return y if bias is None else y + bias, mean, rstd
+
+    h, of_next = None, (None, None)
+    if norm.residual_after:
+        y, *of_first = of_rows(rows, weight, bias)
+        h = (stream + y).astype(residual.dtype)
+        if norm.has_next:
+            y, *of_next = of_rows(h.astype(rows.dtype), next_weight, next_bias)
+    else:
+        if residual is not None:
+            h = (rows + stream).astype(residual.dtype)
+            rows = h.astype(rows.dtype)
+        y, *of_first = of_rows(rows, weight, bias)
+    return y.astype(x.dtype) if norm.has_y else None, h, *of_first, *of_next
 
 
 def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight, dbias):

@@ -6,18 +6,21 @@ tangent as dy and without a weight, also computes the forward derivative.
 
 | derivatives | computed by |
 |---|---|
-| first, reverse and forward | the backward kernel |
+| first, reverse and forward | the backward kernel; twice for two norms around a residual |
 | second and higher | PyTorch's operations: `_rows` |
 
 There are two Functions. `torch.func` requires `setup_context`, but with it `apply` binds arguments
-by name, which costs about 40 us a call. `Norm` has none, for eager calls; `NormForTransforms` has
+by name, which costs about 40 us a call. `NormForEager` has none; `NormForTransforms` has
 it.
 """
+
+import functools
 
 import torch
 from torch.autograd import forward_ad
 
-from .operators import _library, eager_ops, forward, gradients, parameter_names
+from .._norm import Form
+from .operators import FORWARD_RESULTS, FORWARD_TENSORS, _library, eager_ops, forward, gradients, parameter_names, result_names
 
 # Skips the operators' registered gradients, whose dispatch costs some microseconds a call.
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -50,7 +53,7 @@ def call_below_autograd(function, *args):
 
 
 def forward_below(*args):
-    """(y, h, mean, rstd) of the kernels, without autograd."""
+    """The `FORWARD_RESULTS` of the kernels, without autograd."""
     return call_below_autograd(forward, eager_ops, *args)
 
 
@@ -59,36 +62,48 @@ def _gradients_below(*args):
         return gradients(eager_ops, *args)
 
 
-def _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results):
-    """Saves the tensors that the gradients of a forward call need, and returns them. results: (y,
-    h, mean, rstd), None if absent."""
-    _, h, mean, rstd = results
-    ctx.is_layer, ctx.weight_offset = is_layer, weight_offset
-    ctx.dtypes = x.dtype, None if bias is None else bias.dtype, None if residual is None else residual.dtype
+def _save(ctx, form, tensors, results):
+    """Saves the tensors that the gradients of a forward call need, and returns them. results:
+    `FORWARD_RESULTS`."""
+    x, residual, weight, _, next_weight, _ = tensors
+    _, h, mean, rstd, next_mean, next_rstd = results
+    ctx.form, ctx.dtypes = form, [None if tensor is None else tensor.dtype for tensor in tensors]
     # A missing gradient stays None instead of a tensor of zeros.
     ctx.set_materialize_grads(False)
-    kept = x if residual is None else h, weight, mean, rstd
+    kept = x if residual is None or form.residual_after else h, weight, mean, rstd
+    kept += (h, next_weight, next_mean, next_rstd) if form.has_next else ()
     ctx.save_for_backward(*kept)
     return kept
 
 
 def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `Norm` and `NormForTransforms`, None if not needed. `call`
+    """The gradients of the arguments of `NormForEager` and `NormForTransforms`, None if not needed. `call`
     is `gradients` with its operators. dy, dh: None for zeros."""
-    h, weight, mean, rstd = ctx.saved_tensors
-    y_dtype, bias_dtype, residual_dtype = ctx.dtypes
+    form, (x_dtype, residual_dtype, *dtypes), (rows, weight, mean, rstd, *of_next) = ctx.form, ctx.dtypes, ctx.saved_tensors
+    _, need_dx, need_dresidual, *needs = ctx.needs_input_grad
+    if dy is None and dh is None:
+        return (None,) * (3 + len(needs))
+
+    def norm(dy, h, weight, mean, rstd, dh, needs, dtypes, need_dresidual):
+        """(dx, the gradient in the residual's dtype, of the weight, of the bias) of one norm."""
+        # A float32 residual gets its gradient in float32, not in the dtype of x.
+        is_wider = need_dresidual and residual_dtype != x_dtype
+        dx, dweight, dbias, dresidual = call(form.is_layer, dy, h, weight, mean, rstd, dh, form.weight_offset, *needs, is_wider)
+        parameters = dweight if needs[0] else None, dbias.to(dtypes[1]) if needs[1] else None
+        return dx, (dresidual if is_wider else dx) if need_dresidual else None, *parameters
+
+    if not form.residual_after:
+        dy = torch.zeros_like(rows, dtype=x_dtype) if dy is None else dy
+        return None, *norm(dy, rows, weight, mean, rstd, dh, needs[:2], dtypes, need_dresidual), None, None
+    next_parameters = None, None
     if dy is None:
-        if dh is None:
-            return (None,) * 8
-        dy = torch.zeros_like(h, dtype=y_dtype)
-    _, _, need_dresidual, need_dweight, need_dbias, _, _, _ = ctx.needs_input_grad
-    # A float32 residual gets its gradient in float32, not in the dtype of x.
-    is_wider = need_dresidual and residual_dtype != dy.dtype
-    dx, dweight, dbias, dresidual = call(
-        ctx.is_layer, dy, h, weight, mean, rstd, dh, ctx.weight_offset, need_dweight, need_dbias, is_wider
+        dy = dh.to(x_dtype)
+    else:
+        dy, dh, *next_parameters = norm(dy, *of_next, dh, needs[2:], dtypes[2:], need_dresidual)
+    dx, _, *parameters = (
+        norm(dy, rows, weight, mean, rstd, None, needs[:2], dtypes, False) if need_dx or any(needs[:2]) else (None,) * 4
     )
-    dresidual = (dresidual if is_wider else dx) if need_dresidual else None
-    return None, dx, dresidual, dweight if need_dweight else None, dbias.to(bias_dtype) if need_dbias else None, None, None, None
+    return None, dx, dh, *parameters, *next_parameters
 
 
 def _is_batch(dy, dh):
@@ -117,24 +132,27 @@ def _with_tangents(jvp):
     return call
 
 
-class Norm(torch.autograd.Function):
-    """y, or (y, h) with a residual. For eager calls."""
+class NormForEager(torch.autograd.Function):
+    """y, (y, h) with a residual, or only h of a sum after the norm. For eager calls."""
 
     @staticmethod
-    def forward(ctx, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-        results = forward_below(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
-        _save(ctx, is_layer, x, residual, weight, bias, weight_offset, results)
-        return results[0] if residual is None else results[:2]
+    def forward(ctx, form, *tensors):
+        results = forward_below(form, *tensors)
+        _save(ctx, form, tensors, results)
+        y, h = results[:2]
+        return y if h is None else h if y is None else (y, h)
 
     @staticmethod
     def backward(ctx, dy, dh=None):
+        if not ctx.form.has_y:
+            dy, dh = None, dy
         # The slow path: the gradients are differentiated again, or are a batch.
         is_long = torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh)
         return _gradients_in_order(_gradients_again(dy, dh) if is_long else _gradients_below, ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
-    """(y, h, mean, rstd) for transforms and forward mode; None if absent. mean and rstd have no
+    """`FORWARD_RESULTS` for transforms and forward mode; None if absent. Statistics have no
     gradient."""
 
     @staticmethod
@@ -143,44 +161,52 @@ class NormForTransforms(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        is_layer, x, residual, weight, bias, _, weight_offset, _ = inputs
         ctx.mark_non_differentiable(*(tensor for tensor in output[2:] if tensor is not None))
-        ctx.save_for_forward(*_save(ctx, is_layer, x, residual, weight, bias, weight_offset, output))
+        ctx.save_for_forward(*_save(ctx, inputs[0], inputs[1:], output))
 
     @staticmethod
-    def backward(ctx, dy, dh, _, __):
+    def backward(ctx, dy, dh, *_):
         return _gradients_in_order(_gradients_again(dy, dh), ctx, dy, dh)
 
     @staticmethod
     @_with_tangents
-    def jvp(ctx, saved, _, x_t, residual_t, weight_t, bias_t, *__):
-        h, weight, mean, rstd = saved
-        y_dtype, _, residual_dtype = ctx.dtypes
+    def jvp(ctx, saved, _, *tangents):
+        form, (rows, weight, mean, rstd, *of_next), (x_dtype, residual_dtype, *_) = ctx.form, saved, ctx.dtypes
         # Computed in float32, so that a tangent is rounded once.
-        rows = _wide(h)
-        tangents = [None if tensor is None else tensor.to(rows.dtype) for tensor in (x_t, residual_t, weight_t, bias_t)]
-        h_t, weight_t, bias_t = _sum(*tangents[:2]), *tangents[2:]
-        terms = [None if bias_t is None else bias_t.expand(h.shape)]
-        if h_t is not None:
-            # The backward kernel, with the tangent as dy and without a weight.
-            j = _gradients_again(h_t, None)(ctx.is_layer, h_t, rows, None, mean, rstd, None, 0.0, False, False, False)[0]
-            terms.append(_scaled(j, weight, ctx.weight_offset))
-        if weight_t is not None:
-            terms.append(_rows(ctx.is_layer, h, mean, rstd)[0] * weight_t)
-        y_t, h_t = (torch.zeros_like(rows) if tensor is None else tensor for tensor in (_sum(*terms), h_t))
-        return y_t.to(y_dtype), None if residual_dtype is None else h_t.to(residual_dtype), None, None
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        x_t, residual_t, *parameters_t = (None if tensor is None else tensor.to(wide) for tensor in tangents)
+        if form.residual_after:
+            h_t = _sum(residual_t, _tangent(form, rows, weight, mean, rstd, x_t, *parameters_t[:2]))
+            y_t = _tangent(form, *of_next, h_t, *parameters_t[2:]) if form.has_next else None
+        else:
+            h_t = _sum(x_t, residual_t)
+            y_t = _tangent(form, rows, weight, mean, rstd, h_t, *parameters_t[:2])
+        y_t, h_t = (torch.zeros_like(rows) if tensor is None else tensor for tensor in (y_t, h_t))
+        return y_t.to(x_dtype) if form.has_y else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
 
     @staticmethod
-    def vmap(info, dims, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-        _, x_dim, residual_dim, weight_dim, bias_dim, _, _, _ = dims
-        rest = eps, weight_offset, cast_before_weight
-        if weight_dim is not None or bias_dim is not None:
-            found = _each(info, dims, NormForTransforms.apply, is_layer, x, residual, weight, bias, *rest)
+    def vmap(info, dims, form, x, residual, *parameters):
+        _, x_dim, residual_dim, *parameter_dims = dims
+        if any(dim is not None for dim in parameter_dims):
+            found = _each(info, dims[1:], functools.partial(NormForTransforms.apply, form), x, residual, *parameters)
         else:
             # The batch is folded into the rows.
             x, residual = _in_front(x, x_dim, info.batch_size), _in_front(residual, residual_dim, info.batch_size)
-            found = NormForTransforms.apply(is_layer, x, residual, weight, bias, *rest)
+            found = NormForTransforms.apply(form, x, residual, *parameters)
         return found, tuple(None if tensor is None else 0 for tensor in found)
+
+
+def _tangent(form, rows, weight, mean, rstd, rows_t, weight_t, bias_t):
+    """The tangent of a norm of `rows` in the dtype of these tangents, float32 or wider; None if all
+    are None."""
+    terms = [None if bias_t is None else bias_t.expand(rows.shape)]
+    if rows_t is not None:
+        # The backward kernel, with the tangent as dy and without a weight.
+        args = form.is_layer, rows_t, _wide(rows), None, mean, rstd, None, 0.0, False, False, False
+        terms.append(_scaled(_gradients_again(rows_t, None)(*args)[0], weight, form.weight_offset))
+    if weight_t is not None:
+        terms.append(_rows(form.is_layer, rows, mean, rstd)[0] * weight_t)
+    return _sum(*terms)
 
 
 class _NormBackward(torch.autograd.Function):
@@ -352,23 +378,26 @@ def _each(info, dims, function, *args):
     return tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*calls))
 
 
+_BACKWARD = "dy", "x", "weight", "mean", "rstd", "dresidual_out", "weight_offset", "need_dweight", "need_dbias", "need_dresidual"
+
+
 def _register(name, names):
     """Registers the derivatives of an operator, for autograd and for `torch.func`. names: of its
     parameters."""
     is_layer, below = "layer" in name, getattr(eager_ops, name)
-    if name.endswith("_backward"):
-        function, order = _NormBackward, ("dy", "x", "weight", "mean", "rstd", "dresidual_out", "weight_offset", "need_dweight",
-                                          "need_dbias", "need_dresidual")
-    else:
-        function, order = NormForTransforms, ("x", "residual", "weight", "bias", "eps", "weight_offset", "cast_before_weight")
-    defaults = dict.fromkeys(order) | {"weight_offset": 0.0, "cast_before_weight": False, "need_dbias": False}
 
     def differentiated(*args):
         if name.startswith("quantized"):
             return _QuantizedNorm.apply(*args)
-        given = defaults | dict(zip(names, args))
-        found = tuple(t for t in function.apply(is_layer, *(given[key] for key in order)) if t is not None)
-        return found[0] if name.endswith("_inference") else found
+        given = {"weight_offset": 0.0, "cast_before_weight": False, "need_dbias": False, "need_y": False} | dict(zip(names, args))
+        if name.endswith("_backward"):
+            return tuple(t for t in _NormBackward.apply(is_layer, *map(given.get, _BACKWARD)) if t is not None)
+        form = Form(is_layer, given["eps"], given["weight_offset"], given["cast_before_weight"], name.endswith("_norm_add"), given["need_y"])
+        results = dict(zip(FORWARD_RESULTS, NormForTransforms.apply(form, *map(given.get, FORWARD_TENSORS))))
+        # A result that is not needed has no elements.
+        found = tuple(given["x"].new_empty(0, dtype=None if one == "y" else torch.float32) if results[one] is None else results[one]
+                      for one in result_names[name])
+        return found[0] if len(found) == 1 else found
 
     def under_autograd(*args):
         if is_forward_mode() or (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):

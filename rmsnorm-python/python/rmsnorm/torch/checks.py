@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_NAMES = ("x", "residual", "weight", "bias")
+_NAMES = ("x", "residual", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -22,9 +22,10 @@ def default_eps(x: Tensor) -> float:
     return 2.0**-52 if x.dtype == torch.float64 or x.dtype == torch.complex128 else 2.0**-23
 
 
-def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape=None):
+def arguments(form, x, residual, weight, bias, next_weight, next_bias, normalized_shape=None):
     """Raises for arguments that no path supports."""
-    tensors = dict(zip(_NAMES, (x, residual, weight, bias)))
+    is_layer, eps, weight_offset, cast_before_weight, *_ = form
+    tensors = dict(zip(_NAMES, (x, residual, weight, bias, next_weight, next_bias)))
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None or name == "x"}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
@@ -50,13 +51,13 @@ def arguments(is_layer, x, residual, weight, bias, eps, weight_offset, cast_befo
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
-        for name in ("weight", "bias"):
+        for name in _NAMES[2:]:
             if name in given and list(given[name].shape[-1:]) != [x.size(-1)]:
                 raise ValueError(f"{name}: expected a shape that ends in {x.size(-1)}, as x does, got {list(given[name].shape)}")
     elif x.ndim == 0:
         raise ValueError("x: expected at least one dimension, got the shape []; call x.reshape(1)")
     else:
-        shapes(x, residual, weight, bias, normalized_shape)
+        shapes(x, residual, weight, bias, normalized_shape, next_weight, next_bias)
 
 
 def number(name, value):
@@ -99,7 +100,7 @@ def devices(tensors, main):
 
 
 def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-           normalized_shape: list[int] | None) -> list[int]:
+           normalized_shape: list[int] | None, next_weight: Tensor | None = None, next_bias: Tensor | None = None) -> list[int]:
     """The normalized dimensions: normalized_shape, or the shape of the weight or bias, or the last
     dimension of x. Raises ValueError for shapes that do not match. TorchScript compiles this."""
     dims = list(x.shape[-1:])
@@ -122,6 +123,10 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
         raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; weight has the shape of the normalized dimensions")
     if bias is not None and list(bias.shape) != dims:
         raise ValueError(f"bias: expected the shape {dims}, got {list(bias.shape)}; bias has the shape of the normalized dimensions")
+    if next_weight is not None and list(next_weight.shape) != dims:
+        raise ValueError(f"next_weight: expected the shape {dims}, got {list(next_weight.shape)}; it has the shape of the normalized dimensions")
+    if next_bias is not None and list(next_bias.shape) != dims:
+        raise ValueError(f"next_bias: expected the shape {dims}, got {list(next_bias.shape)}; it has the shape of the normalized dimensions")
     return dims
 
 
@@ -139,7 +144,7 @@ def operands(given):
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {main.dtype}; call rmsnorm.torch's functions for other dtypes")
-    expected = dict.fromkeys(("weight", "bias"), main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), main.shape[:-1])
+    expected = dict.fromkeys(_NAMES[2:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), main.shape[:-1])
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)
         if name == "scale":

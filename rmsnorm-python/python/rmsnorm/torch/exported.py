@@ -9,20 +9,26 @@ import types
 
 import torch
 
+from .._norm import Form
 from . import fallback
+from .operators import FORWARD_TENSORS
 
 _library = torch.library.Library("rmsnorm", "FRAGMENT")
 _RMS, _LAYER = "Tensor? weight, float eps, float weight_offset, bool cast_before_weight", "Tensor? weight, Tensor? bias, float eps"
 _SCHEMAS = {
     "rms_norm": f"(Tensor x, {_RMS}) -> Tensor", "add_rms_norm": f"(Tensor x, Tensor residual, {_RMS}) -> (Tensor y, Tensor h)",
     "layer_norm": f"(Tensor x, {_LAYER}) -> Tensor", "add_layer_norm": f"(Tensor x, Tensor residual, {_LAYER}) -> (Tensor y, Tensor h)",
+    "rms_norm_add": f"(Tensor x, Tensor residual, {_RMS}) -> Tensor",
+    "layer_norm_add": f"(Tensor x, Tensor residual, {_LAYER}) -> Tensor",
+    "rms_norm_add_norm": f"(Tensor x, Tensor residual, {_RMS}, Tensor? next_weight) -> (Tensor y, Tensor h)",
+    "layer_norm_add_norm": f"(Tensor x, Tensor residual, {_LAYER}, Tensor? next_weight, Tensor? next_bias) -> (Tensor y, Tensor h)",
 }
 _ops = types.SimpleNamespace()
 
 
 def register(eager):
-    """Defines the operators. eager: `f(is_layer, x, residual, weight, bias, eps, weight_offset,
-    cast_before_weight)`, the kernels."""
+    """Defines the operators. eager: the kernels, a function with the arguments of
+    `fallback.unchecked`."""
     for name, schema in _SCHEMAS.items():
         _library.define(f"exported_{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         # Transforms need the function itself: below them autograd Functions are not available.
@@ -32,23 +38,28 @@ def register(eager):
 
 
 def _composite(name, eager):
-    is_layer, adds = "layer" in name, name.startswith("add_")
+    names = [part.split()[1] for part in _SCHEMAS[name].partition(")")[0].strip("(").split(", ")]
+    is_layer, residual_after, has_next = "layer" in name, "_norm_add" in name, name.endswith("_add_norm")
 
     def composite(x, *args):
-        residual, args = (args[0], args[1:]) if adds else (None, args)
-        weight, bias, *options = args if is_layer else (args[0], None, *args[1:])
-        options = (*options, 0.0, False) if is_layer else options
+        given = {"weight_offset": 0.0, "cast_before_weight": False} | dict(zip(names, (x, *args)))
+        form = Form(is_layer, given["eps"], given["weight_offset"], given["cast_before_weight"], residual_after, has_next)
         # A tracer's tensors have other types, and are decomposed.
-        norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.norm
-        found = norm(is_layer, x, residual, weight, bias, *options)
-        return found if adds else found[0]
+        norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.unchecked
+        y, h = norm(form, *map(given.get, FORWARD_TENSORS))
+        return y if "residual" not in names else (y, h) if form.has_y else h
 
     return composite
 
 
-def norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-    """(y, h) as one node of the program; h is None without a residual."""
-    options = (weight, bias, eps) if is_layer else (weight, eps, weight_offset, cast_before_weight)
+def norm(form, x, residual, weight, bias, next_weight, next_bias):
+    """(y, h) as one node of the program; h is None without a residual, y if the call has none."""
+    options = (weight, bias, form.eps) if form.is_layer else (weight, form.eps, form.weight_offset, form.cast_before_weight)
+    if form.has_next:
+        of_next = (next_weight, next_bias) if form.is_layer else (next_weight,)
+        return (_ops.layer_norm_add_norm if form.is_layer else _ops.rms_norm_add_norm)(x, residual, *options, *of_next)
+    if form.residual_after:
+        return None, (_ops.layer_norm_add if form.is_layer else _ops.rms_norm_add)(x, residual, *options)
     if residual is not None:
-        return (_ops.add_layer_norm if is_layer else _ops.add_rms_norm)(x, residual, *options)
-    return (_ops.layer_norm if is_layer else _ops.rms_norm)(x, *options), None
+        return (_ops.add_layer_norm if form.is_layer else _ops.add_rms_norm)(x, residual, *options)
+    return (_ops.layer_norm if form.is_layer else _ops.rms_norm)(x, *options), None

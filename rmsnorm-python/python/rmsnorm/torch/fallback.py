@@ -10,20 +10,46 @@ from torch.autograd import forward_ad
 from . import checks
 
 
-def checked(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape=None, is_composed=False):
-    """Checks the arguments, then calls `norm`."""
-    args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape
-    checks.arguments(*args)
-    return norm(*args, is_composed)
+def checked(form, *args):
+    """Checks the arguments, then calls `unchecked`."""
+    checks.arguments(form, *args[:7])
+    return unchecked(form, *args)
+
+
+def unchecked(form, x, residual, weight, bias, next_weight, next_bias, normalized_shape=None, is_composed=False):
+    """`norm` with the arguments of the kernels."""
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next = form
+    return norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed,
+                residual_after, has_next, next_weight, next_bias)
 
 
 def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
-         weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None = None,
-         is_composed: bool = False) -> tuple[Tensor, Tensor | None]:
-    """(y, h); h is None without a residual. is_composed: compute the RMS norm with elementary
-    operations."""
-    h = None if residual is None else (x + residual).to(residual.dtype)
-    rows = x if h is None else h
+         weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None = None, is_composed: bool = False,
+         residual_after: bool = False, has_next: bool = False, next_weight: Tensor | None = None,
+         next_bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """(y, h); h is None without a residual, y is h if the call has no y. is_composed: compute the
+    RMS norm with elementary operations."""
+    dtype = x.dtype
+    if residual is None:
+        return _of_rows(is_layer, x, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed, dtype).to(dtype), None
+    if not residual_after:
+        h = (x + residual).to(residual.dtype)
+        y = _of_rows(is_layer, h, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed, dtype)
+        return y.to(dtype), h
+    # In float32 or wider, so that the sum is rounded once.
+    wide = torch.promote_types(dtype, torch.float32)
+    y = _of_rows(is_layer, x.to(wide), weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed, dtype)
+    h = (residual + y).to(residual.dtype)
+    if not has_next:
+        return h, h
+    y = _of_rows(is_layer, h, next_weight, next_bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed, dtype)
+    return y.to(dtype), h
+
+
+def _of_rows(is_layer: bool, rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, weight_offset: float,
+             cast_before_weight: bool, normalized_shape: list[int] | None, is_composed: bool, y_dtype: torch.dtype) -> Tensor:
+    """The norm of rows, not rounded to the dtype of y if the rows or the parameters have another
+    one."""
     dims = [rows.size(-1)]
     if normalized_shape is not None:
         dims = list(normalized_shape)
@@ -36,9 +62,9 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
         dtypes.append(weight.dtype)
     if bias is not None:
         dtypes.append(bias.dtype)
-    is_mixed, wide = False, torch.float64 if x.dtype == torch.float64 else torch.float32
+    is_mixed, wide = False, torch.float64 if y_dtype == torch.float64 else torch.float32
     for dtype in dtypes:
-        is_mixed = is_mixed or dtype != x.dtype
+        is_mixed = is_mixed or dtype != y_dtype
         wide = torch.float64 if dtype == torch.float64 else wide
     is_composed = not is_layer and (is_composed or weight_offset != 0.0 or cast_before_weight)
     if not torch.jit.is_scripting():
@@ -54,19 +80,15 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
         over = [-1 - i for i in range(len(dims))]
         rows = rows - rows.mean(over, keepdim=True) if is_layer else rows
         y = rows * torch.rsqrt(rows.square().mean(over, keepdim=True) + eps)
-        y = y.to(x.dtype).to(wide) if cast_before_weight else y
+        y = y.to(y_dtype).to(wide) if cast_before_weight else y
         y = y if weight is None else y * (weight + weight_offset)
-        y = y if bias is None else y + bias
-    elif is_layer:
-        y = F.layer_norm(rows, dims, weight, bias, eps)
-    else:
-        y = F.rms_norm(rows, dims, weight, eps)
-    return y.to(x.dtype), h
+        return y if bias is None else y + bias
+    return F.layer_norm(rows, dims, weight, bias, eps) if is_layer else F.rms_norm(rows, dims, weight, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, normalized_shape: list[int] | None = None,
              weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:
-    """The public function of the same name for TorchScript, as are the next three."""
+    """The public function of the same name for TorchScript, as are those below."""
     eps = checks.default_eps(x) if eps is None else eps
     checks.shapes(x, None, weight, None, normalized_shape)
     return norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
@@ -91,4 +113,26 @@ def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, bi
                    normalized_shape: list[int] | None = None) -> tuple[Tensor, Tensor]:  # noqa: D103
     checks.shapes(x, residual, weight, bias, normalized_shape)
     y, h = norm(True, x, residual, weight, bias, 1e-5 if eps is None else eps, 0.0, False, normalized_shape)
+    return y, torch.jit._unwrap_optional(h)
+
+
+def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None,
+                 normalized_shape: list[int] | None = None, weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:  # noqa: D103
+    eps = checks.default_eps(x) if eps is None else eps
+    checks.shapes(x, residual, weight, None, normalized_shape)
+    return norm(False, x, residual, weight, None, eps, weight_offset, cast_before_weight, normalized_shape, False, True)[0]
+
+
+def layer_norm_add(x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = 1e-5,
+                   normalized_shape: list[int] | None = None) -> Tensor:  # noqa: D103
+    checks.shapes(x, residual, weight, bias, normalized_shape)
+    return norm(True, x, residual, weight, bias, 1e-5 if eps is None else eps, 0.0, False, normalized_shape, False, True)[0]
+
+
+def rms_norm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, next_weight: Tensor | None = None,
+                          eps: float | None = None, normalized_shape: list[int] | None = None, weight_offset: float = 0.0,
+                          cast_before_weight: bool = False) -> tuple[Tensor, Tensor]:  # noqa: D103
+    eps = checks.default_eps(x) if eps is None else eps
+    checks.shapes(x, residual, weight, None, normalized_shape, next_weight)
+    y, h = norm(False, x, residual, weight, None, eps, weight_offset, cast_before_weight, normalized_shape, False, True, True, next_weight)
     return y, torch.jit._unwrap_optional(h)

@@ -12,8 +12,9 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
+from .._norm import Form, Value
 from . import checks, exported, fallback
-from .autograd import Norm, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
+from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
 from .operators import eager_ops, forward, ops
 
@@ -48,28 +49,32 @@ def _has_cuda(index):
 _has_cuda._dynamo_marked_constant = True
 
 
-def _takes(x, residual, weight, bias):
+def _takes(x, residual, *parameters):
     """Whether the kernels support these devices and dtypes."""
     dtype = x.dtype
     if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
         return False
-    parameter = bias if weight is None else weight
-    if parameter is None or parameter.dtype is dtype or parameter.dtype is torch.float32:
-        return bias is None or bias.dtype is parameter.dtype
-    return False
+    found = None
+    for parameter in parameters:
+        if parameter is not None:
+            found = parameter.dtype if found is None else found
+            if parameter.dtype is not found:
+                return False
+    return found is None or found is dtype or found is torch.float32
 
 
-def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None):
-    """(y, h); h is None without a residual."""
+def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None,
+          residual_after=False, has_next=False, next_weight=None, next_bias=None):
+    """(y, h); y is None or unspecified if the call has none, h is None without a residual."""
     eps = _LAYER_EPS if eps is None and is_layer else eps
-    is_eager = _is_eager(x, weight, bias, residual) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
-    if is_eager and _takes(x, residual, weight, bias):
+    tensors = x, residual, weight, bias, next_weight, next_bias
+    is_eager = _is_eager(*tensors) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
+    if is_eager and _takes(*tensors):
         eps = _RMS_EPS if eps is None else eps
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
-            return _recorded(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight)
-    tensors = x, residual, weight, bias
+            return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next), *tensors)
     # Dynamo of PyTorch 2.10 cannot query modes; in compiled code modes change nothing below.
     is_usual = type(x) in _PLAIN and not x.is_nested and (_is_compiling() or not _has_mode())
     for tensor in tensors[1:]:
@@ -77,21 +82,22 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     is_tensor = is_usual or isinstance(x, Tensor) and all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors[1:])
     is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
     if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
-        return _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape)
+        form = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next)
+        return _by_others(form, tensors, normalized_shape)
     if eps is None:
         eps = default_eps(x) if isinstance(x, Tensor) else _RMS_EPS
     eps, weight_offset = checks.number("eps", eps), checks.number("weight_offset", weight_offset)
     checks.flag("cast_before_weight", cast_before_weight)
-    args = is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight
+    args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next), *tensors
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
     if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
         # TorchScript's exporter supports elementary operations and PyTorch's layer norm only.
         return fallback.checked(*args, normalized_shape, True)
-    parameter = bias if weight is None else weight
-    if not (normalized_shape is None or _is_last(x, normalized_shape)) or (parameter is not None and parameter.ndim > 1):
+    is_flat = all(parameter is None or parameter.ndim <= 1 for parameter in tensors[2:])
+    if not is_flat or not (normalized_shape is None or _is_last(x, normalized_shape)):
         return _flattened(*args, normalized_shape)
-    if not _takes(x, residual, weight, bias):
+    if not _takes(*tensors):
         return fallback.checked(*args)
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
         # Compilers can trace PyTorch's operations through every transform. No kernel supports zero
@@ -131,23 +137,24 @@ def _recorded(*args):
     try:
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
-        found = Norm.apply(*args)
-        return (found, None) if args[2] is None else found
+        found = NormForEager.apply(*args)
+        return found if type(found) is tuple else (found, None) if args[2] is None else (None, found)
     except RuntimeError:
         return _after_refusal(*args)
 
 
-def _by_others(is_layer, tensors, eps, weight_offset, cast_before_weight, normalized_shape):
+def _by_others(form, tensors, normalized_shape):
     """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of
     torch.fx."""
-    x, residual, weight, bias = tensors
-    function = (rms_norm, add_rms_norm, layer_norm, add_layer_norm)[2 * is_layer + (residual is not None)]
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next = form
+    x, residual, weight, bias, next_weight, next_bias = tensors
     rows = (x,) if residual is None else (x, residual)
     options = dict(bias=bias) if is_layer else dict(weight_offset=weight_offset, cast_before_weight=cast_before_weight)
-    found = handle_torch_function(
-        function, tensors, *rows, weight=weight, eps=eps, normalized_shape=normalized_shape, **options
-    )
-    return (found, None) if residual is None else found
+    if has_next:
+        options |= {"next_weight": next_weight} | ({"next_bias": next_bias} if is_layer else {})
+    function = _FUNCTIONS[is_layer, residual is not None, residual_after, has_next]
+    found = handle_torch_function(function, tensors, *rows, weight=weight, eps=eps, normalized_shape=normalized_shape, **options)
+    return (found, None) if residual is None else found if form.has_y else (None, found)
 
 
 def _after_refusal(*args):
@@ -155,17 +162,23 @@ def _after_refusal(*args):
     PyTorch's norm for zero columns, or raises the error again."""
     checks.arguments(*args)
     if args[1].shape[-1] == 0:
-        return fallback.norm(*args)
+        return fallback.unchecked(*args)
     raise  # noqa: PLE0704
 
 
-def _flattened(is_layer, x, residual, weight, bias, *args):
+def _of_form(form, x, residual, weight, bias, next_weight, next_bias):
+    """`_norm` with the arguments of the kernels."""
+    is_layer, *options, residual_after, has_next = form
+    return _norm(is_layer, x, residual, weight, bias, *options, None, residual_after, has_next, next_weight, next_bias)
+
+
+def _flattened(form, x, *args):
     """A norm over several dimensions, which are flattened into one."""
-    checks.arguments(is_layer, x, residual, weight, bias, *args)
-    dims = checks.shapes(x, residual, weight, bias, args[-1])
-    flat = lambda tensor: None if tensor is None else tensor.flatten(-len(dims))  # noqa: E731
-    y, h = _norm(is_layer, flat(x), flat(residual), flat(weight), flat(bias), *args[:-1])
-    return y.view(x.shape), None if h is None else h.view(x.shape)
+    checks.arguments(form, x, *args)
+    *tensors, normalized_shape = x, *args
+    dims = checks.shapes(*tensors[:4], normalized_shape, *tensors[4:])
+    found = _of_form(form, *(None if tensor is None else tensor.flatten(-len(dims)) for tensor in tensors))
+    return [None if tensor is None else tensor.view(x.shape) for tensor in found]
 
 
 def _is_last(x, normalized_shape):
@@ -175,15 +188,14 @@ def _is_last(x, normalized_shape):
     return tuple(normalized_shape) == x.shape[-1:]
 
 
-def _is_eager(x, weight, bias=None, residual=None):
+def _is_eager(x, residual, *parameters):
     """Whether a call has plain dense tensors and 1-d parameters, and no transform, trace or forward
     mode is active."""
     if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
         return False
-    if weight is not None and (type(weight) not in _PLAIN or weight.ndim != 1):
-        return False
-    if bias is not None and (type(bias) not in _PLAIN or bias.ndim != 1):
-        return False
+    for parameter in parameters:
+        if parameter is not None and (type(parameter) not in _PLAIN or parameter.ndim != 1):
+            return False
     return forward_ad._current_level < 0 and (residual is None or type(residual) in _PLAIN)
 
 
@@ -238,14 +250,14 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             weight, eps = args
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
-    if _is_eager(x, weight) and _takes(x, None, weight, None) and (normalized_shape is None or _is_last(x, normalized_shape)):
+    if _is_eager(x, None, weight) and _takes(x, None, weight) and (normalized_shape is None or _is_last(x, normalized_shape)):
         eps = _RMS_EPS if eps is None else eps
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
         if not is_recorded and type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
             try:
                 return call_below_autograd(_rms_norm_inference, x, weight, eps, weight_offset, cast_before_weight)
             except RuntimeError:
-                return _after_refusal(False, x, None, weight, None, eps, weight_offset, cast_before_weight)[0]
+                return _after_refusal(Form(False, eps, weight_offset, cast_before_weight), x, None, weight, None, None, None)[0]
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
 
 
@@ -275,14 +287,14 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         else:
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
-    if _is_eager(x, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
+    if _is_eager(x, None, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
                                               or (bias is not None and bias.requires_grad))
         if not is_recorded and type(eps) is float:
             try:
                 return call_below_autograd(_layer_norm_inference, x, weight, bias, eps)
             except RuntimeError:
-                return _after_refusal(True, x, None, weight, bias, eps, 0.0, False)[0]
+                return _after_refusal(Form(True, eps), x, None, weight, bias, None, None)[0]
     return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]
 
 
@@ -339,6 +351,55 @@ def add_layer_norm(x, residual, *args, weight=None, bias=None, eps=None, normali
     return _norm(True, x, _residual(residual), weight, bias, eps, normalized_shape=normalized_shape)
 
 
+def rms_norm_add(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = None, *,
+                 normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:
+    """`h = residual + rms_norm(x)`, in the dtype of the residual, rounded once. One kernel.
+
+    The end of a post-norm block. residual: the shape of x, in the dtype of x or float32. The
+    gradient of the residual is that of h; the norm's backward takes it in the dtype of x. The rest
+    is as in `rms_norm`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.rms_norm_add(torch.tensor([[3.0, -3.0]]), torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 1.0]), 0.0)
+    tensor([[2., 2.]])
+    """
+    return normalize(x, weight, is_layer=False, eps=eps, residual=_residual(residual), residual_after=True,
+                     normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+
+
+def layer_norm_add(x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = 1e-5, *,
+                   normalized_shape: Sequence[int] | None = None) -> Tensor:
+    """`h = residual + layer_norm(x)`, in the dtype of the residual, rounded once: as
+    `rms_norm_add`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.layer_norm_add(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), eps=0.0)
+    tensor([[1., 3.]])
+    """
+    return normalize(x, weight, bias, is_layer=True, eps=eps, residual=_residual(residual), residual_after=True,
+                     normalized_shape=normalized_shape)
+
+
+def rms_norm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = None, next_weight: Tensor | None = None,
+                          eps: float | None = None, *, normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0,
+                          cast_before_weight: bool = False) -> tuple[Tensor, Tensor]:
+    """(y, h): h of `rms_norm_add`, and y, the RMS norm of h by `next_weight`, in the dtype of x. One
+    kernel.
+
+    The norms after one part of a Gemma block and before the next. Both have the same options. If
+    the weights differ in dtype, `torch.nn.functional` computes both.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> x, residual, weight = torch.tensor([[3.0, -3.0]]), torch.tensor([[1.0, 3.0]]), torch.tensor([1.0, 1.0])
+    >>> y, h = rt.rms_norm_add_rms_norm(x, residual, weight, torch.tensor([4.0, 5.0]), 0.0)
+    >>> h, y
+    (tensor([[2., 2.]]), tensor([[4., 5.]]))
+    """
+    return normalize(x, weight, is_layer=False, eps=eps, residual=_residual(residual), residual_after=True, has_next=True,
+                     next_weight=next_weight, normalized_shape=normalized_shape, weight_offset=weight_offset,
+                     cast_before_weight=cast_before_weight)
+
+
 def _residual(residual):
     """The residual; raises TypeError if it is None."""
     if residual is None:
@@ -346,7 +407,55 @@ def _residual(residual):
     return residual
 
 
-exported.register(_norm)
+def normalize(x, weight=None, bias=None, *, is_layer, eps=None, residual=None, residual_after=False, has_next=False, next_weight=None,
+              next_bias=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
+    """y, h or (y, h) of a norm with any pieces: what `Norm` calls, one argument a piece."""
+    if bias is not None and not is_layer or next_bias is not None and not is_layer:
+        raise TypeError(f"{'bias' if bias is not None else 'next_bias'}: an RMS norm has none, got one; leave it out")
+    y, h = _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, residual_after, has_next,
+                 next_weight, next_bias)
+    return y if residual is None else (y, h) if has_next or not residual_after else h
+
+
+class Norm(Value):
+    """A norm as a value: its options and its pieces. Methods return a new value, and `apply`
+    computes it with one kernel.
+
+    `rms` and `layer` take the options of `rms_norm` and `layer_norm`. `apply(x, weight, bias)` has
+    all paths and derivatives of the functions. It returns
+
+    | pieces | result |
+    |---|---|
+    | none | y |
+    | `residual(r)` | (y, h): h = x + r, y = norm(h) |
+    | `residual_after(r)` | h = r + norm(x) |
+    | `residual_after(r).next_norm(weight, bias)` | (y, h): h = r + norm(x), y = norm(h) by these parameters |
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> x, residual = torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0, 5.0]])
+    >>> rt.Norm.layer(0.0).residual_after(residual).next_norm(bias=torch.ones(2)).apply(x)
+    (tensor([[0., 2.]]), tensor([[2., 6.]]))
+    """
+
+    __slots__ = ()
+
+    def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """y, h or (y, h) of these rows."""
+        return normalize(x, weight, bias, **self._given())
+
+
+def _layer_norm_add_layer_norm(x, residual, **given):
+    """What overrides of `__torch_function__` see of two layer norms around a residual."""
+    return normalize(x, is_layer=True, residual=residual, residual_after=True, has_next=True, **given)
+
+
+#: {(is_layer, has a residual, residual_after, has_next): the function that overrides see}.
+_FUNCTIONS = {
+    (False, False, False, False): rms_norm, (False, True, False, False): add_rms_norm, (False, True, True, False): rms_norm_add,
+    (False, True, True, True): rms_norm_add_rms_norm, (True, False, False, False): layer_norm, (True, True, False, False): add_layer_norm,
+    (True, True, True, False): layer_norm_add, (True, True, True, True): _layer_norm_add_layer_norm,
+}
+exported.register(_of_form)
 # torch.jit.script compiles the functions of `fallback` in place of these.
-for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm):
+for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm, rms_norm_add, layer_norm_add, rms_norm_add_rms_norm):
     _function.__prepare_scriptable__ = functools.partial(getattr, fallback, _function.__name__)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from .functional import add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -83,3 +83,30 @@ class AddLayerNorm(LayerNorm):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(y, x + residual)."""
         return add_layer_norm(x, residual, weight=self.weight, bias=self.bias, eps=self.eps, normalized_shape=self.normalized_shape)
+
+
+class RMSNormAdd(RMSNorm):
+    """`h = norm(x, residual)`: `rms_norm_add`, with the arguments and the state dict of `RMSNorm`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.RMSNormAdd(2, eps=0.0)(torch.tensor([[3.0, -3.0]]), torch.tensor([[1.0, 3.0]])).detach()
+    tensor([[2., 2.]])
+    """
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + norm(x)."""
+        return rms_norm_add(x, residual, weight=self.weight, eps=self.eps, normalized_shape=self.normalized_shape,
+                            weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight)
+
+
+class LayerNormAdd(LayerNorm):
+    """`h = norm(x, residual)`: `layer_norm_add`, with the arguments and the state dict of `LayerNorm`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.LayerNormAdd(2, eps=0.0)(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]])).detach()
+    tensor([[1., 3.]])
+    """
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + norm(x)."""
+        return layer_norm_add(x, residual, weight=self.weight, bias=self.bias, eps=self.eps, normalized_shape=self.normalized_shape)

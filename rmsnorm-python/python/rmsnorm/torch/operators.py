@@ -32,6 +32,10 @@ _overloads = {name: getattr(torch.ops.rmsnorm, name).default
 #: {operator: the names of its parameters}, and of its results.
 parameter_names = {name: [one.name for one in overload._schema.arguments] for name, overload in _overloads.items()}
 result_names = {name: [one.name for one in overload._schema.returns] for name, overload in _overloads.items()}
+#: The tensors that a forward call may have, and its results, in the order of this package's
+#: functions.
+FORWARD_TENSORS = "x", "residual", "weight", "bias", "next_weight", "next_bias"
+FORWARD_RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
 #: The operators, and their builtin functions: one Python call less, but invisible to tracers.
 ops = types.SimpleNamespace(**_overloads)
 eager_ops = types.SimpleNamespace(**{name: overload._op for name, overload in _overloads.items()})
@@ -46,12 +50,18 @@ def _fake(operator, *args):
     return found if len(found) > 1 else found[0]
 
 
+def is_needed(name, given):
+    """Whether a call with these arguments, by name, has the result. The statistics of a next norm
+    come with its y."""
+    return given.get(f"need_{'y' if name.startswith('next_') else name}", True)
+
+
 def _fake_result(name, given):
     """A result of that name, for arguments by name."""
     x, residual, weight = given["x"], given.get("residual"), given.get("weight")
     main = given.get("dy", x)
     shape, dtype = main.shape, main.dtype
-    if name in ("mean", "rstd"):
+    if name in ("mean", "rstd", "next_mean", "next_rstd"):
         shape, dtype = x.shape[:-1], torch.float32
     elif name in ("dweight", "dbias"):
         shape, dtype = x.shape[-1:], torch.float32 if weight is None else weight.dtype
@@ -64,7 +74,7 @@ def _fake_result(name, given):
     elif name == "scales":
         return _fake_scales(x, given["scale_kind"])
     # A result that is not needed has no elements.
-    return torch.empty(shape if given.get(f"need_{name}", True) else 0, dtype=dtype, device=x.device)
+    return torch.empty(shape if is_needed(name, given) else 0, dtype=dtype, device=x.device)
 
 
 def _fake_scales(x, kind):
@@ -81,18 +91,27 @@ for _name in parameter_names:
     torch.library.register_fake(f"rmsnorm::{_name}", functools.partial(_fake, _name), lib=_library)
 
 
-def forward(ops, is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight):
-    """(y, h, mean, rstd) of these operators; h is None without a residual, mean for an RMS norm."""
+def forward(ops, form, x, residual, weight, bias, next_weight, next_bias):
+    """The `FORWARD_RESULTS` of these operators; those that the call does not have are None."""
+    is_layer, eps, *options, residual_after, has_next = form
+    if residual_after:
+        mean = next_mean = None
+        if is_layer:
+            found = ops.layer_norm_add(x, residual, weight, bias, next_weight, next_bias, eps, has_next)
+            y, h, mean, rstd, next_mean, next_rstd = found
+        else:
+            y, h, rstd, next_rstd = ops.rms_norm_add(x, residual, weight, next_weight, eps, *options, has_next)
+        return (y, h, mean, rstd, next_mean, next_rstd) if has_next else (None, h, mean, rstd, None, None)
     if is_layer:
         if residual is not None:
-            return ops.add_layer_norm(x, residual, weight, bias, eps)
+            return *ops.add_layer_norm(x, residual, weight, bias, eps), None, None
         y, mean, rstd = ops.layer_norm(x, weight, bias, eps)
-        return y, None, mean, rstd
+        return y, None, mean, rstd, None, None
     if residual is not None:
-        y, h, rstd = ops.add_rms_norm(x, residual, weight, eps, weight_offset, cast_before_weight)
-        return y, h, None, rstd
-    y, rstd = ops.rms_norm(x, weight, eps, weight_offset, cast_before_weight)
-    return y, None, None, rstd
+        y, h, rstd = ops.add_rms_norm(x, residual, weight, eps, *options)
+        return y, h, None, rstd, None, None
+    y, rstd = ops.rms_norm(x, weight, eps, *options)
+    return y, None, None, rstd, None, None
 
 
 def gradients(ops, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):

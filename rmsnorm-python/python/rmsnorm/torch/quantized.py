@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._norm import Form
 from . import checks
 from .functional import _takes, default_eps
 from .operators import ops
@@ -63,7 +64,8 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
 
 def _refuse(x, residual, weight, eps, weight_offset, cast_before_weight, scale):
     """Raises an error of the kernels as a Python exception."""
-    checks.arguments(False, x, residual, weight, None, 0.0 if eps is None else eps, weight_offset, cast_before_weight)
+    form = Form(False, 0.0 if eps is None else eps, weight_offset, cast_before_weight)
+    checks.arguments(form, x, residual, weight, None, None, None)
     if scale is not None and not isinstance(scale, Tensor):
         raise TypeError(f"scale: expected a torch.Tensor, got {type(scale).__name__}; pass torch.tensor([scale])")
     if scale is not None:

@@ -5,7 +5,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-from .operators import ops, parameter_names, result_names
+from .operators import FORWARD_TENSORS, is_needed, ops, parameter_names, result_names
 
 _MODULE = "torch.distributed.tensor"
 
@@ -19,8 +19,8 @@ def _placements(x):
 
 
 def _rule(operator):
-    """The sharding rule of an operator: the placements of its results and arguments. Weight and
-    bias are replicated."""
+    """The sharding rule of an operator: the placements of its results and arguments. Weights and
+    biases are replicated."""
 
     def rule(main, *args):
         from torch.distributed.tensor import Replicate
@@ -28,8 +28,8 @@ def _rule(operator):
         given, found = dict(zip(parameter_names[operator], (main, *args))), []
         for rows, sums in _placements(main):
             results = [sums if name in ("dweight", "dbias") else rows for name in result_names[operator]]
-            needed = [given.get(f"need_{name}", True) for name in result_names[operator]]
-            inputs = [Replicate() if name in ("weight", "bias") else rows for name in given]
+            needed = [is_needed(name, given) for name in result_names[operator]]
+            inputs = [Replicate() if name in FORWARD_TENSORS[2:] else rows for name in given]
             are_tensors = [value is not None and not isinstance(value, (bool, int, float)) for value in given.values()]
             found.append(([placed if is_needed else Replicate() for placed, is_needed in zip(results, needed)],
                           [placed if is_tensor else None for placed, is_tensor in zip(inputs, are_tensors)]))

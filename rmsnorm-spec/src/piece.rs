@@ -1,0 +1,149 @@
+//! The optional pieces of a norm, `y = After(Affine(Statistic(Before(x))))`.
+//!
+//! The order of slots is fixed. Statistic and affine part are in every norm ([`Norm`](crate::Norm),
+//! `weight`, `bias`); the other two slots hold the pieces of this list. Backends, the suite and the
+//! adapters derive what a call needs from it.
+
+use crate::{Direction, Problem, ResidualPlacement, Tensor, TensorSet};
+
+/// The place of a piece in a norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// It makes the tensor that the statistics are of.
+    Before,
+    /// It takes the normalized row.
+    After,
+}
+
+/// An optional piece of a norm. The order is the order of computation in forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Piece {
+    /// `x` is the sum of several matrices, as each rank has one before an all-reduce.
+    Parts,
+    /// `residual` is added to `x`, and the sum is rounded.
+    Residual,
+    /// The result is added to `residual`: [`ResidualPlacement::After`].
+    ResidualAfter,
+    /// The sum with the residual is normalized as well, with its own weight and bias.
+    NextNorm,
+    /// The result is stored as 8-bit codes with scales.
+    Quantize,
+}
+
+impl Piece {
+    /// Every piece, in the order of declaration.
+    pub const ALL: [Piece; 5] = [Piece::Parts, Piece::Residual, Piece::ResidualAfter, Piece::NextNorm, Piece::Quantize];
+
+    /// The name in ids and messages, and of the piece's file in every language.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Piece::Parts => "parts",
+            Piece::Residual => "residual",
+            Piece::ResidualAfter => "residual_after",
+            Piece::NextNorm => "next_norm",
+            Piece::Quantize => "quantize",
+        }
+    }
+
+    /// The slot.
+    pub const fn slot(self) -> Slot {
+        match self {
+            Piece::Parts | Piece::Residual => Slot::Before,
+            Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => Slot::After,
+        }
+    }
+
+    /// The tensors that a call of that direction may have with the piece and not without it.
+    pub const fn tensors(self, direction: Direction) -> TensorSet {
+        match (self, direction) {
+            (Piece::Residual, Direction::Forward | Direction::QuantizedForward)
+            | (Piece::ResidualAfter, Direction::Forward) => TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]),
+            (Piece::Residual, Direction::Backward) => TensorSet::of(&[Tensor::DresidualOut, Tensor::Dresidual]),
+            (Piece::NextNorm, Direction::Forward) => {
+                TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd])
+            }
+            (Piece::Quantize, Direction::QuantizedForward) => TensorSet::of(&[
+                Tensor::Codes,
+                Tensor::CodesT,
+                Tensor::Scale,
+                Tensor::Scales,
+                Tensor::Amax,
+                Tensor::CodesColumnwise,
+                Tensor::ScalesColumnwise,
+            ]),
+            (Piece::Parts, _)
+            | (Piece::ResidualAfter | Piece::NextNorm, Direction::Backward | Direction::QuantizedForward)
+            | (Piece::Quantize, Direction::Forward | Direction::Backward) => TensorSet::NONE,
+        }
+    }
+}
+
+set_of! {
+    /// A set of pieces.
+    PieceSet(u32) of Piece
+}
+
+impl Problem {
+    /// The pieces of the call.
+    pub const fn pieces(&self) -> PieceSet {
+        let tensors = self.tensors;
+        let is_after = matches!(self.residual_placement, ResidualPlacement::After);
+        let has_residual = !tensors.intersection(Piece::Residual.tensors(self.direction)).is_empty();
+        PieceSet::NONE
+            .set(Piece::Parts, self.parts > 1)
+            .set(Piece::Residual, has_residual && !is_after)
+            .set(Piece::ResidualAfter, is_after)
+            .set(Piece::NextNorm, is_after && tensors.has(Tensor::Y))
+            .set(Piece::Quantize, self.quant.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::{CodeType, QuantSpec, ScaleKind};
+    use crate::{DType, Norm};
+
+    #[test]
+    fn a_call_has_the_pieces_of_its_tensors() {
+        let forward = |tensors: &[Tensor]| Problem::forward(Norm::Rms, 2, 3, DType::F16, tensors);
+        let backward = |tensors: &[Tensor]| Problem::backward(Norm::Rms, 2, 3, DType::F16, tensors);
+        let after = |problem| Problem { residual_placement: ResidualPlacement::After, ..problem };
+        let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+        let sum = [Tensor::Residual, Tensor::ResidualOut];
+        let alone = Problem { tensors: TensorSet::of(&[Tensor::X]).union(TensorSet::of(&sum)), ..forward(&[]) };
+        for (problem, pieces) in [
+            (forward(&[Tensor::Weight, Tensor::Rstd]), PieceSet::NONE),
+            (forward(&sum), PieceSet::of(&[Piece::Residual])),
+            (forward(&[Tensor::ResidualOut]), PieceSet::of(&[Piece::Residual])),
+            (Problem { parts: 2, ..forward(&sum) }, PieceSet::of(&[Piece::Parts, Piece::Residual])),
+            (after(alone), PieceSet::of(&[Piece::ResidualAfter])),
+            (after(forward(&sum)), PieceSet::of(&[Piece::ResidualAfter, Piece::NextNorm])),
+            (backward(&[Tensor::Dweight]), PieceSet::NONE),
+            (backward(&[Tensor::Dresidual]), PieceSet::of(&[Piece::Residual])),
+            (
+                Problem::quantized_forward(Norm::Rms, 2, 3, DType::F16, quant, &sum),
+                PieceSet::of(&[Piece::Residual, Piece::Quantize]),
+            ),
+        ] {
+            assert_eq!(problem.pieces(), pieces, "{problem:?}");
+        }
+    }
+
+    /// A tensor of a piece belongs to calls of that direction, and to one piece of each slot.
+    #[test]
+    fn tensors_of_pieces_are_tensors_of_calls() {
+        for direction in Direction::ALL {
+            for piece in Piece::ALL {
+                assert!(piece.tensors(direction).iter().all(|tensor| tensor.access(direction).is_some()), "{piece:?}");
+                let others = Piece::ALL.into_iter().filter(|other| *other != piece && other.slot() == piece.slot());
+                let of_others = others.map(|other| other.tensors(direction)).fold(TensorSet::NONE, TensorSet::union);
+                assert!(piece.tensors(direction).intersection(of_others).is_empty(), "{piece:?}");
+            }
+        }
+        for (index, piece) in Piece::ALL.into_iter().enumerate() {
+            assert_eq!(piece as usize, index);
+        }
+    }
+}
