@@ -7,6 +7,9 @@
 pub(crate) mod after;
 pub(crate) mod coverage;
 pub(crate) mod data;
+pub(crate) mod dice;
+pub(crate) mod family;
+pub(crate) mod kind;
 pub(crate) mod parts;
 pub(crate) mod presence;
 pub(crate) mod profiles;
@@ -17,14 +20,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, NormSpec, Problem, ResidualPlacement,
-    RowGroups, Tensor, TensorSet,
-};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorSet};
 
-use crate::case::data::Family;
-use crate::names::named;
+pub use self::family::Family;
+pub use self::kind::Kind;
 use crate::run::memory::Placement;
+use crate::testing::draw;
 
 /// The property that a case checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,93 +40,6 @@ pub enum Trial {
     /// Relations that hold bit for bit and need no reference: scaling by two, negation, permutation
     /// of rows.
     Metamorphic,
-}
-
-named! {
-    /// The calls that a case makes.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-    enum Kind {
-        /// One forward call.
-        Forward = "forward",
-        /// One in-place forward call.
-        ForwardInPlace = "forward_in_place",
-        /// One backward call, with the statistics of the f64 reference rounded to f32.
-        Backward = "backward",
-        /// A forward call, then a backward call with the statistics and `residual_out` of the
-        /// first.
-        EndToEnd = "end_to_end",
-        /// One forward call with a quantized result.
-        QuantizedForward = "quantized_forward",
-        /// One forward call that adds the residual after the norm; with `y` it also computes the
-        /// next norm.
-        ForwardAfter = "forward_after",
-        /// As `ForwardAfter`, with the sum stored over the residual.
-        ForwardAfterInPlace = "forward_after_in_place",
-        /// A forward call that adds the residual after the norm, then the backward calls of its
-        /// norms, last norm first. Each call gets the results of the calls before it.
-        AfterEndToEnd = "after_end_to_end",
-        /// One forward call whose `x` is the sum of several parts.
-        ForwardParts = "forward_parts",
-        /// A backward call that stores the gradients of weight and bias as f32 sums, then one that
-        /// adds to these sums.
-        BackwardSums = "backward_sums",
-    }
-}
-
-impl Kind {
-    /// The kinds with float results that add a residual before the norm.
-    pub const BEFORE: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
-
-    /// The kinds that differ in the form of their first call.
-    pub const CALLS: [Kind; 8] = [
-        Kind::Forward,
-        Kind::ForwardInPlace,
-        Kind::Backward,
-        Kind::QuantizedForward,
-        Kind::ForwardAfter,
-        Kind::ForwardAfterInPlace,
-        Kind::ForwardParts,
-        Kind::BackwardSums,
-    ];
-
-    /// The kind that makes the call `problem`.
-    pub(crate) const fn of(problem: &Problem) -> Kind {
-        match (problem.direction, problem.residual_placement) {
-            (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
-            (Direction::Forward, ResidualPlacement::Before) if problem.parts > 1 => Kind::ForwardParts,
-            (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
-            (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,
-            (Direction::Forward, ResidualPlacement::After) => Kind::ForwardAfterInPlace,
-            (Direction::Backward, _) => match problem.grad_store {
-                GradStore::Rounded => Kind::Backward,
-                GradStore::Sum | GradStore::Accumulated => Kind::BackwardSums,
-            },
-            (Direction::QuantizedForward, _) => Kind::QuantizedForward,
-        }
-    }
-
-    /// The direction of the first call of a case.
-    pub(crate) const fn direction(self) -> Direction {
-        match self {
-            Kind::Backward | Kind::BackwardSums => Direction::Backward,
-            Kind::QuantizedForward => Direction::QuantizedForward,
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
-        }
-    }
-
-    pub(crate) const fn has_forward(self) -> bool {
-        !matches!(self.direction(), Direction::Backward)
-    }
-
-    pub(crate) const fn has_backward(self) -> bool {
-        !self.has_forward() || matches!(self, Kind::EndToEnd | Kind::AfterEndToEnd)
-    }
-
-    /// Whether the residual is added after the norm.
-    pub(crate) const fn is_after(self) -> bool {
-        matches!(self, Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd)
-    }
 }
 
 /// The layout of a call's tensors in their buffers.
@@ -166,7 +80,7 @@ impl Layout {
         match self {
             Layout::Uniform { pad, offset } => Placement { pad, offset, ..Placement::DENSE },
             Layout::Mixed(seed) => {
-                let draw = data::draw(u64::from(seed), tensor, 0);
+                let draw = draw(u64::from(seed), tensor, 0);
                 let pad = [0, 1, 8, cols][(draw % 4) as usize];
                 let (offset, reaches_stride) = ((draw >> 8) as usize % 8, (draw >> 16) % 2 == 1);
                 Placement { pad, offset, reaches_stride, ..Placement::DENSE }
@@ -177,7 +91,7 @@ impl Layout {
             }
             Layout::Grouped { rows, seed } => {
                 let mixed = Layout::Mixed(seed).placement(tensor, cols);
-                let draw = data::draw(u64::from(seed), tensor, 0) >> 4;
+                let draw = draw(u64::from(seed), tensor, 0) >> 4;
                 let gap = [0, 3, 8, 3 * cols][(draw % 4) as usize];
                 let stride = (rows - 1) * (cols + mixed.pad) + cols + gap;
                 Placement { groups: Some(RowGroups { rows, stride }), ..mixed }

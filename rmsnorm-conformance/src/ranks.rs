@@ -17,10 +17,10 @@ use rmsnorm_spec::{DTypes, Error, NormSpec, OutputRows, Tensor};
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
 use crate::case::{Case, Kind, Layout, Trial, parts};
+use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
-use crate::report::{Check, Finding, Status};
 use crate::run::calls::forward_call;
-use crate::run::device::Answer;
+use crate::run::harness::Answer;
 use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
 

@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 pub(crate) mod determinism;
 pub(crate) mod device;
+pub(crate) mod execute;
 pub(crate) mod harness;
 pub(crate) mod memory;
 pub(crate) mod misuse;
@@ -12,19 +13,21 @@ mod workers;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
 use crate::Harness;
 use crate::case::coverage::Coverage;
 use crate::case::profiles::{Profile, breakpoints, shape_breakpoints};
-use crate::case::{Case, ParseCaseError, Trial};
-use crate::judge::trial;
-use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary, hexadecimal};
+use crate::case::{Case, ParseCaseError};
+use crate::finding::{Check, Finding, Status};
+use crate::report::summary::Summary;
+use crate::report::{CaseReport, Counts};
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
+use crate::run::execute::{caught, execute_case, micros};
+use crate::run::memory::hexadecimal;
 use crate::run::misuse::{BadCall, bad_calls};
 use crate::selftest::self_test;
 
@@ -282,31 +285,6 @@ fn check_spans(device: &dyn Device) -> Status {
 /// SHA-256 of the ids, one per line, in hexadecimal.
 fn hash(ids: &[String]) -> String {
     hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
-}
-
-/// Runs one case.
-pub(crate) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
-    caught(case.to_string(), |report| match case.trial {
-        Trial::Bounds => trial::run(context, case, report),
-        Trial::Determinism { repeats } => determinism::run(context, case, repeats),
-        Trial::Metamorphic => determinism::run_metamorphic(context, case),
-    })
-}
-
-fn caught(id: String, run: impl FnOnce(&mut CaseReport) -> Status) -> CaseReport {
-    let start = Instant::now();
-    let mut report = CaseReport::new(id);
-    report.status = catch_unwind(AssertUnwindSafe(|| run(&mut report))).unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
-        let detail = text.unwrap_or("no message").to_owned();
-        Status::Fail(Finding { check: Check::Panic, output: "the call", detail })
-    });
-    report.elapsed_us = micros(start.elapsed());
-    report
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -16,11 +16,12 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use crate::case::Family;
 use crate::case::{Case, Kind, Layout, Trial, parts, quantized};
-use crate::report::{CaseReport, Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
+use crate::report::CaseReport;
 use crate::run::calls::Context;
-use crate::run::execute_case;
+use crate::run::execute::execute_case;
 use crate::run::harness::Harness;
 use crate::selftest::planted::Bug;
 use crate::selftest::simulate::SimulatedBackend;

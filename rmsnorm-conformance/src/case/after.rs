@@ -2,9 +2,9 @@
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use crate::case::Family;
+use crate::case::dice::{Dice, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
-use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout, Trial};
 use crate::testing::splitmix;
 

@@ -13,7 +13,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::presence::{ALL_PRESENT, OPTIONAL};
 use crate::case::{Case, Kind, Layout};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 
 /// A feature, and a test whether a case has it.
 type Feature = (&'static str, fn(&Case) -> bool);

@@ -6,12 +6,10 @@
 use std::fmt;
 
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
-use rmsnorm_spec::reference::{ForwardInputs, forward};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use super::data::{Family, Inputs, draw};
-use super::profiles::{Dice, is_meaningful};
-use super::{Case, Kind, Layout, Trial, presence};
+use super::dice::{Dice, is_meaningful};
+use super::{Case, Family, Kind, Layout, Trial, presence};
 
 /// The default quantization of a case.
 pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
@@ -135,52 +133,6 @@ pub(crate) fn present(quant: &QuantSpec, given: TensorSet) -> TensorSet {
         .set(Tensor::CodesColumnwise, given.has(Tensor::CodesColumnwise) && quant.has_columnwise())
         .set(Tensor::CodesT, given.has(Tensor::CodesT) && is_one)
         .set(Tensor::Amax, given.has(Tensor::Amax) && quant.scale == ScaleKind::Given)
-}
-
-/// The caller's scale, and the initial `amax` if the call folds into it.
-#[derive(Clone, Copy, Debug)]
-pub struct Given {
-    /// The scale, for `ScaleKind::Given`.
-    pub scale: f64,
-    /// The value of `amax` before the call.
-    pub amax: f64,
-}
-
-impl Given {
-    /// Chosen relative to the largest result: a scale that just fits, saturates many elements, or
-    /// leaves almost no bits; an amax that is larger than the result's or is not.
-    pub(crate) fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
-        let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
-        let given =
-            ForwardInputs { x: &inputs.x, residual, weight: inputs.weight.as_deref(), bias: inputs.bias.as_deref() };
-        let y = forward(&case.spec(), &given).y;
-        let largest = y.iter().map(|y| y.abs()).filter(|y| y.is_finite()).fold(0.0, f64::max);
-        let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
-        let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
-        let scale = (largest / f64::from(quant.codes.largest()) * factor) as f32;
-        // Values on ties and steps of the format must stay on them.
-        let is_exact = case.family == Family::Codes;
-        let scale = if is_exact || !scale.is_normal() { 0.5 } else { scale };
-        Given { scale: f64::from(scale), amax: f64::from((largest * [0.5, 2.0][(choice >> 8) as usize % 2]) as f32) }
-    }
-}
-
-/// Difficult weights: values of a format, ties and their neighbours, ends of the range; block
-/// maxima on powers of two, on 448 2^k and next to them.
-pub(crate) fn hard_weight(bits: u64, dtype: DType) -> f64 {
-    let exponent = ((bits >> 8) % 19) as i32 - 11;
-    let significand = 16 + (bits >> 16 & 15);
-    // Four bits after the leading one: every E4M3 value and every tie.
-    let value = significand as f64 * 2f64.powi(exponent);
-    let special = [0.0, 448.0, 464.0, 465.0, 2f64.powi(-10), 2f64.powi(-6), 57344.0, 61440.0, 1.0, 127.5, 0.875, 1e-30];
-    let value = if bits & 7 == 0 { special[(bits >> 32) as usize % special.len()] } else { value };
-    // In f32 also the direct neighbours. 16 bits represent few of them and round the others.
-    let beside = match (dtype, bits >> 40 & 3) {
-        (DType::F32, 0) => f64::from((value as f32).next_up()),
-        (DType::F32, 1) => f64::from((value as f32).next_down()),
-        _ => value,
-    };
-    if bits >> 50 & 1 == 1 { -beside } else { beside }
 }
 
 const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255, 256, 300, 512, 1023, 1024, 4099];

@@ -2,9 +2,9 @@
 
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use crate::case::Family;
+use crate::case::dice::{Dice, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout};
 use crate::testing::splitmix;
 

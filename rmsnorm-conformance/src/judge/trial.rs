@@ -11,14 +11,15 @@ use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{Storage, Tensor};
 
 use crate::Arithmetic;
+use crate::case::data::Given;
 use crate::case::data::Inputs;
-use crate::case::quantized::Given;
 use crate::case::{Case, Kind};
+use crate::finding::{Check, Finding, Status};
 use crate::judge::bounds::{Model, Statistics};
 use crate::judge::quantized::QuantizedTruth;
 use crate::judge::truth::{BackwardTruth, ForwardTruth};
 use crate::judge::{self, Verdict};
-use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
+use crate::report::{CaseReport, OutputReport};
 use crate::run::calls::{Context, Saved, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 

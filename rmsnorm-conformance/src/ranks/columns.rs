@@ -11,12 +11,13 @@ use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
 
 use super::{Group, RanksSummary, outcome, same_on_ranks, stored_by_ranks};
 use crate::Arithmetic;
-use crate::case::data::{self, Family, Inputs};
+use crate::case::Family;
+use crate::case::data::{self, Inputs};
+use crate::case::dice::{Dice, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout};
+use crate::finding::Status;
 use crate::judge::trial::{judge_stored, judge_stored_back};
-use crate::report::Status;
 use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
 use crate::run::memory::{Bits, Call, Outputs, Poison};
 use crate::testing::TestFailure;

@@ -11,7 +11,7 @@ use rmsnorm_spec::{
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
 use crate::case::{Case, Kind, presence};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::device::Device;
 use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
 

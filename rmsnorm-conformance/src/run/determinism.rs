@@ -7,7 +7,7 @@ use rmsnorm_spec::{DType, Tensor, TensorShape};
 use crate::Arithmetic;
 use crate::case::Case;
 use crate::case::data;
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::calls::{Context, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 

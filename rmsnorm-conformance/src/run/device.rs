@@ -13,36 +13,9 @@ use rmsnorm_spec::{
 
 use super::span;
 use crate::case::Kind;
-use crate::report::{Check, Finding, Status};
+use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
-
-/// The error of a failed copy of test data.
-#[derive(Debug)]
-pub enum TransferError {
-    /// The copy to the device failed. The call was not made, and the case says nothing about the
-    /// backend.
-    Upload(Error),
-    /// The copy from the device failed, so the call broke something: a GPU reports an invalid write
-    /// this way.
-    Download(Error),
-}
-
-impl TransferError {
-    /// The status of a case in which this error happened to the call `call`.
-    pub(crate) fn status(self, call: &'static str) -> Status {
-        match self {
-            TransferError::Upload(error) => Status::Skipped(error.to_string()),
-            TransferError::Download(error) => {
-                let detail = format!("the tensors cannot be read back after the call: {error}");
-                Status::Fail(Finding { check: Check::Error, output: call, detail })
-            }
-        }
-    }
-}
-
-/// The answer of a call; the outer error is a failed copy of test data.
-pub type Answer = Result<Result<(), Error>, TransferError>;
 
 /// f16 activations with a bf16 weight, or with a bf16 residual: mixes that validation refuses.
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };

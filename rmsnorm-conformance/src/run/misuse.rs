@@ -13,7 +13,7 @@ use rmsnorm_spec::{
 use crate::case::data;
 use crate::case::presence::{ALL_PRESENT, NEXT, OF_CODES};
 use crate::case::{Case, Kind};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
 use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT};
 use crate::run::memory::{Call, Guarded, Poison};
@@ -263,7 +263,8 @@ fn foreign_dtypes(bad: &mut Add<'_>) {
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use crate::run::device::{About, Answer, TransferError};
+    use crate::run::device::About;
+    use crate::run::harness::{Answer, TransferError};
     use crate::selftest::simulate::SimulatedBackend;
     use rmsnorm_spec::Problem;
 

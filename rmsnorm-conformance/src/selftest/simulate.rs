@@ -24,10 +24,12 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{AnyCall, AnyElement, Direction, Error, NormBackend, Problem, ResidualPlacement, Span};
+use rmsnorm_spec::{
+    AnyCall, AnyElement, Direction, Error, NormBackend, Problem, ResidualPlacement, Rows, Span, Tensor, Visitor,
+};
 
-use self::call::Call;
-use self::gradients::{rows_per_block, workspace_len};
+use self::call::{Call, rows_per_block};
+use self::gradients::workspace_len;
 use self::tensors::Tensors;
 use crate::selftest::planted::Bug;
 use crate::{Arithmetic, Harness};
@@ -97,7 +99,8 @@ impl NormBackend for SimulatedBackend {
             | AnyCall::PartialBackwardStatistics(_)
             | AnyCall::BackwardWithStatistics(_) => return Err(checked.unsupported(self.name())),
         }
-        let call = Call::new(self, checked.spec(), checked.problem(), self.calls.fetch_add(1, Ordering::Relaxed));
+        let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = Call::new(self.bug, (self.lanes, self.block_rows), checked.spec(), checked.problem(), calls_before);
         let part_stride = checked.part_stride();
         let mut tensors = Tensors::new(&call);
         checked.visit(&mut tensors)?;
@@ -108,6 +111,19 @@ impl NormBackend for SimulatedBackend {
             (_, ResidualPlacement::Before, None) => forward::run(&call, &mut tensors, part_stride, drop),
             (_, ResidualPlacement::After, None) => after::run(&call, &mut tensors),
         }
+        Ok(())
+    }
+}
+
+impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
+        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
+        Ok(())
+    }
+
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
+        let distances = rows.with(());
+        self.put::<E>(tensor, distances.with(Box::new(rows.view)));
         Ok(())
     }
 }

@@ -5,7 +5,8 @@ use rmsnorm_spec::{CastOrder, Tensor};
 
 use super::call::Call;
 use super::forward::{ForwardKernel, ForwardRow};
-use super::tensors::{Tensors, round};
+use super::tensors::Tensors;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 /// Makes the call.
@@ -23,7 +24,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>) {
         let sum = sum(call, &result.y, (&x, &addend), first.bias.as_deref());
         let rounded: Vec<f32> = sum.iter().map(|&sum| round(sum, call.problem.dtypes.residual)).collect();
         tensors.store_residual(row, &rounded);
-        tensors.store_statistics([Tensor::Mean, Tensor::Rstd], row, &result);
+        tensors.store_statistics([(Tensor::Mean, Some(result.saved_mean)), (Tensor::Rstd, result.saved_rstd)], row);
         if !call.problem.has(Tensor::Y) {
             continue;
         }
@@ -46,7 +47,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>) {
             Some(Bug::NextMeanOfFirst) => last.saved_mean = result.saved_mean,
             Some(_) | None => {}
         }
-        tensors.store_statistics([Tensor::NextMean, Tensor::NextRstd], row, &last);
+        tensors.store_statistics([(Tensor::NextMean, Some(last.saved_mean)), (Tensor::NextRstd, last.saved_rstd)], row);
     }
 }
 

@@ -5,7 +5,8 @@ use rmsnorm_spec::{DType, Norm, Tensor};
 
 use super::call::Call;
 use super::gradients::Gradients;
-use super::tensors::{Tensors, round};
+use super::tensors::Tensors;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 /// Makes a call with a workspace of `workspace_len` elements.
@@ -25,7 +26,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
         });
         tensors.store_result(Tensor::Dx, row, &result.dx);
         tensors.store_result(Tensor::Dresidual, row, &result.dresidual(call));
-        gradients.add(row, &result);
+        gradients.add(row, &result.dweight_terms, &result.dbias_terms);
     }
     gradients.store(tensors);
 }
@@ -42,13 +43,13 @@ struct BackwardInputs {
 }
 
 /// The results of one row, (cols) each.
-pub(super) struct BackwardRow {
+struct BackwardRow {
     /// Not yet rounded.
     dx: Vec<f32>,
     /// `dy * x_hat`
-    pub(super) dweight_terms: Vec<f32>,
+    dweight_terms: Vec<f32>,
     /// `dy`
-    pub(super) dbias_terms: Vec<f32>,
+    dbias_terms: Vec<f32>,
 }
 
 impl BackwardRow {

@@ -1,13 +1,18 @@
 //! The data that all rows of a call share: the problem, the bug if it applies to this call, the
 //! order of summation.
 
+use rmsnorm_spec::depth::ceil_root;
 use rmsnorm_spec::{DType, NormSpec, Problem};
 
-use super::SimulatedBackend;
-use super::gradients::rows_per_block;
-use super::tensors::round;
 use crate::case::Kind;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
+
+/// Rows per block. It grows with the square root of `rows`, so that no stage has a longer chain of
+/// additions.
+pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
+    at_least.max(ceil_root(rows)).max(1)
+}
 
 pub(super) struct Call {
     pub(super) spec: NormSpec,
@@ -21,8 +26,15 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub(super) fn new(backend: &SimulatedBackend, spec: &NormSpec, problem: &Problem, calls_before: usize) -> Self {
-        let bug = backend.bug.filter(|bug| bug.applies_to(problem.norm, Kind::of(problem)));
+    /// `lanes` and `block_rows` are the backend's.
+    pub(super) fn new(
+        bug: Option<Bug>,
+        (lanes, block_rows): (usize, usize),
+        spec: &NormSpec,
+        problem: &Problem,
+        calls_before: usize,
+    ) -> Self {
+        let bug = bug.filter(|bug| bug.applies_to(problem.norm, Kind::of(problem)));
         let first_col = match bug {
             Some(Bug::Nondeterministic) => calls_before,
             Some(Bug::BatchVariant) => problem.rows,
@@ -31,10 +43,10 @@ impl Call {
         Call {
             spec: *spec,
             problem: *problem,
-            block_rows: rows_per_block(backend.block_rows, problem.rows),
+            block_rows: rows_per_block(block_rows, problem.rows),
             bug,
             // More lanes for long rows, so that no lane adds more than 64 columns.
-            lanes: backend.lanes.max(problem.cols.div_ceil(64)).clamp(1, problem.cols.next_power_of_two()),
+            lanes: lanes.max(problem.cols.div_ceil(64)).clamp(1, problem.cols.next_power_of_two()),
             first_col: first_col % problem.cols,
         }
     }

@@ -4,7 +4,8 @@ use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
 use super::parts;
-use super::tensors::{Tensors, round};
+use super::tensors::Tensors;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 #[derive(Clone, Copy)]
@@ -39,7 +40,7 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, part_stride: usize
         };
         tensors.store_residual(row, &result.residual_out);
         tensors.store_result(Tensor::Y, row, &result.y);
-        tensors.store_statistics([Tensor::Mean, Tensor::Rstd], row, &result);
+        tensors.store_statistics([(Tensor::Mean, Some(result.saved_mean)), (Tensor::Rstd, result.saved_rstd)], row);
         hand_on(result);
     }
 }

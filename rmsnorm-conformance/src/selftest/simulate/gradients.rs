@@ -1,19 +1,12 @@
 //! `dweight` and `dbias`: math.md, equations (11) and (12). f32 partial sums of blocks of rows in
 //! the workspace, then a serial sum over the blocks.
 
-use rmsnorm_spec::depth::ceil_root;
 use rmsnorm_spec::{DType, GradStore, Problem, Tensor};
 
-use super::backward::BackwardRow;
 use super::call::Call;
-use super::tensors::{Tensors, round};
+use super::tensors::Tensors;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
-
-/// Rows per block. It grows with the square root of `rows`, so that no stage has a longer chain of
-/// additions.
-pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
-    at_least.max(ceil_root(rows)).max(1)
-}
 
 /// Length of the workspace: one partial sum per block and column, for each requested gradient.
 pub(super) fn workspace_len(problem: &Problem, block_rows: usize) -> usize {
@@ -44,16 +37,16 @@ impl<'c> Gradients<'c> {
         Gradients { call, dweight, dbias }
     }
 
-    /// Adds the terms of a row. Rows must be added in order.
-    pub(super) fn add(&mut self, row: usize, result: &BackwardRow) {
+    /// Adds the terms of a row, (cols) each. Rows must be added in order.
+    pub(super) fn add(&mut self, row: usize, dweight_terms: &[f32], dbias_terms: &[f32]) {
         if let Some(dweight) = &mut self.dweight {
-            dweight.add(self.call, row, &result.dweight_terms);
+            dweight.add(self.call, row, dweight_terms);
             if self.call.has(Bug::DwDupRow) && row == 0 {
-                dweight.add_terms(0, &result.dweight_terms);
+                dweight.add_terms(0, dweight_terms);
             }
         }
         if let Some(dbias) = &mut self.dbias {
-            dbias.add(self.call, row, &result.dbias_terms);
+            dbias.add(self.call, row, dbias_terms);
         }
     }
 

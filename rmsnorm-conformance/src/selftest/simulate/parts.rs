@@ -3,7 +3,8 @@
 use rmsnorm_spec::{DType, Tensor};
 
 use super::call::Call;
-use super::tensors::{Tensors, round};
+use super::tensors::Tensors;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 /// The values to normalize, and `residual_out`: in a correct kernel, both are the same sum of the

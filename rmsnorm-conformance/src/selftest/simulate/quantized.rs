@@ -7,7 +7,8 @@ use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 use super::call::Call;
 use super::forward;
 use super::scales::{Normalized, Quantizer};
-use super::tensors::{Matrix, Tensors, round};
+use super::tensors::{Matrix, Tensors};
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 /// Makes a call.

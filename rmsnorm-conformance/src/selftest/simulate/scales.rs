@@ -4,7 +4,7 @@ use rmsnorm_spec::DType;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType, e8m0_value};
 
 use super::call::Call;
-use super::tensors::round;
+use crate::run::memory::round;
 use crate::selftest::planted::Bug;
 
 /// The quantization of a call, with its bug.

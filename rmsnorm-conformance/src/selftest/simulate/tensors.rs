@@ -1,16 +1,14 @@
 //! The tensors of a call in host memory, with elements of any type: read as f32, rounded once when
 //! written.
 
-use rmsnorm_spec::{AnyElement, DType, Error, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor, f16};
+use rmsnorm_spec::{AnyElement, DType, RowLayout, Rows, Storage, Tensor, TensorShape, f16};
 
-use super::SimulatedBackend;
 use super::call::Call;
-use super::forward::ForwardRow;
-use crate::run::memory::{decode_f32, encode_f32};
+use crate::run::memory::{decode_f32, encode_f32, round};
 use crate::selftest::planted::Bug;
 
 /// The elements of a view, as bits.
-trait Elements {
+pub(super) trait Elements {
     fn len(&self) -> usize;
     fn bits(&self, index: usize) -> u32;
     /// Writes an element. The view must be writable.
@@ -127,11 +125,6 @@ fn min_normal(storage: Storage) -> f32 {
     if storage == DType::F16.into() { f16::MIN_POSITIVE.to_f32() } else { f32::MIN_POSITIVE }
 }
 
-/// The f32 nearest to `value` among the values of `dtype`.
-pub(super) fn round(value: f32, dtype: DType) -> f32 {
-    decode_f32(encode_f32(value, dtype), dtype)
-}
-
 /// The bugs that ignore the row stride of a tensor, and those that ignore its groups.
 const STRIDES: [(Tensor, Bug, Bug); 8] = [
     (Tensor::X, Bug::XStrideIgnored, Bug::XGroupsIgnored),
@@ -197,16 +190,16 @@ impl<'c, 'a> Tensors<'c, 'a> {
         }
     }
 
-    /// Writes the requested statistics of a row.
-    pub(super) fn store_statistics(&mut self, [mean, rstd]: [Tensor; 2], row: usize, result: &ForwardRow) {
-        for (tensor, value) in [(mean, Some(result.saved_mean)), (rstd, result.saved_rstd)] {
+    /// Writes the requested statistics of a row. A value that is `None` is not written.
+    pub(super) fn store_statistics(&mut self, of: [(Tensor, Option<f32>); 2], row: usize) {
+        for (tensor, value) in of {
             if let Some((out, value)) = self.get_mut(tensor).zip(value) {
                 out.store(row, value);
             }
         }
     }
 
-    fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
+    pub(super) fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
         let call = self.call;
         let (rows, cols) = match tensor.shape() {
             TensorShape::Matrix => (call.spec.rows, call.spec.cols),
@@ -234,18 +227,5 @@ impl<'c, 'a> Tensors<'c, 'a> {
             }
         }
         self.of[tensor as usize] = Some(Matrix { view: given.view, storage: E::STORAGE, rows });
-    }
-}
-
-impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
-    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
-        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
-        Ok(())
-    }
-
-    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
-        let distances = rows.with(());
-        self.put::<E>(tensor, distances.with(Box::new(rows.view)));
-        Ok(())
     }
 }
