@@ -4,13 +4,11 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
-pub(crate) mod after;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;
 pub(crate) mod family;
 pub(crate) mod kind;
-pub(crate) mod parts;
 pub(crate) mod presence;
 pub(crate) mod profiles;
 pub(crate) mod quantized;
@@ -23,6 +21,7 @@ use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorSet};
 
 pub use self::family::Family;
+use self::kind::Calls;
 pub use self::kind::Kind;
 use crate::run::memory::Placement;
 use crate::testing::draw;
@@ -156,13 +155,13 @@ impl Case {
             family: Family::Randn,
             seed: 1,
             quant: None,
-            parts: if matches!(kind, Kind::ForwardParts) { 2 } else { 1 },
+            parts: if kind.has_parts() { 2 } else { 1 },
         }
     }
 
     /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
     pub(crate) const fn x_dtype(&self) -> DType {
-        match self.kind.direction() {
+        match self.kind.direction {
             Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
             Direction::Backward => self.dtypes.residual,
         }
@@ -184,7 +183,7 @@ impl Case {
         if self.kind.has_forward() {
             let ends = self.kind.has_backward();
             present = given.intersection(presence::read_by_forward());
-            let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward | Kind::ForwardParts);
+            let may_be_lost = self.kind.calls == Calls::One && !self.kind.is_after();
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
@@ -205,7 +204,7 @@ impl Case {
                 // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
             }
-            if self.kind == Kind::BackwardSums && !given.has(Tensor::Dbias) {
+            if self.kind.calls == Calls::Sums && !given.has(Tensor::Dbias) {
                 gradients = gradients.with(Tensor::Dweight);
             }
             present = present.union(gradients);
@@ -219,8 +218,8 @@ impl Case {
         if !self.kind.has_forward() {
             self.cast_order = CastOrder::AtStore;
         }
-        self.parts = if self.kind == Kind::ForwardParts { self.parts.max(2) } else { 1 };
-        self.quant = (self.kind == Kind::QuantizedForward).then(|| {
+        self.parts = if self.kind.has_parts() { self.parts.max(2) } else { 1 };
+        self.quant = self.kind.is_quantized().then(|| {
             let quant = self.quant.unwrap_or(quantized::PLAIN);
             present = present.union(quantized::present(&quant, given));
             // A columnwise copy is made from the statistics that the call stores.
@@ -233,7 +232,7 @@ impl Case {
             self.layout = Layout::DENSE;
         }
         // Parts have one common stride, which grouped rows do not allow.
-        if self.kind == Kind::ForwardParts {
+        if self.kind.has_parts() {
             self.layout = match self.layout {
                 Layout::Grouped { seed, .. } => Layout::Mixed(seed),
                 Layout::Far(_) => Layout::DENSE,
@@ -369,11 +368,11 @@ fn parse_fields<'a>(
     let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
     let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
-    let parts = match kind == Kind::ForwardParts {
+    let parts = match kind.has_parts() {
         true => parse_after("parts", next("the parts")?).ok_or("the parts")?,
         false => 1,
     };
-    let quant = match kind == Kind::QuantizedForward {
+    let quant = match kind.is_quantized() {
         true => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
         false => None,
     };
@@ -455,7 +454,7 @@ mod tests {
             grad_reduction: GradReduction::Locks { groups: 4 },
             layout: Layout::Uniform { pad: 8, offset: 3 },
             family: Family::ShiftedHi,
-            ..Case::plain(Kind::EndToEnd, Norm::Layer, DType::Bf16, 3, 17)
+            ..Case::plain(Kind::END_TO_END, Norm::Layer, DType::Bf16, 3, 17)
         };
         let id = case.to_string();
         assert_eq!(
@@ -468,7 +467,7 @@ mod tests {
 
     #[test]
     fn id_with_a_damaged_part_names_that_part() {
-        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        let id = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 17).to_string();
         for (from, to, what) in [
             ("bounds", "bound", "the trial"),
             ("forward", "onward", "the kind"),
@@ -491,7 +490,7 @@ mod tests {
 
     #[test]
     fn id_of_a_case_beyond_memory_is_refused() {
-        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        let id = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 17).to_string();
         for (from, to) in [
             ("3x17", "18446744073709551615x18446744073709551615"),
             ("3x17", "16777217x16"),

@@ -25,6 +25,7 @@ mod case;
 mod finding;
 pub mod judge;
 mod names;
+mod pieces;
 pub mod ranks;
 mod report;
 mod run;

@@ -435,7 +435,7 @@ mod tests {
     fn everyday_call_that_is_refused_alone_is_a_failure() {
         let has_gradients = |call: &Call| call.get(Tensor::Dweight).or(call.get(Tensor::Dbias)).is_some();
         let refuses_lone_dx = move |call: &Call| {
-            (call.kind == Kind::Backward && !has_gradients(call))
+            (call.kind == Kind::BACKWARD && !has_gradients(call))
                 .then(|| Error::Unsupported { rule: "a workspace, which is not given".into() })
         };
         let mut device = Faulty::correct();
@@ -472,9 +472,9 @@ mod tests {
 
     #[test]
     fn failing_case_prints_the_line_that_replays_it() {
-        use crate::selftest::planted::Bug;
+        use crate::selftest::planted::{BugList, NormBug};
         let options = Options { self_test: false, ..Options::default() };
-        let backend = SimulatedBackend::new(Some(Bug::NoSecond));
+        let backend = SimulatedBackend::new(Some(NormBug::NoSecond.bug()));
         let summary = run(&backend, &options, &mut |_, _| {}, None).expect("nothing is written");
         let (id, finding) = summary.failures.first().expect("dx is wrong");
         assert_eq!((finding.check, finding.output), (Check::Bounds, "dx"));

@@ -23,7 +23,7 @@
 //! let place = Placement { pad: 3, offset: 1, ..Placement::DENSE };
 //! let guarded = |name, access, fill| Guarded::new((name, DType::F32, access), (4, 33), place, &fill, 0);
 //! let mut call = Call {
-//!     kind: Kind::Forward,
+//!     kind: Kind::FORWARD,
 //!     quant: None,
 //!     parts: 1,
 //!     tensors: vec![

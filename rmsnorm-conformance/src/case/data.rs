@@ -207,7 +207,7 @@ impl Painter<'_> {
     /// large.
     fn constant(&self) -> f64 {
         let case = self.case;
-        let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
+        let is_given = case.kind == Kind::BACKWARD && case.norm == Norm::Layer;
         let is_wide = case.x_dtype() != DType::F16;
         if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
     }
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn normal_has_the_moments_of_a_normal() {
-        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 100, 1000);
+        let case = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 100, 1000);
         let x = inputs(&case).x;
         let count = x.len() as f64;
         let mean = x.iter().sum::<f64>() / count;
@@ -343,7 +343,7 @@ mod tests {
     fn every_value_is_one_of_its_dtype() {
         for family in Family::ALL {
             for dtype in DType::ALL {
-                let case = Case { family, ..Case::plain(Kind::Backward, Norm::Layer, dtype, 5, 9) };
+                let case = Case { family, ..Case::plain(Kind::BACKWARD, Norm::Layer, dtype, 5, 9) };
                 let inputs = inputs(&case);
                 for value in inputs.x.iter().chain(&inputs.dy) {
                     assert!(value.is_nan() || round_to(*value, dtype) == *value, "{family:?} {dtype} {value}");

@@ -33,6 +33,13 @@ pub(crate) struct Drawn {
     pub wide_residual: bool,
 }
 
+/// The cases that a file adds to the profiles. `drawn` gets the seed of the full profile.
+pub(crate) struct Lists {
+    pub smoke: fn() -> Vec<Case>,
+    pub core: fn() -> Vec<Case>,
+    pub drawn: fn(u64) -> Vec<Case>,
+}
+
 /// A pseudorandom sequence of choices.
 pub(crate) struct Dice {
     pub(crate) state: u64,
@@ -143,7 +150,7 @@ pub(crate) fn is_meaningful(case: &Case) -> bool {
     let few_cols = case.cols < 32 && case.norm == Norm::Layer;
     let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
     // Backward cannot be tested with the statistics that forward computed from non-finite rows.
-    let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
+    let tainted = case.family == Family::Nonfinite && case.kind == Kind::END_TO_END;
     // Constant x and dy are parallel; without a weight, dx consists of rounding errors.
     let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.has(Tensor::Weight);
     // Two large 16-bit values are often equal; then only the error of their mean remains.

@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashSet};
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::Family;
-use crate::case::dice::{COLS, Dice, Drawn, EPS, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, is_meaningful};
+use crate::case::dice::{COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, after, parts, quantized, sums};
+use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::names::named;
+use crate::pieces::{self, residual_after};
 use crate::testing::splitmix;
 
 named! {
@@ -31,33 +31,23 @@ impl Profile {
     /// The list of cases. Only [`Profile::Full`] depends on the seed.
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {
-            Profile::Smoke => {
-                // On a GPU each of these compiles another program, so only some are run.
-                let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
-                [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke(), sums::smoke()].concat()
-            }
-            Profile::Core => {
-                let columnwise = quantized::columnwise(15, 4, 1 << 15);
-                [core(), quantized::core(), columnwise, after::core(), parts::core(), sums::core()].concat()
-            }
+            Profile::Smoke => with_lists(smoke(), |lists| (lists.smoke)()),
+            Profile::Core => with_lists(core(), |lists| (lists.core)()),
             // Long rows are included because GPUs have separate kernels for them.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
-                [
-                    floats,
-                    quantized::drawn(seed, 4000),
-                    quantized::columnwise(seed, 20, 1 << 13),
-                    after::drawn(seed, 2000),
-                    parts::drawn(seed, 1000),
-                    sums::drawn(seed, 500),
-                ]
-                .concat()
+                with_lists(floats, |lists| (lists.drawn)(seed))
             }
             Profile::Stress => stress(),
         };
         let mut seen = HashSet::new();
         cases.into_iter().map(Case::normalized).filter(|case| seen.insert(case.to_string())).collect()
     }
+}
+
+fn with_lists(mut cases: Vec<Case>, list: impl Fn(&Lists) -> Vec<Case>) -> Vec<Case> {
+    cases.extend(pieces::LISTS.iter().flat_map(list));
+    cases
 }
 
 /// Largest number of elements of most drawn cases. It is small because each element is compared
@@ -89,7 +79,7 @@ fn smoke() -> Vec<Case> {
         for (j, family) in Family::OF_FLOATS.iter().copied().enumerate() {
             // This kind has no case of that family, so another case of the most common family is
             // used.
-            let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
+            let replaced = family == Family::Nonfinite && kind == Kind::END_TO_END;
             let family = if replaced { Family::Randn } else { family };
             let drawn = std::iter::repeat_with(|| {
                 let size = dice.size(1 << 12);
@@ -156,7 +146,7 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
     cases.extend(every_mix(&[(5, 45)]));
     // Here `0 - mean` times rstd is infinite after the end of a row, and 0 times infinity is NaN.
     cases.extend(DType::ALL.map(|dtype| {
-        let plain = Case::plain(Kind::Backward, Norm::Layer, dtype, 3, 45);
+        let plain = Case::plain(Kind::BACKWARD, Norm::Layer, dtype, 3, 45);
         Case { present: ALL_PRESENT, family: Family::Const, ..plain }
     }));
     cases.into_iter().map(Case::normalized).collect()
@@ -166,7 +156,7 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
 /// to case; so do the dtypes, starting with `first`.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
         let all = (0u32..1 << COUNTED.len()).map(|bits| {
             let has = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
             let present = COUNTED.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
@@ -254,19 +244,19 @@ fn second_steps() -> Vec<Case> {
         let backward = [(40, 65_539, DType::F32), (300, 17_389, DType::ALL[i]), (1025, 4099, DType::ALL[i + 1])];
         for (j, (rows, cols, dtype)) in backward.into_iter().enumerate() {
             let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
-            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
+            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::BACKWARD, norm, dtype, rows, cols) });
         }
         // A thread with two rows at once gets its second row only if there are more rows than
         // workgroups. A kernel with fewer sums over rows does so at more row lengths.
         let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
         let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
-        let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
+        let plain = Case::plain(Kind::BACKWARD, norm, DType::Bf16, rows, cols);
         cases.push(Case { present, family: Family::Mixed, ..plain });
         for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-            let plain = Case::plain(Kind::Forward, norm, DType::F32, 20, 262_147);
+            let plain = Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147);
             cases.push(Case { present, weight_offset: -0.5, ..plain });
         }
-        for kind in [Kind::Forward, Kind::Backward] {
+        for kind in [Kind::FORWARD, Kind::BACKWARD] {
             let layout = Layout::Uniform { pad: 1, offset: 1 };
             cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
         }
@@ -284,20 +274,20 @@ fn long_rows() -> Vec<Case> {
         for norm in Norm::ALL {
             for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
                 let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
-                cases.push(Case { present, weight_offset, ..with(Kind::Forward, norm, 2, cols) });
+                cases.push(Case { present, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
             }
-            cases.push(Case { family: Family::Mixed, ..with(Kind::Backward, norm, 40, 65_539) });
+            cases.push(Case { family: Family::Mixed, ..with(Kind::BACKWARD, norm, 40, 65_539) });
             let layout = Layout::Mixed(7);
-            cases.push(Case { layout, ..with(Kind::Backward, norm, 3, 262_147) });
+            cases.push(Case { layout, ..with(Kind::BACKWARD, norm, 3, 262_147) });
             let present = OPTIONAL;
-            cases.push(Case { layout, present, ..with(Kind::Backward, norm, 3, 262_149) });
+            cases.push(Case { layout, present, ..with(Kind::BACKWARD, norm, 3, 262_149) });
         }
         for family in [Family::Shifted, Family::Const] {
             for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-                let plain = with(Kind::Forward, Norm::Layer, 2, 262_147);
+                let plain = with(Kind::FORWARD, Norm::Layer, 2, 262_147);
                 cases.push(Case { family, present, ..plain });
             }
-            cases.push(Case { family, ..with(Kind::Backward, Norm::Layer, 2, 262_147) });
+            cases.push(Case { family, ..with(Kind::BACKWARD, Norm::Layer, 2, 262_147) });
         }
     }
     cases.retain(is_meaningful);
@@ -310,12 +300,12 @@ fn many_partial_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
         for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
-            let plain = Case::plain(Kind::Backward, norm, DType::ALL[(i + j) % 3], rows, cols);
+            let plain = Case::plain(Kind::BACKWARD, norm, DType::ALL[(i + j) % 3], rows, cols);
             let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
             cases.push(Case { present: ALL_PRESENT, family, ..plain });
         }
         // Sums beyond twice the largest f16.
-        let plain = Case::plain(Kind::Backward, norm, DType::F16, 400_003, 1);
+        let plain = Case::plain(Kind::BACKWARD, norm, DType::F16, 400_003, 1);
         cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
     }
     cases
@@ -356,7 +346,7 @@ fn axes(case: &Case) -> [u8; 11] {
         Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
     };
     [
-        case.kind as u8,
+        case.kind.index() as u8,
         case.norm as u8,
         4 * dtypes.activation as u8
             + flags(&[dtypes.weight != dtypes.activation, dtypes.residual != dtypes.activation]),
@@ -423,7 +413,7 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut dice = Dice { state: 3 };
     let mut cases = Vec::new();
     for &shape in shapes {
-        for kind in [Kind::Backward, Kind::EndToEnd] {
+        for kind in [Kind::BACKWARD, Kind::END_TO_END] {
             for norm in Norm::ALL {
                 for grad_reduction in OTHER_REDUCTIONS {
                     let draw = || {
@@ -463,7 +453,7 @@ fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
     for &(rows, cols) in shapes {
         for norm in Norm::ALL {
             for dtype in DType::ALL {
-                for kind in [Kind::EndToEnd, Kind::ForwardInPlace] {
+                for kind in [Kind::END_TO_END, Kind::FORWARD_IN_PLACE] {
                     let plain = Case::plain(kind, norm, dtype, rows, cols);
                     let layout = Layout::Mixed(rows as u32 % 16);
                     cases.push(Case { trial: Trial::Determinism { repeats }, present: ALL_PRESENT, layout, ..plain });
@@ -479,7 +469,7 @@ fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
     for &(rows, cols) in shapes {
         for norm in Norm::ALL {
             for dtype in DType::ALL {
-                let plain = Case::plain(Kind::EndToEnd, norm, dtype, rows, cols);
+                let plain = Case::plain(Kind::END_TO_END, norm, dtype, rows, cols);
                 cases.push(Case { trial: Trial::Metamorphic, present: ALL_PRESENT, ..plain });
             }
         }
@@ -505,7 +495,7 @@ fn stress() -> Vec<Case> {
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
     cases.extend(far_apart());
     for norm in Norm::ALL {
-        for kind in [Kind::Forward, Kind::Backward] {
+        for kind in [Kind::FORWARD, Kind::BACKWARD] {
             let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
             cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
         }
@@ -519,7 +509,7 @@ fn stress() -> Vec<Case> {
 pub(crate) fn far_apart() -> Vec<Case> {
     let mut cases = Vec::new();
     let before = kinds_and_norms().map(|(kind, norm)| (kind, norm, ALL_PRESENT));
-    for (i, (kind, norm, present)) in before.chain(after::calls()).enumerate() {
+    for (i, (kind, norm, present)) in before.chain(residual_after::calls()).enumerate() {
         for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
@@ -535,7 +525,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
     let mut cases = Vec::new();
     let around = |(rows, cols): (usize, usize)| [(rows.saturating_sub(1), cols), (rows, cols)];
     let of_sums = DType::ALL.into_iter().flat_map(&shapes).flat_map(around).collect::<BTreeSet<_>>();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
         for (i, dtype) in DType::ALL.into_iter().enumerate() {
             for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
                 for rows in [rows.saturating_sub(1), rows] {
@@ -545,7 +535,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
             }
         }
     }
-    cases.extend(after::breakpoints(of_sums.into_iter()));
+    cases.extend(residual_after::breakpoints(of_sums.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -576,7 +566,7 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
             }
         }
     }
-    cases.extend(after::breakpoints(sizes.into_iter()));
+    cases.extend(residual_after::breakpoints(sizes.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 

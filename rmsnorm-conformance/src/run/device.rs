@@ -12,7 +12,7 @@ use rmsnorm_spec::{
 };
 
 use super::span;
-use crate::case::Kind;
+use crate::case::kind::Calls;
 use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
@@ -243,7 +243,7 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        self.on_device(harness, |call, slots| match call.kind.direction() {
+        self.on_device(harness, |call, slots| match call.kind.direction {
             Direction::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
             Direction::Backward => call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction),
             Direction::Forward => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
@@ -288,7 +288,7 @@ impl Call {
     ) -> Answer {
         let is_after = self.kind.is_after();
         let y = slots.rows_mut(Tensor::Y);
-        let overwrites_residual = if is_after { self.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
+        let overwrites_residual = if is_after { self.kind.calls == Calls::InPlace } else { y.is_none() };
         let mut args = match y {
             Some(y) => AnyForward::<H::Backend>::new(required(Tensor::X, slots.rows(Tensor::X))?, y),
             None if is_after => {
@@ -297,7 +297,7 @@ impl Call {
             None => AnyForward::<H::Backend>::in_place(required(Tensor::X, slots.rows_mut(Tensor::X))?),
         };
         args.dtypes = dtypes;
-        if self.kind == Kind::ForwardParts {
+        if self.kind.has_parts() {
             let x_stride = self.get(Tensor::X).and_then(|x| x.row_stride);
             args = args.parts(self.parts, spec.rows.saturating_mul(x_stride.unwrap_or(spec.cols)));
         }
@@ -366,7 +366,7 @@ impl Call {
         args.dresidual = slots.rows_mut(Tensor::Dresidual);
         let (dweight, dbias) = (slots.view_mut(Tensor::Dweight), slots.view_mut(Tensor::Dbias));
         let held = |tensor| self.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
-        if self.kind == Kind::BackwardSums {
+        if self.kind.calls == Calls::Sums {
             args.accumulate = held(Tensor::Dweight) || held(Tensor::Dbias);
             (args.dweight_sum, args.dbias_sum) = (dweight, dbias);
         } else {
