@@ -178,7 +178,9 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
-        let given = if self.kind.is_after() { presence::with_sum(self.present) } else { self.present };
+        // A backward call after a sum of parts needs the sum, which only a call with a residual stores.
+        let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
+        let given = if has_sum { presence::with_sum(self.present) } else { self.present };
         let mut present = TensorSet::NONE;
         if self.kind.has_forward() {
             let ends = self.kind.has_backward();

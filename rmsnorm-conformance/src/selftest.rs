@@ -67,8 +67,8 @@ impl SelfTest {
 
     /// Number of different bugs, each planted in one or more places.
     pub fn bugs(&self) -> usize {
-        let caught = self.rows.iter().map(|row| row.bug.name());
-        let survived = self.survivors.iter().map(|(bug, ..)| bug.name());
+        let caught = self.rows.iter().map(|row| row.bug.name);
+        let survived = self.survivors.iter().map(|(bug, ..)| bug.name);
         caught.chain(survived).collect::<BTreeSet<&str>>().len()
     }
 
@@ -255,14 +255,14 @@ impl fmt::Display for SelfTest {
             writeln!(
                 f,
                 "{:<24}{:<12}{:<18}{check:<18}{:<14}{case}",
-                bug.name(),
+                bug.name,
                 norm.name(),
                 kind.name(),
                 finding.output
             )?;
         }
         for (bug, norm, kind) in &self.survivors {
-            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name(), norm.name(), kind.name(), bug.description())?;
+            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name, norm.name(), kind.name(), bug.description)?;
         }
         for alarm in &self.false_alarms {
             writeln!(f, "FALSE ALARM: {alarm}")?;

@@ -114,12 +114,15 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let biases = |tensor| present.has(tensor).then(|| vector(&|col| painter.bias(tensor, col)));
     let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
     let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
+    let sum =
+        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
     let dy = if case.kind.has_backward() {
         // The input and the weight of the last norm.
         let (h, weight) = match (case.kind.is_after(), present.has(Tensor::Y)) {
             (false, _) => {
                 let residual = |i: usize| residual.as_ref().map_or(0.0, |residual| residual[i]);
-                (x.iter().enumerate().map(|(i, x)| x + residual(i)).collect(), &weight)
+                let added = || x.iter().enumerate().map(|(i, x)| x + residual(i)).collect();
+                (sum.clone().unwrap_or_else(added), &weight)
             }
             (true, false) => (x.clone(), &weight),
             (true, true) => {
@@ -136,8 +139,6 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let sum =
-        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
     let inputs = Inputs { x, sum, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }

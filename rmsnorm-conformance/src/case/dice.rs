@@ -40,6 +40,17 @@ pub(crate) struct Lists {
     pub drawn: fn(u64) -> Vec<Case>,
 }
 
+/// `count` cases drawn from a seed. `draw` gets the number of cases so far, and may find none.
+pub(crate) fn drawn(seed: u64, count: usize, mut draw: impl FnMut(&mut Dice, usize) -> Option<Case>) -> Vec<Case> {
+    let mut dice = Dice { state: splitmix(seed) };
+    let mut cases = Vec::new();
+    while cases.len() < count {
+        let turn = cases.len();
+        cases.extend(draw(&mut dice, turn));
+    }
+    cases
+}
+
 /// A pseudorandom sequence of choices.
 pub(crate) struct Dice {
     pub(crate) state: u64,

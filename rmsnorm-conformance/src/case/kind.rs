@@ -74,11 +74,17 @@ kinds! {
     FORWARD_PARTS = "forward_parts": Forward [Parts] One;
     /// A backward call that stores gradients as f32 sums, then one that adds to these sums.
     BACKWARD_SUMS = "backward_sums": Backward [] Sums;
+    /// A forward call whose `x` is the sum of several parts, then the backward call of that sum.
+    PARTS_END_TO_END = "parts_end_to_end": Forward [Parts] EndToEnd;
 }
 
 impl Kind {
     /// The kinds with float results that add a residual before the norm.
     pub const BEFORE: [Kind; 4] = [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD, Kind::END_TO_END];
+
+    /// The kinds that combine what other kinds have alone. Their number grows as a product, so no
+    /// list has them all: the full profile draws cases of them from its seed.
+    pub const PAIRS: [Kind; 1] = [Kind::PARTS_END_TO_END];
 
     /// The kinds that differ in the form of their first call.
     pub fn first_calls() -> impl Iterator<Item = Kind> {

@@ -7,10 +7,9 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::dice::{COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::case::{Case, Family, Kind, Layout, Trial, dice};
 use crate::names::named;
 use crate::pieces::{self, residual_after};
-use crate::testing::splitmix;
 
 named! {
     /// The size of a run.
@@ -36,7 +35,7 @@ impl Profile {
             // Long rows are included because GPUs have separate kernels for them.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
-                with_lists(floats, |lists| (lists.drawn)(seed))
+                [with_lists(floats, |lists| (lists.drawn)(seed)), pieces::pairs(seed, 500)].concat()
             }
             Profile::Stress => stress(),
         };
@@ -63,12 +62,10 @@ const GRADIENTS: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias]);
 
 fn drawn(seed: u64, count: usize, most_elements: fn(&mut Dice) -> usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed) };
-    let draw = || {
-        let most_elements = most_elements(&mut dice);
-        dice.case(most_elements)
-    };
-    std::iter::repeat_with(draw).filter(is_meaningful).take(count).collect()
+    dice::drawn(seed, count, |dice, _| {
+        let most_elements = most_elements(dice);
+        Some(dice.case(most_elements)).filter(is_meaningful)
+    })
 }
 
 /// Every kind, norm and family, with the other axes drawn.

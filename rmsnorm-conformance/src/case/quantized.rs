@@ -36,9 +36,9 @@ const fn scale_name(scale: ScaleKind) -> &'static str {
         ScaleKind::Mx { rounding: ScaleRounding::Floor } => "mx_floor",
     }
 }
+
 /// A `QuantSpec` as the last part of an id: `e4m3,row,f32,row_major,floor0e0,ceilinginf`, then
 /// `,columnwise_` and the columnwise layout unless it is row-major, and `,fold` if amax is folded.
-/// row-major one, and `,fold`.
 pub(crate) struct Id(pub QuantSpec);
 
 impl fmt::Display for Id {

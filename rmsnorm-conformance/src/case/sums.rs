@@ -3,10 +3,9 @@
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::Family;
-use crate::case::dice::{Dice, Lists, is_meaningful};
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout};
-use crate::testing::splitmix;
 
 /// The usual tensors in training.
 const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
@@ -16,7 +15,12 @@ fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
 }
 
 /// The cases with gradients of weight and bias as f32 sums.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed, 500) };
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw) };
+
+fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
+    let norm = dice.pick(&Norm::ALL);
+    one(dice, 1 << 13, |case| Case { norm, ..case })
+}
 
 /// Every norm and family with the other axes drawn, and every dtype.
 fn smoke() -> Vec<Case> {
@@ -62,17 +66,6 @@ fn core() -> Vec<Case> {
         }
     }
     cases.into_iter().map(Case::normalized).filter(is_meaningful).collect()
-}
-
-/// Cases drawn from a seed.
-fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0x5d1b) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let norm = dice.pick(&Norm::ALL);
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, ..case }));
-    }
-    cases
 }
 
 /// A drawn case, after `change`, that can prove something.

@@ -3,7 +3,7 @@
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use super::math::PieceMath;
-use crate::case::dice::{Dice, Lists, is_meaningful};
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::run::memory::round;
@@ -11,7 +11,6 @@ use crate::selftest::planted::{Bug, BugList, bugs};
 use crate::selftest::simulate::call::Call;
 use crate::selftest::simulate::rows::ForwardRow;
 use crate::selftest::simulate::tensors::Tensors;
-use crate::testing::splitmix;
 
 bugs! {
     /// The bugs of a sum of parts.
@@ -92,11 +91,16 @@ fn sum(call: &Call, tensors: &Tensors<'_, '_>, row: usize, residual: Option<&[f3
 }
 
 /// The cases in which `x` is the sum of several parts.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed, 1000) };
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw) };
+
+fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
+    let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
+    one(dice, 1 << 13, |case| Case { norm, parts, ..case })
+}
 
 /// Numbers of parts: 2, the smallest group of ranks; 4 and 8, a node; 3 and 5, not powers of two;
 /// 17, a token's experts.
-const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
+pub(crate) const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
 
 /// The tensors of a layer between two all-reduces.
 const USUAL: TensorSet =
@@ -113,7 +117,7 @@ fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -
 
 /// Whether a case can prove something: [`is_meaningful`], and no tiny eps for families with few
 /// values, whose sums are often zero.
-fn is_good(case: &Case) -> bool {
+pub(crate) fn is_good(case: &Case) -> bool {
     let cancels = matches!(case.family, Family::Exact | Family::Mixed | Family::Codes) && case.eps < 1e-6;
     is_meaningful(case) && !cancels
 }
@@ -175,17 +179,6 @@ pub(crate) fn core() -> Vec<Case> {
     }
     cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
     cases.retain(is_good);
-    cases
-}
-
-/// Cases drawn from a seed.
-fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0x9a27) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, parts, ..case }));
-    }
     cases
 }
 

@@ -4,7 +4,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use super::math::PieceMath;
 use crate::Arithmetic;
-use crate::case::dice::{Dice, Lists, is_meaningful};
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
 use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::judge::Expected;
@@ -79,7 +79,12 @@ fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<
 }
 
 /// The cases with and without the next norm of the sum.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed, 2000) };
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw) };
+
+fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
+    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+    one(dice, 1 << 13, |case| Case { kind, norm, ..case }, turn)
+}
 
 /// The two forms of the call, and both norms with their gradients.
 const KINDS: [Kind; 3] = [Kind::FORWARD_AFTER, Kind::FORWARD_AFTER_IN_PLACE, Kind::AFTER_END_TO_END];
@@ -181,18 +186,6 @@ fn core() -> Vec<Case> {
     }
     cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
     cases.retain(is_good);
-    cases
-}
-
-/// Cases drawn from a seed.
-fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0xaf7e) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
-        let turn = cases.len();
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { kind, norm, ..case }, turn));
-    }
     cases
 }
 

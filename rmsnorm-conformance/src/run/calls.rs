@@ -180,7 +180,8 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
-        let call = Call { kind, quant: case.quant, parts: case.parts, tensors: Vec::new() };
+        let call =
+            Call { kind, quant: case.quant, parts: if kind.has_parts() { case.parts } else { 1 }, tensors: Vec::new() };
         Builder { case, poison, workspace: 0, call }
     }
 
@@ -198,11 +199,11 @@ impl<'a> Builder<'a> {
 
     /// Rows and columns. The parts of x are further rows of one matrix.
     fn shape(&self, tensor: Tensor) -> (usize, usize) {
-        let Case { rows, cols, parts, quant, .. } = *self.case;
+        let Case { rows, cols, quant, .. } = *self.case;
         // In the lists of cases, the number of scales is always known.
         let scales = |quant: Option<QuantSpec>, rows, cols| quant.and_then(|quant| quant.scales_len(rows, cols));
         match tensor.shape() {
-            TensorShape::Matrix if tensor == Tensor::X => (parts * rows, cols),
+            TensorShape::Matrix if tensor == Tensor::X => (self.call.parts * rows, cols),
             TensorShape::Matrix => (rows, cols),
             TensorShape::Transposed => (cols, rows),
             TensorShape::Cols => (1, cols),

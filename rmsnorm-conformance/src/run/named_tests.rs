@@ -251,7 +251,7 @@ mod tests {
         let mut device = Faulty::correct();
         device.breakpoints = (vec![1234], vec![99]);
         let mut all: Vec<String> = Vec::new();
-        for kind in Kind::ALL {
+        for kind in Kind::ALL.into_iter().filter(|kind| !Kind::PAIRS.contains(kind)) {
             for norm in Norm::ALL {
                 for dtype in DType::ALL {
                     let cases = bounds_cases(&device, kind, norm, dtype);

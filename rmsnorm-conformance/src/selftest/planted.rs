@@ -17,8 +17,10 @@ use crate::case::Kind;
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
 pub struct Bug {
-    pub(crate) name: &'static str,
-    pub(crate) description: &'static str,
+    /// The name in the self-test's table, in snake case.
+    pub name: &'static str,
+    /// The error, in one clause.
+    pub description: &'static str,
     pub(crate) norms: &'static [Norm],
     pub(crate) kinds: fn(Kind) -> bool,
     /// The list that declares the bug, and the place there.
@@ -26,16 +28,6 @@ pub struct Bug {
 }
 
 impl Bug {
-    /// The name in the self-test's table, in snake case.
-    pub const fn name(self) -> &'static str {
-        self.name
-    }
-
-    /// The error, in one clause.
-    pub const fn description(self) -> &'static str {
-        self.description
-    }
-
     /// Whether the bug makes the result of some call of this norm and kind wrong.
     ///
     /// The suite must find such a call: many bugs show only with a bias, a residual, a 16-bit

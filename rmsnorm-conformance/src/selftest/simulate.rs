@@ -134,7 +134,7 @@ impl Harness for SimulatedBackend {
     }
 
     fn device(&self) -> String {
-        let bug = self.bug.map_or("no bug", Bug::name);
+        let bug = self.bug.map_or("no bug", |bug| bug.name);
         format!("host loops, {} lanes, blocks of {} rows, {bug}", self.lanes, self.block_rows)
     }
 
