@@ -12,20 +12,20 @@ use crate::selftest::simulate::tensors::Tensors;
 bugs! {
     /// The bugs of the next norm.
     NextBug:
-    NextOfUnrounded "next_of_unrounded" BOTH AFTER "the next norm works on the sum before its rounding";
-    NextOfNorm "next_of_norm" BOTH AFTER "the next norm works on the norm that was added";
-    NextOfResidual "next_of_residual" BOTH AFTER "the next norm works on the unchanged residual";
-    NextByFirstRstd "next_by_first_rstd" BOTH AFTER "y is scaled by the rstd of x";
-    NextWeightOfFirst "next_weight_of_first" BOTH AFTER "the next norm uses the weight of the first";
-    NextWeightMissing "next_weight_missing" BOTH AFTER "the next norm ignores its weight";
-    NextBiasOfFirst "next_bias_of_first" BOTH AFTER "the next norm uses the bias of the first";
-    NextBiasMissing "next_bias_missing" BOTH AFTER "the next norm ignores its bias";
-    NextOffsetMissing "next_offset_missing" BOTH AFTER "the next norm ignores weight_offset";
-    NextEpsMissing "next_eps_missing" BOTH AFTER "the next norm ignores eps";
-    NextRstdOfFirst "next_rstd_of_first" BOTH AFTER "the saved next_rstd is that of x";
-    NextRstdMissing "next_rstd_missing" BOTH AFTER "next_rstd is never written";
-    NextMeanOfFirst "next_mean_of_first" LAYER AFTER "the saved next_mean is that of x";
-    NextCastOrderIgnored "next_cast_order_ignored" BOTH AFTER "x_hat of the sum is not rounded before the weight, against cast_order";
+    OfUnrounded "next_of_unrounded" BOTH AFTER "the next norm works on the sum before its rounding";
+    OfNorm "next_of_norm" BOTH AFTER "the next norm works on the norm that was added";
+    OfResidual "next_of_residual" BOTH AFTER "the next norm works on the unchanged residual";
+    ByFirstRstd "next_by_first_rstd" BOTH AFTER "y is scaled by the rstd of x";
+    WeightOfFirst "next_weight_of_first" BOTH AFTER "the next norm uses the weight of the first";
+    WeightMissing "next_weight_missing" BOTH AFTER "the next norm ignores its weight";
+    BiasOfFirst "next_bias_of_first" BOTH AFTER "the next norm uses the bias of the first";
+    BiasMissing "next_bias_missing" BOTH AFTER "the next norm ignores its bias";
+    OffsetMissing "next_offset_missing" BOTH AFTER "the next norm ignores weight_offset";
+    EpsMissing "next_eps_missing" BOTH AFTER "the next norm ignores eps";
+    RstdOfFirst "next_rstd_of_first" BOTH AFTER "the saved next_rstd is that of x";
+    RstdMissing "next_rstd_missing" BOTH AFTER "next_rstd is never written";
+    MeanOfFirst "next_mean_of_first" LAYER AFTER "the saved next_mean is that of x";
+    CastOrderIgnored "next_cast_order_ignored" BOTH AFTER "x_hat of the sum is not rounded before the weight, against cast_order";
 }
 
 /// The piece.
@@ -38,21 +38,21 @@ impl PieceMath for NextNorm {
         let mut kernel = kernel(call, tensors);
         for (index, row) in rows.iter_mut().enumerate() {
             let h = match call.bug() {
-                Some(NextBug::NextOfUnrounded) => row.h.clone(),
-                Some(NextBug::NextOfNorm) => row.result.y.clone(),
-                Some(NextBug::NextOfResidual) => tensors.row(Tensor::Residual, index).unwrap_or_default(),
+                Some(NextBug::OfUnrounded) => row.h.clone(),
+                Some(NextBug::OfNorm) => row.result.y.clone(),
+                Some(NextBug::OfResidual) => tensors.row(Tensor::Residual, index).unwrap_or_default(),
                 Some(_) | None => row.sum.clone(),
             };
             let mut last = kernel.normalize(index, &h);
-            if call.has(NextBug::NextByFirstRstd) {
+            if call.has(NextBug::ByFirstRstd) {
                 let factor = |of: &Normalized| of.rstd.unwrap_or(1.0);
                 let ratio = factor(&row.result) / factor(&last);
                 last.y.iter_mut().for_each(|y| *y *= ratio);
             }
             match call.bug() {
-                Some(NextBug::NextRstdMissing) => last.rstd = None,
-                Some(NextBug::NextRstdOfFirst) => last.rstd = row.result.rstd,
-                Some(NextBug::NextMeanOfFirst) => last.mean = row.result.mean,
+                Some(NextBug::RstdMissing) => last.rstd = None,
+                Some(NextBug::RstdOfFirst) => last.rstd = row.result.rstd,
+                Some(NextBug::MeanOfFirst) => last.mean = row.result.mean,
                 Some(_) | None => {}
             }
             last.store_statistics(tensors, [Tensor::NextMean, Tensor::NextRstd], index);
@@ -67,16 +67,16 @@ fn kernel<'c>(call: &'c Call, tensors: &Tensors<'_, '_>) -> NormKernel<'c> {
         let read = if call.has(of_first) { first } else { next };
         tensors.values(read).filter(|_| !call.has(missing))
     };
-    let weight = vector(Tensor::NextWeight, Tensor::Weight, NextBug::NextWeightOfFirst, NextBug::NextWeightMissing);
-    let bias = vector(Tensor::NextBias, Tensor::Bias, NextBug::NextBiasOfFirst, NextBug::NextBiasMissing);
+    let weight = vector(Tensor::NextWeight, Tensor::Weight, NextBug::WeightOfFirst, NextBug::WeightMissing);
+    let bias = vector(Tensor::NextBias, Tensor::Bias, NextBug::BiasOfFirst, NextBug::BiasMissing);
     let has_weight = weight.is_some();
     let mut kernel = NormKernel::new(call, weight, bias);
     match call.bug() {
-        Some(NextBug::NextOffsetMissing) if has_weight => {
+        Some(NextBug::OffsetMissing) if has_weight => {
             kernel.weight.iter_mut().for_each(|weight| *weight -= call.spec.weight_offset);
         }
-        Some(NextBug::NextEpsMissing) => kernel.eps = 0.0,
-        Some(NextBug::NextCastOrderIgnored) => kernel.cast_order = CastOrder::AtStore,
+        Some(NextBug::EpsMissing) => kernel.eps = 0.0,
+        Some(NextBug::CastOrderIgnored) => kernel.cast_order = CastOrder::AtStore,
         Some(_) | None => {}
     }
     kernel

@@ -19,13 +19,13 @@ use crate::testing::splitmix;
 bugs! {
     /// The bugs of a residual that is added after the norm.
     SumBug:
-    SumWithoutNorm "sum_without_norm" BOTH AFTER "residual_out is the unchanged residual";
-    SumWithoutResidual "sum_without_residual" BOTH AFTER "residual_out is the norm alone";
-    SumOfX "sum_of_x" BOTH AFTER "x is added to the norm instead of the residual";
-    SumBeforeNorm "sum_before_norm" BOTH AFTER "the sum of x and the residual is normalized instead of x";
-    SumOfRounded "sum_of_rounded" BOTH AFTER "the norm is rounded to 16 bits before it is added";
-    SumWithoutBias "sum_without_bias" BOTH AFTER "the bias is not in the sum";
-    SumBiasTwice "sum_bias_twice" BOTH AFTER "the bias is in the sum twice";
+    WithoutNorm "sum_without_norm" BOTH AFTER "residual_out is the unchanged residual";
+    WithoutResidual "sum_without_residual" BOTH AFTER "residual_out is the norm alone";
+    OfX "sum_of_x" BOTH AFTER "x is added to the norm instead of the residual";
+    BeforeNorm "sum_before_norm" BOTH AFTER "the sum of x and the residual is normalized instead of x";
+    OfRounded "sum_of_rounded" BOTH AFTER "the norm is rounded to 16 bits before it is added";
+    WithoutBias "sum_without_bias" BOTH AFTER "the bias is not in the sum";
+    BiasTwice "sum_bias_twice" BOTH AFTER "the bias is in the sum twice";
 }
 
 /// The piece.
@@ -39,7 +39,7 @@ impl PieceMath for ResidualAfter {
         for (index, row) in rows.iter_mut().enumerate() {
             // Validation guarantees that there is a residual.
             let Some(addend) = tensors.row(Tensor::Residual, index) else { return };
-            if call.has(SumBug::SumBeforeNorm) {
+            if call.has(SumBug::BeforeNorm) {
                 let h: Vec<f32> = row.x.iter().zip(&addend).map(|(x, addend)| x + addend).collect();
                 row.result = kernel.normalize(index, &h);
             }
@@ -67,12 +67,12 @@ impl PieceMath for ResidualAfter {
 fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<&[f32]>) -> Vec<f32> {
     let bias = |col: usize| bias.map_or(0.0, |bias| bias[col]);
     let of = |(col, &norm): (usize, &f32)| match call.bug() {
-        Some(SumBug::SumWithoutNorm) => residual[col],
-        Some(SumBug::SumWithoutResidual) => norm,
-        Some(SumBug::SumOfX) => x[col] + norm,
-        Some(SumBug::SumOfRounded) => residual[col] + round(norm, call.low()),
-        Some(SumBug::SumWithoutBias) => residual[col] + (norm - bias(col)),
-        Some(SumBug::SumBiasTwice) => residual[col] + (norm + bias(col)),
+        Some(SumBug::WithoutNorm) => residual[col],
+        Some(SumBug::WithoutResidual) => norm,
+        Some(SumBug::OfX) => x[col] + norm,
+        Some(SumBug::OfRounded) => residual[col] + round(norm, call.low()),
+        Some(SumBug::WithoutBias) => residual[col] + (norm - bias(col)),
+        Some(SumBug::BiasTwice) => residual[col] + (norm + bias(col)),
         Some(_) | None => residual[col] + norm,
     };
     norm.iter().enumerate().map(of).collect()
