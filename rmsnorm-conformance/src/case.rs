@@ -4,10 +4,11 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
-pub(crate) mod after;
 pub(crate) mod coverage;
 pub(crate) mod data;
-pub(crate) mod parts;
+pub(crate) mod dice;
+pub(crate) mod family;
+pub(crate) mod kind;
 pub(crate) mod presence;
 pub(crate) mod profiles;
 pub(crate) mod quantized;
@@ -17,14 +18,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, NormSpec, Problem, ResidualPlacement,
-    RowGroups, Tensor, TensorSet,
-};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorSet};
 
-use crate::case::data::Family;
-use crate::names::named;
+pub use self::family::Family;
+use self::kind::Calls;
+pub use self::kind::Kind;
 use crate::run::memory::Placement;
+use crate::testing::draw;
 
 /// The property that a case checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,93 +39,6 @@ pub enum Trial {
     /// Relations that hold bit for bit and need no reference: scaling by two, negation, permutation
     /// of rows.
     Metamorphic,
-}
-
-named! {
-    /// The calls that a case makes.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-    enum Kind {
-        /// One forward call.
-        Forward = "forward",
-        /// One in-place forward call.
-        ForwardInPlace = "forward_in_place",
-        /// One backward call, with the statistics of the f64 reference rounded to f32.
-        Backward = "backward",
-        /// A forward call, then a backward call with the statistics and `residual_out` of the
-        /// first.
-        EndToEnd = "end_to_end",
-        /// One forward call with a quantized result.
-        QuantizedForward = "quantized_forward",
-        /// One forward call that adds the residual after the norm; with `y` it also computes the
-        /// next norm.
-        ForwardAfter = "forward_after",
-        /// As `ForwardAfter`, with the sum stored over the residual.
-        ForwardAfterInPlace = "forward_after_in_place",
-        /// A forward call that adds the residual after the norm, then the backward calls of its
-        /// norms, last norm first. Each call gets the results of the calls before it.
-        AfterEndToEnd = "after_end_to_end",
-        /// One forward call whose `x` is the sum of several parts.
-        ForwardParts = "forward_parts",
-        /// A backward call that stores the gradients of weight and bias as f32 sums, then one that
-        /// adds to these sums.
-        BackwardSums = "backward_sums",
-    }
-}
-
-impl Kind {
-    /// The kinds with float results that add a residual before the norm.
-    pub const BEFORE: [Kind; 4] = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward, Kind::EndToEnd];
-
-    /// The kinds that differ in the form of their first call.
-    pub const CALLS: [Kind; 8] = [
-        Kind::Forward,
-        Kind::ForwardInPlace,
-        Kind::Backward,
-        Kind::QuantizedForward,
-        Kind::ForwardAfter,
-        Kind::ForwardAfterInPlace,
-        Kind::ForwardParts,
-        Kind::BackwardSums,
-    ];
-
-    /// The kind that makes the call `problem`.
-    pub(crate) const fn of(problem: &Problem) -> Kind {
-        match (problem.direction, problem.residual_placement) {
-            (Direction::Forward, ResidualPlacement::Before) if problem.tensors.is_in_place() => Kind::ForwardInPlace,
-            (Direction::Forward, ResidualPlacement::Before) if problem.parts > 1 => Kind::ForwardParts,
-            (Direction::Forward, ResidualPlacement::Before) => Kind::Forward,
-            (Direction::Forward, ResidualPlacement::After) if problem.has(Tensor::Residual) => Kind::ForwardAfter,
-            (Direction::Forward, ResidualPlacement::After) => Kind::ForwardAfterInPlace,
-            (Direction::Backward, _) => match problem.grad_store {
-                GradStore::Rounded => Kind::Backward,
-                GradStore::Sum | GradStore::Accumulated => Kind::BackwardSums,
-            },
-            (Direction::QuantizedForward, _) => Kind::QuantizedForward,
-        }
-    }
-
-    /// The direction of the first call of a case.
-    pub(crate) const fn direction(self) -> Direction {
-        match self {
-            Kind::Backward | Kind::BackwardSums => Direction::Backward,
-            Kind::QuantizedForward => Direction::QuantizedForward,
-            Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::ForwardParts => Direction::Forward,
-            Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd => Direction::Forward,
-        }
-    }
-
-    pub(crate) const fn has_forward(self) -> bool {
-        !matches!(self.direction(), Direction::Backward)
-    }
-
-    pub(crate) const fn has_backward(self) -> bool {
-        !self.has_forward() || matches!(self, Kind::EndToEnd | Kind::AfterEndToEnd)
-    }
-
-    /// Whether the residual is added after the norm.
-    pub(crate) const fn is_after(self) -> bool {
-        matches!(self, Kind::ForwardAfter | Kind::ForwardAfterInPlace | Kind::AfterEndToEnd)
-    }
 }
 
 /// The layout of a call's tensors in their buffers.
@@ -166,7 +79,7 @@ impl Layout {
         match self {
             Layout::Uniform { pad, offset } => Placement { pad, offset, ..Placement::DENSE },
             Layout::Mixed(seed) => {
-                let draw = data::draw(u64::from(seed), tensor, 0);
+                let draw = draw(u64::from(seed), tensor, 0);
                 let pad = [0, 1, 8, cols][(draw % 4) as usize];
                 let (offset, reaches_stride) = ((draw >> 8) as usize % 8, (draw >> 16) % 2 == 1);
                 Placement { pad, offset, reaches_stride, ..Placement::DENSE }
@@ -177,7 +90,7 @@ impl Layout {
             }
             Layout::Grouped { rows, seed } => {
                 let mixed = Layout::Mixed(seed).placement(tensor, cols);
-                let draw = data::draw(u64::from(seed), tensor, 0) >> 4;
+                let draw = draw(u64::from(seed), tensor, 0) >> 4;
                 let gap = [0, 3, 8, 3 * cols][(draw % 4) as usize];
                 let stride = (rows - 1) * (cols + mixed.pad) + cols + gap;
                 Placement { groups: Some(RowGroups { rows, stride }), ..mixed }
@@ -242,13 +155,13 @@ impl Case {
             family: Family::Randn,
             seed: 1,
             quant: None,
-            parts: if matches!(kind, Kind::ForwardParts) { 2 } else { 1 },
+            parts: if kind.has_parts() { 2 } else { 1 },
         }
     }
 
     /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
     pub(crate) const fn x_dtype(&self) -> DType {
-        match self.kind.direction() {
+        match self.kind.direction {
             Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
             Direction::Backward => self.dtypes.residual,
         }
@@ -265,12 +178,14 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
-        let given = if self.kind.is_after() { presence::with_sum(self.present) } else { self.present };
+        // A backward call after a sum of parts needs the sum, which only a call with a residual stores.
+        let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
+        let given = if has_sum { presence::with_sum(self.present) } else { self.present };
         let mut present = TensorSet::NONE;
         if self.kind.has_forward() {
             let ends = self.kind.has_backward();
             present = given.intersection(presence::read_by_forward());
-            let may_be_lost = matches!(self.kind, Kind::Forward | Kind::QuantizedForward | Kind::ForwardParts);
+            let may_be_lost = self.kind.calls == Calls::One && !self.kind.is_after();
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
@@ -291,7 +206,7 @@ impl Case {
                 // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
             }
-            if self.kind == Kind::BackwardSums && !given.has(Tensor::Dbias) {
+            if self.kind.calls == Calls::Sums && !given.has(Tensor::Dbias) {
                 gradients = gradients.with(Tensor::Dweight);
             }
             present = present.union(gradients);
@@ -305,8 +220,8 @@ impl Case {
         if !self.kind.has_forward() {
             self.cast_order = CastOrder::AtStore;
         }
-        self.parts = if self.kind == Kind::ForwardParts { self.parts.max(2) } else { 1 };
-        self.quant = (self.kind == Kind::QuantizedForward).then(|| {
+        self.parts = if self.kind.has_parts() { self.parts.max(2) } else { 1 };
+        self.quant = self.kind.is_quantized().then(|| {
             let quant = self.quant.unwrap_or(quantized::PLAIN);
             present = present.union(quantized::present(&quant, given));
             // A columnwise copy is made from the statistics that the call stores.
@@ -319,7 +234,7 @@ impl Case {
             self.layout = Layout::DENSE;
         }
         // Parts have one common stride, which grouped rows do not allow.
-        if self.kind == Kind::ForwardParts {
+        if self.kind.has_parts() {
             self.layout = match self.layout {
                 Layout::Grouped { seed, .. } => Layout::Mixed(seed),
                 Layout::Far(_) => Layout::DENSE,
@@ -455,11 +370,11 @@ fn parse_fields<'a>(
     let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
     let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
     let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
-    let parts = match kind == Kind::ForwardParts {
+    let parts = match kind.has_parts() {
         true => parse_after("parts", next("the parts")?).ok_or("the parts")?,
         false => 1,
     };
-    let quant = match kind == Kind::QuantizedForward {
+    let quant = match kind.is_quantized() {
         true => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
         false => None,
     };
@@ -541,7 +456,7 @@ mod tests {
             grad_reduction: GradReduction::Locks { groups: 4 },
             layout: Layout::Uniform { pad: 8, offset: 3 },
             family: Family::ShiftedHi,
-            ..Case::plain(Kind::EndToEnd, Norm::Layer, DType::Bf16, 3, 17)
+            ..Case::plain(Kind::END_TO_END, Norm::Layer, DType::Bf16, 3, 17)
         };
         let id = case.to_string();
         assert_eq!(
@@ -554,7 +469,7 @@ mod tests {
 
     #[test]
     fn id_with_a_damaged_part_names_that_part() {
-        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        let id = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 17).to_string();
         for (from, to, what) in [
             ("bounds", "bound", "the trial"),
             ("forward", "onward", "the kind"),
@@ -577,7 +492,7 @@ mod tests {
 
     #[test]
     fn id_of_a_case_beyond_memory_is_refused() {
-        let id = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 17).to_string();
+        let id = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 17).to_string();
         for (from, to) in [
             ("3x17", "18446744073709551615x18446744073709551615"),
             ("3x17", "16777217x16"),

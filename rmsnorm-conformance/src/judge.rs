@@ -152,15 +152,15 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
 
 /// The range of a computed value before its store.
 #[derive(Clone, Copy, Debug)]
-struct Expected {
-    reference: f64,
+pub(crate) struct Expected {
+    pub(crate) reference: f64,
     /// -inf and inf without a bound; both ends equal the reference if it is not finite.
-    low: f64,
-    high: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
 }
 
 impl Expected {
-    fn new(reference: f64, error: f64) -> Expected {
+    pub(crate) fn new(reference: f64, error: f64) -> Expected {
         if error == f64::INFINITY || (error.is_nan() && reference.is_finite()) {
             Expected::unbounded(reference)
         } else if reference.is_finite() {
@@ -170,7 +170,7 @@ impl Expected {
         }
     }
 
-    fn unbounded(reference: f64) -> Expected {
+    pub(crate) fn unbounded(reference: f64) -> Expected {
         Expected { reference, low: f64::NEG_INFINITY, high: f64::INFINITY }
     }
 
@@ -215,21 +215,6 @@ impl Expected {
         }
     }
 
-    /// The range after a residual is added in f32. There is no bound if an end exceeds half of the
-    /// largest f32, because the sum may overflow.
-    fn plus(self, residual: f64, arithmetic: &Arithmetic) -> Expected {
-        let reference = self.reference + residual;
-        let largest = self.low.abs().max(self.high.abs());
-        if self.is_unbounded() || (self.reference.is_finite() && largest > f64::from(f32::MAX) / 2.0) {
-            return Expected::unbounded(reference);
-        }
-        // Either addend may be flushed to zero.
-        let flushed = arithmetic.flush_loss(2.0);
-        let (low, high) = (self.low + residual - flushed, self.high + residual + flushed);
-        let sum = Expected { reference, low, high };
-        if reference.is_finite() { sum.rounded(arithmetic.unit_roundoff) } else { sum }
-    }
-
     /// The range with both ends moved outwards by a relative error and by an underflow.
     fn widened(self, relative: f64) -> Expected {
         let margin = |end: f64| end.abs() * relative * SECOND_ORDER + TINY;
@@ -239,7 +224,7 @@ impl Expected {
     /// The range after an f32 operation rounded its values. An end that f32 represents exactly is
     /// kept: the product of two 16-bit values is exact, and often is half way between two values of
     /// its dtype.
-    fn rounded(self, unit_roundoff: f64) -> Expected {
+    pub(crate) fn rounded(self, unit_roundoff: f64) -> Expected {
         let is_exact = |end: f64| round_to(end, DType::F32) == end && (end == 0.0 || end.abs() >= TINY);
         let widened = self.widened(unit_roundoff);
         Expected {
@@ -249,7 +234,7 @@ impl Expected {
         }
     }
 
-    fn is_unbounded(&self) -> bool {
+    pub(crate) fn is_unbounded(&self) -> bool {
         self.low == f64::NEG_INFINITY && self.high == f64::INFINITY
     }
 

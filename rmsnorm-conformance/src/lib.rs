@@ -22,20 +22,23 @@
 #![forbid(unsafe_code)]
 
 mod case;
+mod finding;
 pub mod judge;
 mod names;
+mod pieces;
 pub mod ranks;
 mod report;
 mod run;
 mod selftest;
 pub mod testing;
 
-pub use case::data::Family;
 pub use case::profiles::Profile;
-pub use case::{Case, Kind, Layout, ParseCaseError, Trial};
+pub use case::{Case, Family, Kind, Layout, ParseCaseError, Trial};
+pub use finding::{Check, Finding, Status};
 pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};
 pub use judge::bounds;
-pub use report::{CaseReport, Check, Counts, Finding, OutputReport, Quality, SUITE_VERSION, Status, Summary};
+pub use report::summary::{SUITE_VERSION, Summary};
+pub use report::{CaseReport, Counts, OutputReport, Quality};
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use run::harness::Harness;

@@ -16,11 +16,12 @@ use rmsnorm_spec::{DTypes, Error, NormSpec, OutputRows, Tensor};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
-use crate::case::{Case, Kind, Layout, Trial, parts};
+use crate::case::{Case, Kind, Layout, Trial};
+use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
-use crate::report::{Check, Finding, Status};
+use crate::pieces::parts;
 use crate::run::calls::forward_call;
-use crate::run::device::Answer;
+use crate::run::harness::Answer;
 use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
 
@@ -59,7 +60,7 @@ pub struct RanksCase {
 impl RanksCase {
     /// The case of one rank's call.
     fn of_rank(&self) -> Case {
-        let kind = if self.in_place { Kind::ForwardInPlace } else { Kind::Forward };
+        let kind = if self.in_place { Kind::FORWARD_IN_PLACE } else { Kind::FORWARD };
         Case { kind, parts: 1, ..self.case }
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod calls;
 pub(crate) mod determinism;
 pub(crate) mod device;
+pub(crate) mod execute;
 pub(crate) mod harness;
 pub(crate) mod memory;
 pub(crate) mod misuse;
@@ -12,19 +13,21 @@ mod workers;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
 use crate::Harness;
 use crate::case::coverage::Coverage;
 use crate::case::profiles::{Profile, breakpoints, shape_breakpoints};
-use crate::case::{Case, ParseCaseError, Trial};
-use crate::judge::trial;
-use crate::report::{CaseReport, Check, Counts, Finding, Status, Summary, hexadecimal};
+use crate::case::{Case, ParseCaseError};
+use crate::finding::{Check, Finding, Status};
+use crate::report::summary::Summary;
+use crate::report::{CaseReport, Counts};
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
+use crate::run::execute::{caught, execute_case, micros};
+use crate::run::memory::hexadecimal;
 use crate::run::misuse::{BadCall, bad_calls};
 use crate::selftest::self_test;
 
@@ -284,31 +287,6 @@ fn hash(ids: &[String]) -> String {
     hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
 }
 
-/// Runs one case.
-pub(crate) fn execute_case(context: Context<'_>, case: &Case) -> CaseReport {
-    caught(case.to_string(), |report| match case.trial {
-        Trial::Bounds => trial::run(context, case, report),
-        Trial::Determinism { repeats } => determinism::run(context, case, repeats),
-        Trial::Metamorphic => determinism::run_metamorphic(context, case),
-    })
-}
-
-fn caught(id: String, run: impl FnOnce(&mut CaseReport) -> Status) -> CaseReport {
-    let start = Instant::now();
-    let mut report = CaseReport::new(id);
-    report.status = catch_unwind(AssertUnwindSafe(|| run(&mut report))).unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
-        let detail = text.unwrap_or("no message").to_owned();
-        Status::Fail(Finding { check: Check::Panic, output: "the call", detail })
-    });
-    report.elapsed_us = micros(start.elapsed());
-    report
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -457,7 +435,7 @@ mod tests {
     fn everyday_call_that_is_refused_alone_is_a_failure() {
         let has_gradients = |call: &Call| call.get(Tensor::Dweight).or(call.get(Tensor::Dbias)).is_some();
         let refuses_lone_dx = move |call: &Call| {
-            (call.kind == Kind::Backward && !has_gradients(call))
+            (call.kind == Kind::BACKWARD && !has_gradients(call))
                 .then(|| Error::Unsupported { rule: "a workspace, which is not given".into() })
         };
         let mut device = Faulty::correct();
@@ -494,9 +472,9 @@ mod tests {
 
     #[test]
     fn failing_case_prints_the_line_that_replays_it() {
-        use crate::selftest::planted::Bug;
+        use crate::selftest::planted::{BugList, NormBug};
         let options = Options { self_test: false, ..Options::default() };
-        let backend = SimulatedBackend::new(Some(Bug::NoSecond));
+        let backend = SimulatedBackend::new(Some(NormBug::NoSecond.bug()));
         let summary = run(&backend, &options, &mut |_, _| {}, None).expect("nothing is written");
         let (id, finding) = summary.failures.first().expect("dx is wrong");
         assert_eq!((finding.check, finding.output), (Check::Bounds, "dx"));

@@ -16,11 +16,13 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 
-use crate::case::data::Family;
-use crate::case::{Case, Kind, Layout, Trial, parts, quantized};
-use crate::report::{CaseReport, Check, Finding, Status};
+use crate::case::Family;
+use crate::case::{Case, Kind, Layout, Trial, quantized};
+use crate::finding::{Check, Finding, Status};
+use crate::pieces::{self, parts, quantize};
+use crate::report::CaseReport;
 use crate::run::calls::Context;
-use crate::run::execute_case;
+use crate::run::execute::execute_case;
 use crate::run::harness::Harness;
 use crate::selftest::planted::Bug;
 use crate::selftest::simulate::SimulatedBackend;
@@ -65,9 +67,9 @@ impl SelfTest {
 
     /// Number of different bugs, each planted in one or more places.
     pub fn bugs(&self) -> usize {
-        let caught = self.rows.iter().map(|row| row.bug);
-        let survived = self.survivors.iter().map(|&(bug, ..)| bug);
-        caught.chain(survived).collect::<BTreeSet<Bug>>().len()
+        let caught = self.rows.iter().map(|row| row.bug.name);
+        let survived = self.survivors.iter().map(|(bug, ..)| bug.name);
+        caught.chain(survived).collect::<BTreeSet<&str>>().len()
     }
 
     /// The counts in a few words: `4 bugs planted in 9 places, all caught`.
@@ -81,7 +83,7 @@ impl SelfTest {
 pub fn self_test() -> SelfTest {
     let mut result = SelfTest { false_alarms: hand_computed(), ..SelfTest::default() };
     for norm in Norm::ALL {
-        for kind in Kind::CALLS {
+        for kind in Kind::first_calls() {
             let cases = cases(norm, kind);
             for case in &cases {
                 let report = simulate(None, case);
@@ -89,7 +91,7 @@ pub fn self_test() -> SelfTest {
                     result.false_alarms.push(format!("{}: {:?}", report.id, report.status));
                 }
             }
-            for &bug in Bug::ALL.iter().filter(|bug| bug.applies_to(norm, kind)) {
+            for bug in pieces::bugs().filter(|bug| bug.applies_to(norm, kind)) {
                 result.planted += 1;
                 match catch(bug, &cases) {
                     Some((finding, case)) => {
@@ -135,10 +137,10 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     let strided = Layout::Uniform { pad: 3, offset: 1 };
     let (f32, f16, bf16) = (DType::F32, DType::F16, DType::Bf16);
     let trial = |trial, case: Case| Case { trial, ..case };
-    if kind == Kind::QuantizedForward {
+    if kind.is_quantized() {
         return quantized_cases(norm);
     }
-    let mut cases = if kind == Kind::ForwardParts { parts_cases(norm) } else { Vec::new() };
+    let mut cases = if kind.has_parts() { parts_cases(norm) } else { Vec::new() };
     cases.extend([
         plain(f32, 5, 33),
         full(bf16, 5, 33),
@@ -182,7 +184,7 @@ fn parts_cases(norm: Norm) -> Vec<Case> {
 /// Small cases with quantized results.
 fn quantized_cases(norm: Norm) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
-    let lists = [quantized::smoke(), quantized::drawn(5, 60), quantized::columnwise(6, 2, 1 << 11)];
+    let lists = [quantize::smoke(), quantize::drawn(5, 60), quantize::columnwise(6, 2, 1 << 11)];
     for case in lists.into_iter().flatten() {
         // RMS norm has exact ties. Layer norm has some in 16 bits.
         if case.norm == norm && case.rows > 0 {
@@ -192,18 +194,18 @@ fn quantized_cases(norm: Norm) -> Vec<Case> {
     let zeros = quantized::SCALES.map(|scale| {
         let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
         let family = Family::Zeros;
-        Case { quant, family, ..Case::plain(Kind::QuantizedForward, norm, DType::Bf16, 3, 64) }
+        Case { quant, family, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::Bf16, 3, 64) }
     });
     let nonfinite = quantized::SCALES.map(|scale| {
         let quant = Some(QuantSpec::new(CodeType::E5m2, scale));
         let present = TensorSet::of(&[Tensor::Amax]);
         let family = Family::Nonfinite;
-        Case { quant, family, present, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 7, 40) }
+        Case { quant, family, present, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 7, 40) }
     });
     // With several seeds, some case has its largest magnitude in the last row.
     let current = (1..9).map(|seed| {
         let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Current));
-        Case { quant, seed, ..Case::plain(Kind::QuantizedForward, norm, DType::F32, 3, 40) }
+        Case { quant, seed, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 3, 40) }
     });
     cases.extend(zeros.into_iter().chain(nonfinite).chain(current));
     cases.into_iter().map(Case::normalized).collect()
@@ -253,14 +255,14 @@ impl fmt::Display for SelfTest {
             writeln!(
                 f,
                 "{:<24}{:<12}{:<18}{check:<18}{:<14}{case}",
-                bug.name(),
+                bug.name,
                 norm.name(),
                 kind.name(),
                 finding.output
             )?;
         }
         for (bug, norm, kind) in &self.survivors {
-            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name(), norm.name(), kind.name(), bug.description())?;
+            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name, norm.name(), kind.name(), bug.description)?;
         }
         for alarm in &self.false_alarms {
             writeln!(f, "FALSE ALARM: {alarm}")?;
@@ -274,22 +276,27 @@ impl fmt::Display for SelfTest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::selftest::planted::{BugList, NormBug};
 
     /// Usually a case of bounds catches a bug first. Each of the other trials must be able to catch
     /// one alone.
     #[test]
     fn each_trial_catches_a_bug_of_its_kind() {
-        let plain = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 70, 129);
+        let plain = Case::plain(Kind::END_TO_END, Norm::Layer, DType::F32, 70, 129);
         let plain = Case { present: TensorSet::of(&[Tensor::Dweight]), ..plain }.normalized();
         let repeated = Case { trial: Trial::Determinism { repeats: 3 }, ..plain };
         let related = Case { trial: Trial::Metamorphic, ..plain };
         for (bug, case, check) in [
-            (Bug::Nondeterministic, repeated, Check::Repeat),
-            (Bug::BatchVariant, repeated, Check::BatchInvariance),
-            (Bug::EpsOutside, related, Check::Metamorphic),
-            (Bug::RowOff, related, Check::Metamorphic),
-            (Bug::DwAccumulate, plain, Check::Unwritten),
-            (Bug::GapOverwritten, Case { layout: Layout::Uniform { pad: 1, offset: 0 }, ..plain }, Check::Padding),
+            (NormBug::Nondeterministic.bug(), repeated, Check::Repeat),
+            (NormBug::BatchVariant.bug(), repeated, Check::BatchInvariance),
+            (NormBug::EpsOutside.bug(), related, Check::Metamorphic),
+            (NormBug::RowOff.bug(), related, Check::Metamorphic),
+            (NormBug::DwAccumulate.bug(), plain, Check::Unwritten),
+            (
+                NormBug::GapOverwritten.bug(),
+                Case { layout: Layout::Uniform { pad: 1, offset: 0 }, ..plain },
+                Check::Padding,
+            ),
         ] {
             let status = simulate(Some(bug), &case).status;
             assert!(matches!(&status, Status::Fail(finding) if finding.check == check), "{bug}: {status:?}");
@@ -300,14 +307,14 @@ mod tests {
     fn counts_tell_bugs_from_places() {
         let finding = Finding { check: Check::Bounds, output: "y", detail: String::new() };
         let row = |norm| Caught {
-            bug: Bug::EpsMissing,
+            bug: NormBug::EpsMissing.bug(),
             norm,
-            kind: Kind::Forward,
+            kind: Kind::FORWARD,
             finding: finding.clone(),
             case: String::new(),
         };
         let rows = Norm::ALL.map(row).into();
-        let survivors = vec![(Bug::RowOff, Norm::Rms, Kind::Forward)];
+        let survivors = vec![(NormBug::RowOff.bug(), Norm::Rms, Kind::FORWARD)];
         let test = SelfTest { planted: 3, caught: 2, rows, survivors, ..SelfTest::default() };
         assert_eq!(test.counts(), "2 bugs planted in 3 places, 2 of them caught");
         let test = SelfTest { planted: 2, survivors: Vec::new(), ..test };

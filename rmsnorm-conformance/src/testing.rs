@@ -23,7 +23,7 @@
 //! let place = Placement { pad: 3, offset: 1, ..Placement::DENSE };
 //! let guarded = |name, access, fill| Guarded::new((name, DType::F32, access), (4, 33), place, &fill, 0);
 //! let mut call = Call {
-//!     kind: Kind::Forward,
+//!     kind: Kind::FORWARD,
 //!     quant: None,
 //!     parts: 1,
 //!     tensors: vec![
@@ -50,12 +50,13 @@ mod require;
 mod sweep;
 mod values;
 
-pub use crate::case::quantized::Given;
+pub use crate::case::data::Given;
 pub use crate::judge::quantized::QuantizedTruth;
 pub use crate::judge::truth::{BackwardTruth, ForwardTruth};
-pub use crate::run::device::{Answer, TransferError};
+pub use crate::run::harness::{Answer, TransferError};
 pub use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison};
 pub use passes::Passes;
 pub use require::{TestFailure, available, skip_or_fail};
 pub use sweep::swept;
+pub(crate) use values::draw;
 pub use values::{bits, exact, splitmix, value, values};

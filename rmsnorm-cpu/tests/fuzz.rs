@@ -171,7 +171,7 @@ fn forward<T: Element, W: Element, R: Element>(call: &Call, kind: Kind, fill: u3
     let NormSpec { rows, cols, .. } = call.norm;
     let [x, y, residual, residual_out, _] = &call.matrices;
     let [weight, bias, mean, rstd, ..] = &call.vectors;
-    let (is_in_place, mut builder) = (kind == Kind::ForwardInPlace, Builder::new(call, kind, fill));
+    let (is_in_place, mut builder) = (kind == Kind::FORWARD_IN_PLACE, Builder::new(call, kind, fill));
     let input = if is_in_place { Access::Overwrite } else { Access::Read };
     builder.matrix::<T>(Tensor::X, input, x);
     if !is_in_place {
@@ -194,7 +194,7 @@ fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Optio
     let NormSpec { rows, cols, .. } = call.norm;
     let [dy, x, dx, dresidual_out, dresidual] = &call.matrices;
     let [weight, _, mean, rstd, dweight, dbias, workspace] = &call.vectors;
-    let mut builder = Builder::new(call, Kind::Backward, fill);
+    let mut builder = Builder::new(call, Kind::BACKWARD, fill);
     builder.matrix::<T>(Tensor::Dy, Access::Read, dy);
     builder.matrix::<R>(Tensor::X, Access::Read, x);
     builder.matrix::<T>(Tensor::Dx, Access::Write, dx);
@@ -216,8 +216,8 @@ fn backward<T: Element, W: Element, R: Element>(call: &Call, fill: u32) -> Optio
 
 /// Every stage with one choice of dtypes, and whether each call was accepted.
 fn stages<T: Element, W: Element, R: Element>(call: &Call) -> [bool; 3] {
-    let apart = |call, fill| forward::<T, W, R>(call, Kind::Forward, fill);
-    let in_place = forward::<T, W, R>(call, Kind::ForwardInPlace, FILLS[1]);
+    let apart = |call, fill| forward::<T, W, R>(call, Kind::FORWARD, fill);
+    let in_place = forward::<T, W, R>(call, Kind::FORWARD_IN_PLACE, FILLS[1]);
     [
         agree(apart(call, FILLS[0]), apart(call, FILLS[1])),
         agree(apart(&call.out_of_place(), FILLS[0]), in_place),

@@ -23,7 +23,7 @@ fn pass(profile: Profile, count: usize, chosen: fn(&Case) -> bool) {
 #[test]
 fn many_partial_rows_are_added_up() {
     let is_large =
-        |case: &Case| case.kind == Kind::Backward && [(65, 70_003), (140_001, 1)].contains(&(case.rows, case.cols));
+        |case: &Case| case.kind == Kind::BACKWARD && [(65, 70_003), (140_001, 1)].contains(&(case.rows, case.cols));
     pass(Profile::Core, 4, is_large);
 }
 

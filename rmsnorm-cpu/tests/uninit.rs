@@ -86,7 +86,7 @@ fn calls_without_values_in_their_outputs_are_conformant() {
     for norm in Norm::ALL {
         test_determinism(Uninit::open(), norm).unwrap();
         test_metamorphic(Uninit::open(), norm).unwrap();
-        for kind in [Kind::Forward, Kind::Backward, Kind::EndToEnd, Kind::ForwardAfter] {
+        for kind in [Kind::FORWARD, Kind::BACKWARD, Kind::END_TO_END, Kind::FORWARD_AFTER] {
             DType::ALL.into_iter().for_each(|dtype| test_bounds(Uninit::open(), kind, norm, dtype).unwrap());
         }
     }

@@ -179,7 +179,7 @@ fn long_rows_of_a_rank_are_within_the_bounds() {
     let group = group(&backend, 2);
     let present =
         TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias]);
-    for kind in [Kind::Forward, Kind::ForwardInPlace, Kind::Backward] {
+    for kind in [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD] {
         for (norm, dtype, cols) in [
             (Norm::Layer, DType::Bf16, 600_000),
             (Norm::Rms, DType::F32, 600_001),

@@ -42,9 +42,9 @@ mod with_less {
     }
 
     within_bounds! {
-        forward_within_bounds Forward;
-        backward_within_bounds Backward;
-        quantized_forward_within_bounds QuantizedForward;
-        forward_after_within_bounds ForwardAfter;
+        forward_within_bounds FORWARD;
+        backward_within_bounds BACKWARD;
+        quantized_forward_within_bounds QUANTIZED_FORWARD;
+        forward_after_within_bounds FORWARD_AFTER;
     }
 }

@@ -143,13 +143,13 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
             // of a row.
             if subject.operation.op == Op::AddForward {
                 let present = if index % 2 == 0 { ALL.union(NEXT) } else { ALL };
-                cases.push(Case { kind: Kind::ForwardAfter, present, ..plain });
+                cases.push(Case { kind: Kind::FORWARD_AFTER, present, ..plain });
             }
             // Quantized calls without separate ladders, and all with a residual, use forward's
             // ladders of blocks.
             if matches!(subject.operation.op, Op::Forward | Op::AddForward) {
                 let quant = [Quant::Tensor, Quant::Block128][index % 2].spec(Shape { rows, cols });
-                cases.push(Case { kind: Kind::QuantizedForward, quant: Some(quant), ..plain });
+                cases.push(Case { kind: Kind::QUANTIZED_FORWARD, quant: Some(quant), ..plain });
             }
         }
     }
@@ -158,11 +158,11 @@ fn cases(subject: &Subject, cols: usize, number: usize) -> Vec<Case> {
 
 fn kind_and_tensors(op: Op, norm: Norm) -> (Kind, TensorSet) {
     match op {
-        Op::Forward => (Kind::Forward, WITHOUT_RESIDUAL),
+        Op::Forward => (Kind::FORWARD, WITHOUT_RESIDUAL),
         // Sums after the norm have no ladders: they use the ladders of sums before it.
-        Op::AddForward | Op::AddQuantizedForward(_) | Op::ForwardAdd | Op::ForwardAddForward => (Kind::Forward, ALL),
-        Op::Backward if norm == Norm::Rms => (Kind::Backward, ONE_GRADIENT),
-        Op::Backward => (Kind::Backward, ALL),
-        Op::QuantizedForward(_) => (Kind::QuantizedForward, WITHOUT_RESIDUAL),
+        Op::AddForward | Op::AddQuantizedForward(_) | Op::ForwardAdd | Op::ForwardAddForward => (Kind::FORWARD, ALL),
+        Op::Backward if norm == Norm::Rms => (Kind::BACKWARD, ONE_GRADIENT),
+        Op::Backward => (Kind::BACKWARD, ALL),
+        Op::QuantizedForward(_) => (Kind::QUANTIZED_FORWARD, WITHOUT_RESIDUAL),
     }
 }

@@ -13,17 +13,17 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, Tensor
 
 use crate::case::presence::{ALL_PRESENT, OPTIONAL};
 use crate::case::{Case, Kind, Layout};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 
 /// A feature, and a test whether a case has it.
 type Feature = (&'static str, fn(&Case) -> bool);
 
 /// Mandatory features, in addition to every optional tensor.
 const MANDATORY: [Feature; 21] = [
-    ("forward", |case| case.kind == Kind::Forward),
-    ("forward in place", |case| case.kind == Kind::ForwardInPlace),
-    ("backward", |case| case.kind == Kind::Backward),
-    ("backward after forward", |case| case.kind == Kind::EndToEnd),
+    ("forward", |case| case.kind == Kind::FORWARD),
+    ("forward in place", |case| case.kind == Kind::FORWARD_IN_PLACE),
+    ("backward", |case| case.kind == Kind::BACKWARD),
+    ("backward after forward", |case| case.kind == Kind::END_TO_END),
     ("RMS norm", |case| case.norm == Norm::Rms),
     ("layer norm", |case| case.norm == Norm::Layer),
     ("f32", |case| case.dtypes.activation == DType::F32),
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn features_without_a_passed_case_are_missing() {
         let mut coverage = Coverage::default();
-        let without = |case: &Case| case.kind != Kind::Backward && case.cols < 4096;
+        let without = |case: &Case| case.kind != Kind::BACKWARD && case.cols < 4096;
         Profile::Core.cases(0).iter().filter(|case| without(case)).for_each(|case| coverage.add(case, &Status::Pass));
         assert_eq!(coverage.missing(), ["backward", "more than 65536 columns"]);
         let mut coverage = Coverage::default();
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(refused(|case| matches!(case.layout, Layout::Grouped { .. } | Layout::Far(_))), []);
         assert_eq!(refused(|case| case.present.has(Tensor::Dresidual)), []);
         assert_eq!(refused(|case| case.norm == Norm::Layer), []);
-        assert_eq!(refused(|case| case.kind == Kind::ForwardInPlace), []);
+        assert_eq!(refused(|case| case.kind == Kind::FORWARD_IN_PLACE), []);
         assert_eq!(refused(|case| case.rows * case.cols > FEW_ELEMENTS), []);
         // Without stream-ordered memory, a workspace must be given.
         let has_none = |case: &Case| case.present.sums_over_rows() > 0 && !case.present.has(Tensor::Workspace);
@@ -201,7 +201,7 @@ mod tests {
         assert!(!refused(|case| case.weight_offset != 0.0).is_empty());
 
         let is_lone = |case: &Case| {
-            case.kind == Kind::Backward && !case.present.has(Tensor::Dweight) && !case.present.has(Tensor::Dbias)
+            case.kind == Kind::BACKWARD && !case.present.has(Tensor::Dweight) && !case.present.has(Tensor::Dbias)
         };
         let found = refused(is_lone);
         assert!(found.len() > 10 && found.iter().all(is_lone), "{}", found.len());

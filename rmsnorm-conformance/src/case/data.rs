@@ -4,81 +4,16 @@
 //! are rounded to their storage dtype here. The reference, the bounds and the backend all use the
 //! rounded value.
 
+use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
 use rmsnorm_spec::{DType, Norm, Tensor};
 
-use crate::case::quantized::{Given, hard_weight};
-use crate::case::{Case, Kind};
-use crate::judge::bounds::Mode;
-use crate::names::named;
-use crate::testing::bits;
-
-/// 64 random bits for an element of a tensor.
-pub(crate) fn draw(seed: u64, tensor: Tensor, index: usize) -> u64 {
-    bits(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tensor as u64, index)
-}
+use crate::case::{Case, Family, Kind};
+use crate::testing::draw;
 
 /// Uniform in (0, 1).
 fn uniform(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-}
-
-named! {
-    /// A distribution of inputs, with the kind of bug that it exposes.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-    enum Family {
-        /// Standard normal: most bugs.
-        Randn = "randn",
-        /// Rows of variance eps: bugs in the use of eps.
-        NearEps = "near_eps",
-        /// Large values, far from overflow in f32: squares in 16 bits, eps in the wrong place.
-        Large = "large",
-        /// Mean much larger than the deviation: variance computed as E[x^2] - mean^2.
-        Shifted = "shifted",
-        /// Mean so large that its rounding error matters.
-        ShiftedHi = "shifted_hi",
-        /// dy nearly parallel to x_hat: cancellation in dx.
-        CorrDy = "corr_dy",
-        /// Positive x and dy: growing sums that absorb small addends.
-        PosDy = "posdy",
-        /// Magnitudes over sixteen binades.
-        Loguni = "loguni",
-        /// One large column and one large row, the last: elements lost at an edge.
-        Outlier = "outlier",
-        /// Few significant bits: every sum is exact in any order.
-        Exact = "exact",
-        /// One value everywhere: zero variance; for some calls a huge value, where only x - mean
-        /// matters.
-        Const = "const",
-        /// Zeros.
-        Zeros = "zeros",
-        /// Zero, constant, tiny and huge rows next to each other: leaks between rows.
-        Mixed = "mixed",
-        /// Subnormal elements of the storage dtype.
-        Subnormal = "subnormal",
-        /// NaN, infinities and overflowing squares in some rows: isolation of the other rows.
-        Nonfinite = "nonfinite",
-        /// For quantized results. All x have one magnitude, and the weight is on quantization
-        /// steps, on ties and next to them, so that y is exact before it is quantized.
-        Codes = "codes",
-    }
-}
-
-impl Family {
-    /// The families for calls with float results: all except the last.
-    pub const OF_FLOATS: &[Family] = Family::ALL.split_at(Family::ALL.len() - 1).0;
-
-    /// The mode whose bounds are valid for the family. Independent rounding errors are a fair model
-    /// only for continuous, roughly centred data. On a lattice or far from zero, rounding errors
-    /// repeat, and the worst case applies.
-    pub const fn mode(self) -> Mode {
-        match self {
-            Family::Randn | Family::NearEps | Family::Large | Family::CorrDy => Mode::Statistical,
-            Family::PosDy | Family::Loguni | Family::Outlier => Mode::Statistical,
-            Family::Shifted | Family::ShiftedHi | Family::Exact | Family::Const | Family::Zeros => Mode::Worst,
-            Family::Mixed | Family::Subnormal | Family::Nonfinite | Family::Codes => Mode::Worst,
-        }
-    }
 }
 
 /// The inputs of a case as dense tensors. Values are exact in their storage dtype.
@@ -125,6 +60,34 @@ impl Inputs {
     }
 }
 
+/// The caller's scale, and the initial `amax` if the call folds into it.
+#[derive(Clone, Copy, Debug)]
+pub struct Given {
+    /// The scale, for `ScaleKind::Given`.
+    pub scale: f64,
+    /// The value of `amax` before the call.
+    pub amax: f64,
+}
+
+impl Given {
+    /// Chosen relative to the largest result: a scale that just fits, saturates many elements, or
+    /// leaves almost no bits; an amax that is larger than the result's or is not.
+    fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
+        let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
+        let given =
+            ForwardInputs { x: &inputs.x, residual, weight: inputs.weight.as_deref(), bias: inputs.bias.as_deref() };
+        let y = reference::forward(&case.spec(), &given).y;
+        let largest = y.iter().map(|y| y.abs()).filter(|y| y.is_finite()).fold(0.0, f64::max);
+        let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
+        let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
+        let scale = (largest / f64::from(quant.codes.largest()) * factor) as f32;
+        // Values on ties and steps of the format must stay on them.
+        let is_exact = case.family == Family::Codes;
+        let scale = if is_exact || !scale.is_normal() { 0.5 } else { scale };
+        Given { scale: f64::from(scale), amax: f64::from((largest * [0.5, 2.0][(choice >> 8) as usize % 2]) as f32) }
+    }
+}
+
 /// Some rows of a dense matrix, in the order given.
 pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> Vec<T> {
     rows.iter().flat_map(|row| matrix[row * cols..(row + 1) * cols].iter().copied()).collect()
@@ -151,12 +114,15 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let biases = |tensor| present.has(tensor).then(|| vector(&|col| painter.bias(tensor, col)));
     let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
     let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
+    let sum =
+        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
     let dy = if case.kind.has_backward() {
         // The input and the weight of the last norm.
         let (h, weight) = match (case.kind.is_after(), present.has(Tensor::Y)) {
             (false, _) => {
                 let residual = |i: usize| residual.as_ref().map_or(0.0, |residual| residual[i]);
-                (x.iter().enumerate().map(|(i, x)| x + residual(i)).collect(), &weight)
+                let added = || x.iter().enumerate().map(|(i, x)| x + residual(i)).collect();
+                (sum.clone().unwrap_or_else(added), &weight)
             }
             (true, false) => (x.clone(), &weight),
             (true, true) => {
@@ -173,8 +139,6 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let dresidual_out = present
         .has(Tensor::DresidualOut)
         .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let sum =
-        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
     let inputs = Inputs { x, sum, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
     Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
 }
@@ -244,7 +208,7 @@ impl Painter<'_> {
     /// large.
     fn constant(&self) -> f64 {
         let case = self.case;
-        let is_given = case.kind == Kind::Backward && case.norm == Norm::Layer;
+        let is_given = case.kind == Kind::BACKWARD && case.norm == Norm::Layer;
         let is_wide = case.x_dtype() != DType::F16;
         if is_given && is_wide { 124f64.exp2() } else { 3.140_625 }
     }
@@ -332,6 +296,24 @@ impl Painter<'_> {
     }
 }
 
+/// Difficult weights: values of a format, ties and their neighbours, ends of the range; block
+/// maxima on powers of two, on 448 2^k and next to them.
+fn hard_weight(bits: u64, dtype: DType) -> f64 {
+    let exponent = ((bits >> 8) % 19) as i32 - 11;
+    let significand = 16 + (bits >> 16 & 15);
+    // Four bits after the leading one: every E4M3 value and every tie.
+    let value = significand as f64 * 2f64.powi(exponent);
+    let special = [0.0, 448.0, 464.0, 465.0, 2f64.powi(-10), 2f64.powi(-6), 57344.0, 61440.0, 1.0, 127.5, 0.875, 1e-30];
+    let value = if bits & 7 == 0 { special[(bits >> 32) as usize % special.len()] } else { value };
+    // In f32 also the direct neighbours. 16 bits represent few of them and round the others.
+    let beside = match (dtype, bits >> 40 & 3) {
+        (DType::F32, 0) => f64::from((value as f32).next_up()),
+        (DType::F32, 1) => f64::from((value as f32).next_down()),
+        _ => value,
+    };
+    if bits >> 50 & 1 == 1 { -beside } else { beside }
+}
+
 fn by_dtype(dtype: DType, f32: f64, f16: f64, bf16: f64) -> f64 {
     match dtype {
         DType::F32 => f32,
@@ -346,7 +328,7 @@ mod tests {
 
     #[test]
     fn normal_has_the_moments_of_a_normal() {
-        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 100, 1000);
+        let case = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 100, 1000);
         let x = inputs(&case).x;
         let count = x.len() as f64;
         let mean = x.iter().sum::<f64>() / count;
@@ -362,7 +344,7 @@ mod tests {
     fn every_value_is_one_of_its_dtype() {
         for family in Family::ALL {
             for dtype in DType::ALL {
-                let case = Case { family, ..Case::plain(Kind::Backward, Norm::Layer, dtype, 5, 9) };
+                let case = Case { family, ..Case::plain(Kind::BACKWARD, Norm::Layer, dtype, 5, 9) };
                 let inputs = inputs(&case);
                 for value in inputs.x.iter().chain(&inputs.dy) {
                     assert!(value.is_nan() || round_to(*value, dtype) == *value, "{family:?} {dtype} {value}");

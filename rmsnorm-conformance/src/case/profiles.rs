@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashSet};
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use crate::case::dice::{COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
-use crate::case::{Case, Kind, Layout, Trial, after, parts, presence, quantized, sums};
+use crate::case::{Case, Family, Kind, Layout, Trial, dice};
 use crate::names::named;
-use crate::testing::splitmix;
+use crate::pieces::{self, residual_after};
 
 named! {
     /// The size of a run.
@@ -30,27 +30,12 @@ impl Profile {
     /// The list of cases. Only [`Profile::Full`] depends on the seed.
     pub fn cases(self, seed: u64) -> Vec<Case> {
         let cases = match self {
-            Profile::Smoke => {
-                // On a GPU each of these compiles another program, so only some are run.
-                let columnwise = quantized::columnwise(14, 1, 1 << 11).into_iter().step_by(5).collect();
-                [smoke(), quantized::smoke(), columnwise, after::smoke(), parts::smoke(), sums::smoke()].concat()
-            }
-            Profile::Core => {
-                let columnwise = quantized::columnwise(15, 4, 1 << 15);
-                [core(), quantized::core(), columnwise, after::core(), parts::core(), sums::core()].concat()
-            }
+            Profile::Smoke => with_lists(smoke(), |lists| (lists.smoke)()),
+            Profile::Core => with_lists(core(), |lists| (lists.core)()),
             // Long rows are included because GPUs have separate kernels for them.
             Profile::Full => {
                 let floats = drawn(seed, 20_000, |dice| if dice.one_in(8) { 1 << 18 } else { MOST_DRAWN });
-                [
-                    floats,
-                    quantized::drawn(seed, 4000),
-                    quantized::columnwise(seed, 20, 1 << 13),
-                    after::drawn(seed, 2000),
-                    parts::drawn(seed, 1000),
-                    sums::drawn(seed, 500),
-                ]
-                .concat()
+                [with_lists(floats, |lists| (lists.drawn)(seed)), pieces::pairs(seed, 500)].concat()
             }
             Profile::Stress => stress(),
         };
@@ -59,30 +44,14 @@ impl Profile {
     }
 }
 
-/// Row lengths: around powers of two (vector, warp, block and shared memory sizes), primes, lengths
-/// that end in a half or a quarter of a vector, and hidden sizes of models.
-const COLS: [usize; 57] = [
-    1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 20, 31, 32, 33, 63, 64, 65, 127, 128, 129, 252, 255, 256, 257, 511, 512,
-    513, 516, 1000, 1004, 1023, 1024, 1025, 1284, 1538, 2880, 4095, 4096, 4097, 4099, 4100, 5120, 8191, 8192, 16_384,
-    16_385, 16_388, 17_389, 32_771, 65_536, 65_537, 100_003, 131_072, 262_144,
-];
-
-/// Row counts: none, one, few, around powers of two, primes, more than 16 bits, and so many that
-/// their square root (about the number of blocks) exceeds 256.
-const ROWS: [usize; 15] = [0, 1, 2, 3, 7, 31, 64, 65, 257, 777, 4100, 20_011, 65_535, 65_537, 70_001];
-
-/// Offsets added to the weight: none, Gemma's 1, and values that a kernel has no special case for.
-const WEIGHT_OFFSETS: [f32; 4] = [0.0, 1.0, -0.5, 0.3];
+fn with_lists(mut cases: Vec<Case>, list: impl Fn(&Lists) -> Vec<Case>) -> Vec<Case> {
+    cases.extend(pieces::LISTS.iter().flat_map(list));
+    cases
+}
 
 /// Largest number of elements of most drawn cases. It is small because each element is compared
 /// with an f64 reference.
 const MOST_DRAWN: usize = 1 << 13;
-
-const EPS: [f32; 5] = [1e-5, 1e-6, 1e-12, 0.1, 0.0];
-
-/// Ways to sum gradients that many backends do not support.
-const OTHER_REDUCTIONS: [GradReduction; 3] =
-    [GradReduction::Locks { groups: 1 }, GradReduction::Locks { groups: 4 }, GradReduction::Atomics];
 
 /// A residual and a bias, without `residual_out`.
 const SUM_NOT_KEPT: TensorSet =
@@ -92,145 +61,11 @@ const SUM_NOT_KEPT: TensorSet =
 const GRADIENTS: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd, Tensor::Dweight, Tensor::Dbias]);
 
-/// A case of one dtype, and which of its tensors are f32 nevertheless.
-struct Drawn {
-    case: Case,
-    wide_weight: bool,
-    wide_residual: bool,
-}
-
-/// A pseudorandom sequence of choices.
-pub(crate) struct Dice {
-    pub(crate) state: u64,
-}
-
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
-        self.state = splitmix(self.state);
-        self.state >> 16
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.roll() as usize % choices.len()]
-    }
-
-    pub(crate) fn one_in(&mut self, count: u64) -> bool {
-        self.roll().is_multiple_of(count)
-    }
-
-    pub(crate) fn case(&mut self, most_elements: usize) -> Case {
-        let size = self.size(most_elements);
-        self.case_of_size(size)
-    }
-
-    pub(crate) fn case_of_size(&mut self, size: (usize, usize)) -> Case {
-        let Drawn { case, wide_weight, wide_residual } = self.draw(size);
-        Case { dtypes: case.dtypes.widened(wide_weight, wide_residual), ..case }
-    }
-
-    /// A drawn case of at most `most_elements`, after `change`, for which `is_good` is true. Tries
-    /// 64 times.
-    pub(crate) fn one(
-        &mut self,
-        most_elements: usize,
-        change: impl Fn(Case) -> Case,
-        is_good: impl Fn(&Case) -> bool,
-    ) -> Option<Case> {
-        (0..64).map(|_| change(self.case(most_elements)).normalized()).find(is_good)
-    }
-
-    fn draw(&mut self, (rows, cols): (usize, usize)) -> Drawn {
-        let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
-        let case = Case {
-            trial: Trial::Bounds,
-            kind: self.pick(&Kind::BEFORE),
-            norm: self.pick(&Norm::ALL),
-            rows,
-            cols,
-            dtypes: DTypes::uniform(self.pick(&DType::ALL)),
-            present: self.present(),
-            weight_offset: self.pick(&WEIGHT_OFFSETS),
-            cast_order: self.pick(&[CastOrder::AtStore, CastOrder::AtStore, CastOrder::BeforeWeight]),
-            eps: self.pick(&EPS),
-            grad_reduction: self.grad_reduction(),
-            layout: self.layout(cols),
-            family: self.pick(Family::OF_FLOATS),
-            seed: self.roll() as u32 % 1000,
-            quant: None,
-            parts: 1,
-        };
-        Drawn { case, wide_weight, wide_residual }
-    }
-
-    fn size(&mut self, most_elements: usize) -> (usize, usize) {
-        loop {
-            let (rows, cols) = (self.pick(&ROWS), self.pick(&COLS));
-            if rows * cols <= most_elements && cols <= most_elements {
-                return (rows, cols);
-            }
-        }
-    }
-
-    fn present(&mut self) -> TensorSet {
-        const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Dweight]);
-        let is_drawn = |tensor: &Tensor| if USUAL.has(*tensor) { !self.one_in(4) } else { self.one_in(2) };
-        presence::drawn().filter(is_drawn).collect()
-    }
-
-    fn layout(&mut self, cols: usize) -> Layout {
-        match self.roll() % 6 {
-            0 => Layout::DENSE,
-            1 => Layout::Mixed(self.roll() as u32 % 1000),
-            _ => Layout::Uniform { pad: self.pick(&[0, 1, 8, cols]), offset: self.roll() as usize % 8 },
-        }
-    }
-
-    /// Mostly partials, so that a backend that supports nothing else keeps most of its backward
-    /// cases.
-    fn grad_reduction(&mut self) -> GradReduction {
-        if self.one_in(16) { self.pick(&OTHER_REDUCTIONS) } else { GradReduction::Partials }
-    }
-}
-
-/// Whether a case can prove something. With eps = 0, a variance that is zero or underflows has no
-/// rstd. With few columns, the variance of layer norm may be tiny for any data. With a tiny eps,
-/// rstd of such a row amplifies rounding errors.
-pub(crate) fn is_meaningful(case: &Case) -> bool {
-    let tiny_eps = case.eps < 1e-6;
-    let zero_eps = case.eps == 0.0;
-    let may_be_flat = match case.family {
-        Family::Const | Family::Zeros | Family::Mixed | Family::Subnormal => true,
-        Family::NearEps => zero_eps || (tiny_eps && case.dtypes.activation == DType::F16),
-        Family::Randn | Family::Large | Family::Shifted | Family::ShiftedHi | Family::CorrDy => false,
-        Family::PosDy | Family::Loguni | Family::Outlier | Family::Exact | Family::Nonfinite => false,
-        // All rows have the same magnitude, far above flushed values.
-        Family::Codes => false,
-    };
-    let few_cols = case.cols < 32 && case.norm == Norm::Layer;
-    let far_from_zero = case.norm == Norm::Layer && matches!(case.family, Family::ShiftedHi | Family::Nonfinite);
-    // Backward cannot be tested with the statistics that forward computed from non-finite rows.
-    let tainted = case.family == Family::Nonfinite && case.kind == Kind::EndToEnd;
-    // Constant x and dy are parallel; without a weight, dx consists of rounding errors.
-    let parallel = case.family == Family::Const && case.kind.has_backward() && !case.present.has(Tensor::Weight);
-    // Two large 16-bit values are often equal; then only the error of their mean remains.
-    let far = matches!(case.family, Family::Large | Family::Shifted | Family::ShiftedHi);
-    // With one column, dx is only the fraction eps / (x^2 + eps) of its terms.
-    let square_cancels = case.cols == 1 && case.kind.has_backward() && (case.eps < 1e-5 || far);
-    let flat_by_chance = case.norm == Norm::Layer && case.cols == 2 && far;
-    !(tainted
-        || parallel
-        || square_cancels
-        || flat_by_chance
-        || (tiny_eps && (may_be_flat || few_cols || far_from_zero)))
-}
-
 fn drawn(seed: u64, count: usize, most_elements: fn(&mut Dice) -> usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed) };
-    let draw = || {
-        let most_elements = most_elements(&mut dice);
-        dice.case(most_elements)
-    };
-    std::iter::repeat_with(draw).filter(is_meaningful).take(count).collect()
+    dice::drawn(seed, count, |dice, _| {
+        let most_elements = most_elements(dice);
+        Some(dice.case(most_elements)).filter(is_meaningful)
+    })
 }
 
 /// Every kind, norm and family, with the other axes drawn.
@@ -241,7 +76,7 @@ fn smoke() -> Vec<Case> {
         for (j, family) in Family::OF_FLOATS.iter().copied().enumerate() {
             // This kind has no case of that family, so another case of the most common family is
             // used.
-            let replaced = family == Family::Nonfinite && kind == Kind::EndToEnd;
+            let replaced = family == Family::Nonfinite && kind == Kind::END_TO_END;
             let family = if replaced { Family::Randn } else { family };
             let drawn = std::iter::repeat_with(|| {
                 let size = dice.size(1 << 12);
@@ -308,7 +143,7 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
     cases.extend(every_mix(&[(5, 45)]));
     // Here `0 - mean` times rstd is infinite after the end of a row, and 0 times infinity is NaN.
     cases.extend(DType::ALL.map(|dtype| {
-        let plain = Case::plain(Kind::Backward, Norm::Layer, dtype, 3, 45);
+        let plain = Case::plain(Kind::BACKWARD, Norm::Layer, dtype, 3, 45);
         Case { present: ALL_PRESENT, family: Family::Const, ..plain }
     }));
     cases.into_iter().map(Case::normalized).collect()
@@ -318,7 +153,7 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
 /// to case; so do the dtypes, starting with `first`.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
         let all = (0u32..1 << COUNTED.len()).map(|bits| {
             let has = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
             let present = COUNTED.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
@@ -406,19 +241,19 @@ fn second_steps() -> Vec<Case> {
         let backward = [(40, 65_539, DType::F32), (300, 17_389, DType::ALL[i]), (1025, 4099, DType::ALL[i + 1])];
         for (j, (rows, cols, dtype)) in backward.into_iter().enumerate() {
             let present = if (i + j) % 2 == 0 { ALL_PRESENT } else { GRADIENTS };
-            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::Backward, norm, dtype, rows, cols) });
+            cases.push(Case { present, weight_offset: 0.3, ..Case::plain(Kind::BACKWARD, norm, dtype, rows, cols) });
         }
         // A thread with two rows at once gets its second row only if there are more rows than
         // workgroups. A kernel with fewer sums over rows does so at more row lengths.
         let (rows, cols) = if norm == Norm::Rms { (2100, 1536) } else { (700, 8192) };
         let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
-        let plain = Case::plain(Kind::Backward, norm, DType::Bf16, rows, cols);
+        let plain = Case::plain(Kind::BACKWARD, norm, DType::Bf16, rows, cols);
         cases.push(Case { present, family: Family::Mixed, ..plain });
         for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-            let plain = Case::plain(Kind::Forward, norm, DType::F32, 20, 262_147);
+            let plain = Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147);
             cases.push(Case { present, weight_offset: -0.5, ..plain });
         }
-        for kind in [Kind::Forward, Kind::Backward] {
+        for kind in [Kind::FORWARD, Kind::BACKWARD] {
             let layout = Layout::Uniform { pad: 1, offset: 1 };
             cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
         }
@@ -436,20 +271,20 @@ fn long_rows() -> Vec<Case> {
         for norm in Norm::ALL {
             for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
                 let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
-                cases.push(Case { present, weight_offset, ..with(Kind::Forward, norm, 2, cols) });
+                cases.push(Case { present, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
             }
-            cases.push(Case { family: Family::Mixed, ..with(Kind::Backward, norm, 40, 65_539) });
+            cases.push(Case { family: Family::Mixed, ..with(Kind::BACKWARD, norm, 40, 65_539) });
             let layout = Layout::Mixed(7);
-            cases.push(Case { layout, ..with(Kind::Backward, norm, 3, 262_147) });
+            cases.push(Case { layout, ..with(Kind::BACKWARD, norm, 3, 262_147) });
             let present = OPTIONAL;
-            cases.push(Case { layout, present, ..with(Kind::Backward, norm, 3, 262_149) });
+            cases.push(Case { layout, present, ..with(Kind::BACKWARD, norm, 3, 262_149) });
         }
         for family in [Family::Shifted, Family::Const] {
             for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-                let plain = with(Kind::Forward, Norm::Layer, 2, 262_147);
+                let plain = with(Kind::FORWARD, Norm::Layer, 2, 262_147);
                 cases.push(Case { family, present, ..plain });
             }
-            cases.push(Case { family, ..with(Kind::Backward, Norm::Layer, 2, 262_147) });
+            cases.push(Case { family, ..with(Kind::BACKWARD, Norm::Layer, 2, 262_147) });
         }
     }
     cases.retain(is_meaningful);
@@ -462,12 +297,12 @@ fn many_partial_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
         for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
-            let plain = Case::plain(Kind::Backward, norm, DType::ALL[(i + j) % 3], rows, cols);
+            let plain = Case::plain(Kind::BACKWARD, norm, DType::ALL[(i + j) % 3], rows, cols);
             let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
             cases.push(Case { present: ALL_PRESENT, family, ..plain });
         }
         // Sums beyond twice the largest f16.
-        let plain = Case::plain(Kind::Backward, norm, DType::F16, 400_003, 1);
+        let plain = Case::plain(Kind::BACKWARD, norm, DType::F16, 400_003, 1);
         cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
     }
     cases
@@ -508,7 +343,7 @@ fn axes(case: &Case) -> [u8; 11] {
         Layout::Uniform { pad, offset } => ([0, 1, 8].iter().position(|&known| known == pad).unwrap_or(3), offset),
     };
     [
-        case.kind as u8,
+        case.kind.index() as u8,
         case.norm as u8,
         4 * dtypes.activation as u8
             + flags(&[dtypes.weight != dtypes.activation, dtypes.residual != dtypes.activation]),
@@ -575,7 +410,7 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut dice = Dice { state: 3 };
     let mut cases = Vec::new();
     for &shape in shapes {
-        for kind in [Kind::Backward, Kind::EndToEnd] {
+        for kind in [Kind::BACKWARD, Kind::END_TO_END] {
             for norm in Norm::ALL {
                 for grad_reduction in OTHER_REDUCTIONS {
                     let draw = || {
@@ -615,7 +450,7 @@ fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
     for &(rows, cols) in shapes {
         for norm in Norm::ALL {
             for dtype in DType::ALL {
-                for kind in [Kind::EndToEnd, Kind::ForwardInPlace] {
+                for kind in [Kind::END_TO_END, Kind::FORWARD_IN_PLACE] {
                     let plain = Case::plain(kind, norm, dtype, rows, cols);
                     let layout = Layout::Mixed(rows as u32 % 16);
                     cases.push(Case { trial: Trial::Determinism { repeats }, present: ALL_PRESENT, layout, ..plain });
@@ -631,7 +466,7 @@ fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
     for &(rows, cols) in shapes {
         for norm in Norm::ALL {
             for dtype in DType::ALL {
-                let plain = Case::plain(Kind::EndToEnd, norm, dtype, rows, cols);
+                let plain = Case::plain(Kind::END_TO_END, norm, dtype, rows, cols);
                 cases.push(Case { trial: Trial::Metamorphic, present: ALL_PRESENT, ..plain });
             }
         }
@@ -657,7 +492,7 @@ fn stress() -> Vec<Case> {
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
     cases.extend(far_apart());
     for norm in Norm::ALL {
-        for kind in [Kind::Forward, Kind::Backward] {
+        for kind in [Kind::FORWARD, Kind::BACKWARD] {
             let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
             cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
         }
@@ -671,7 +506,7 @@ fn stress() -> Vec<Case> {
 pub(crate) fn far_apart() -> Vec<Case> {
     let mut cases = Vec::new();
     let before = kinds_and_norms().map(|(kind, norm)| (kind, norm, ALL_PRESENT));
-    for (i, (kind, norm, present)) in before.chain(after::calls()).enumerate() {
+    for (i, (kind, norm, present)) in before.chain(residual_after::calls()).enumerate() {
         for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
@@ -687,7 +522,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
     let mut cases = Vec::new();
     let around = |(rows, cols): (usize, usize)| [(rows.saturating_sub(1), cols), (rows, cols)];
     let of_sums = DType::ALL.into_iter().flat_map(&shapes).flat_map(around).collect::<BTreeSet<_>>();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::EndToEnd) {
+    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
         for (i, dtype) in DType::ALL.into_iter().enumerate() {
             for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
                 for rows in [rows.saturating_sub(1), rows] {
@@ -697,7 +532,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
             }
         }
     }
-    cases.extend(after::breakpoints(of_sums.into_iter()));
+    cases.extend(residual_after::breakpoints(of_sums.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -728,7 +563,7 @@ pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
             }
         }
     }
-    cases.extend(after::breakpoints(sizes.into_iter()));
+    cases.extend(residual_after::breakpoints(sizes.into_iter()));
     cases.into_iter().map(Case::normalized).collect()
 }
 

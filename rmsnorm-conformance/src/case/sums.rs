@@ -2,21 +2,28 @@
 
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use crate::case::Family;
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout};
-use crate::testing::splitmix;
 
 /// The usual tensors in training.
 const USUAL: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Dweight, Tensor::Dbias]);
 
 fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
-    Case { present: USUAL, ..Case::plain(Kind::BackwardSums, norm, dtype, rows, cols) }
+    Case { present: USUAL, ..Case::plain(Kind::BACKWARD_SUMS, norm, dtype, rows, cols) }
+}
+
+/// The cases with gradients of weight and bias as f32 sums.
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw) };
+
+fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
+    let norm = dice.pick(&Norm::ALL);
+    one(dice, 1 << 13, |case| Case { norm, ..case })
 }
 
 /// Every norm and family with the other axes drawn, and every dtype.
-pub(crate) fn smoke() -> Vec<Case> {
+fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 61 };
     let mut cases = Vec::new();
     for norm in Norm::ALL {
@@ -39,7 +46,7 @@ pub(crate) fn smoke() -> Vec<Case> {
 }
 
 /// The cases of the core profile.
-pub(crate) fn core() -> Vec<Case> {
+fn core() -> Vec<Case> {
     let mut dice = Dice { state: 62 };
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
@@ -61,18 +68,7 @@ pub(crate) fn core() -> Vec<Case> {
     cases.into_iter().map(Case::normalized).filter(is_meaningful).collect()
 }
 
-/// Cases drawn from a seed.
-pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0x5d1b) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let norm = dice.pick(&Norm::ALL);
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, ..case }));
-    }
-    cases
-}
-
 /// A drawn case, after `change`, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
-    dice.one(most, |case| change(Case { kind: Kind::BackwardSums, ..case }), is_meaningful)
+    dice.one(most, |case| change(Case { kind: Kind::BACKWARD_SUMS, ..case }), is_meaningful)
 }

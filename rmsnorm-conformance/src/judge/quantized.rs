@@ -13,7 +13,7 @@ use super::bounds::TINY;
 use super::truth::{ForwardTruth, Value};
 use super::{Failure, Verdict, round_down, round_up};
 use crate::Arithmetic;
-use crate::case::quantized::Given;
+use crate::case::data::Given;
 use crate::run::memory::Bits;
 
 /// The expected scales, amax and quantized values of a call, in addition to its [`ForwardTruth`].

@@ -11,14 +11,16 @@ use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_spec::{Storage, Tensor};
 
 use crate::Arithmetic;
+use crate::case::Case;
+use crate::case::data::Given;
 use crate::case::data::Inputs;
-use crate::case::quantized::Given;
-use crate::case::{Case, Kind};
+use crate::case::kind::Calls;
+use crate::finding::{Check, Finding, Status};
 use crate::judge::bounds::{Model, Statistics};
 use crate::judge::quantized::QuantizedTruth;
 use crate::judge::truth::{BackwardTruth, ForwardTruth};
 use crate::judge::{self, Verdict};
-use crate::report::{CaseReport, Check, Finding, OutputReport, Status};
+use crate::report::{CaseReport, OutputReport};
 use crate::run::calls::{Context, Saved, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 
@@ -75,7 +77,7 @@ fn run_and_judge(
     }
     if case.kind.has_backward() {
         trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
-        if case.kind == Kind::BackwardSums {
+        if case.kind.calls == Calls::Sums {
             trial.judge_accumulated(&scenario.saved_by(&stored), &stored, judged);
         }
         if let Some(truth) = truth {
@@ -339,7 +341,7 @@ mod tests {
     fn claim_of_longer_chains_than_policy_allows_fails_the_case() {
         let arithmetic = Arithmetic { depth_cols: |cols| cols, ..Arithmetic::IEEE };
         let device = &SimulatedBackend::new(None);
-        let case = Case::plain(Kind::Forward, Norm::Rms, DType::F32, 3, 1000);
+        let case = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 1000);
         let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut CaseReport::new(String::new()));
         let detail = "the backend declares chains of 1000 additions, at most 48 are allowed".into();
         assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
@@ -375,7 +377,7 @@ mod tests {
         let device = SimulatedBackend::new(None);
         let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
         let mut report = CaseReport::new(String::new());
-        let case = Case::plain(Kind::EndToEnd, Norm::Layer, DType::F32, 3, 40).normalized();
+        let case = Case::plain(Kind::END_TO_END, Norm::Layer, DType::F32, 3, 40).normalized();
         assert_eq!(run(context, &case, &mut report), Status::Pass);
         assert_eq!(report.outputs.iter().filter(|report| report.output == "dx").count(), 2);
     }
@@ -389,7 +391,7 @@ mod tests {
                 dbias.after[first] = (f32::from_bits(dbias.after[first]) * (1.0 + 2e-6)).to_bits();
             }
         });
-        let mut case = Case::plain(Kind::Backward, Norm::Rms, DType::F32, 3, 4);
+        let mut case = Case::plain(Kind::BACKWARD, Norm::Rms, DType::F32, 3, 4);
         case.present = case.present.with(Tensor::Dweight).with(Tensor::Dbias);
         let status = run(device.context(), &case.normalized(), &mut CaseReport::new(String::new()));
         assert!(matches!(&status, Status::Fail(finding) if finding.output == "dbias"), "{status:?}");

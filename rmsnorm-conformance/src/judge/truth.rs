@@ -10,6 +10,9 @@ use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, Res
 use super::{Expected, judge_expected};
 use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics, TINY};
 use crate::judge::{BeforeWeight, Verdict};
+use crate::pieces::math::PieceMath;
+use crate::pieces::residual::Residual;
+use crate::pieces::residual_after::ResidualAfter;
 use crate::run::memory::Bits;
 use crate::{Arithmetic, NonFinite};
 
@@ -128,22 +131,20 @@ impl<'a> ForwardTruth<'a> {
 
     fn residual_out(&self) -> Vec<Expected> {
         let (x, arithmetic) = (self.inputs.x, self.arithmetic);
+        // The nearest value, exactly: rounding the sum of two 16-bit values to f32 first does not
+        // change the result.
+        let exact = || self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect();
         match self.inputs.residual {
-            None if self.is_sum => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
+            None if self.is_sum => exact(),
             None => Vec::new(),
-            Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => self
-                .y(self.x_dtype)
-                .into_iter()
-                .zip(residual)
-                .map(|(norm, &residual)| norm.plus(residual, arithmetic))
-                .collect(),
-            // The nearest value, exactly: rounding the sum of two 16-bit values to f32 first does
-            // not change the result.
-            Some(_) if arithmetic.adds_to_nearest() => self.outputs.h.iter().map(|&h| Expected::new(h, 0.0)).collect(),
+            Some((residual, _)) if self.spec.residual_placement == ResidualPlacement::After => {
+                let sum = |(norm, &residual)| ResidualAfter::bound(norm, residual, arithmetic);
+                self.y(self.x_dtype).into_iter().zip(residual).map(sum).collect()
+            }
+            Some(_) if arithmetic.adds_to_nearest() => exact(),
             Some((residual, _)) => {
-                // x and the residual may be flushed to zero.
-                let error = |sum: f64| sum.abs() * arithmetic.unit_roundoff + arithmetic.flush_loss(2.0);
-                x.iter().zip(residual).map(|(x, residual)| Expected::new(x + residual, error(x + residual))).collect()
+                let sum = |(&x, &residual)| Residual::bound(Expected::new(x, 0.0), residual, arithmetic);
+                x.iter().zip(residual).map(sum).collect()
             }
         }
     }

@@ -11,12 +11,13 @@ use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
 
 use super::{Group, RanksSummary, outcome, same_on_ranks, stored_by_ranks};
 use crate::Arithmetic;
-use crate::case::data::{self, Family, Inputs};
+use crate::case::Family;
+use crate::case::data::{self, Inputs};
+use crate::case::dice::{Dice, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::profiles::{Dice, is_meaningful};
 use crate::case::{Case, Kind, Layout};
+use crate::finding::Status;
 use crate::judge::trial::{judge_stored, judge_stored_back};
-use crate::report::Status;
 use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
 use crate::run::memory::{Bits, Call, Outputs, Poison};
 use crate::testing::TestFailure;
@@ -90,7 +91,7 @@ impl ColumnsCase {
     /// The arithmetic of a correct group. The ranks make chains of additions longer, and the bound
     /// of layer norm's statistics is that of a chain three times as long (math.md 5.5).
     fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
-        let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::Backward;
+        let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::BACKWARD;
         let depth_cols: fn(usize) -> usize = match self.ranks {
             _ if !is_merged => sum_depth,
             0..=2 => merged_depth::<2>,
@@ -124,7 +125,7 @@ impl fmt::Display for ColumnsCase {
 pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     let mut dice = Dice { state: 51 + ranks as u64 };
     let mut cases = Vec::new();
-    let kinds = [Kind::Forward, Kind::ForwardInPlace, Kind::Backward];
+    let kinds = [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD];
     let rounds = if is_whole { 4 } else { 1 };
     for norm in Norm::ALL {
         for (i, kind) in kinds.into_iter().enumerate() {
@@ -148,7 +149,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
             }
         }
     }
-    for kind in [Kind::Forward, Kind::ForwardInPlace] {
+    for kind in [Kind::FORWARD, Kind::FORWARD_IN_PLACE] {
         for cols in [32, 48, 256] {
             let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
             let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
@@ -169,7 +170,7 @@ fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
 /// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, columns_case: &ColumnsCase) -> Status {
     let (case, inputs) = (&columns_case.case, columns_case.inputs());
-    let saved = (case.kind == Kind::Backward).then(|| reference_saved(case, &inputs));
+    let saved = (case.kind == Kind::BACKWARD).then(|| reference_saved(case, &inputs));
     let arithmetic = columns_case.arithmetic(&group.arithmetic());
     outcome(
         |poison| stored(group, columns_case, &inputs, saved.as_ref(), poison),

@@ -9,9 +9,10 @@ use rmsnorm_spec::{DType, Norm, OutputRows, Tensor};
 
 use super::{Group, RanksCase, RanksSummary, is_beyond, outcome, same_on_ranks, stored_by_ranks};
 use crate::case::data::{self, Inputs};
-use crate::case::{Case, Layout, parts};
+use crate::case::{Case, Layout};
+use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
-use crate::report::{Check, Finding, Status};
+use crate::pieces::parts;
 use crate::run::calls::forward_call;
 use crate::run::memory::{Bits, Call, Guarded, Outputs, Poison};
 use crate::testing::TestFailure;

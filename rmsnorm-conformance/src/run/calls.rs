@@ -10,8 +10,9 @@ use rmsnorm_spec::{
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs, pick_rows};
+use crate::case::kind::Calls;
 use crate::case::{Case, Kind, presence};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::device::Device;
 use crate::run::memory::{Access, Bits, Call, Fill, Guarded, Outputs, Placement, Poison, poison_difference};
 
@@ -70,7 +71,7 @@ impl Scenario {
         let (case, inputs) = (&self.case, &self.inputs);
         if let Some(saved) = &self.saved {
             let stored = context.backward(case, inputs, saved, None, poison)?;
-            if case.kind != Kind::BackwardSums {
+            if case.kind.calls != Calls::Sums {
                 return Ok(stored);
             }
             let added = context.backward(case, inputs, saved, Some(&stored), poison)?;
@@ -111,7 +112,7 @@ impl Scenario {
             mean: values(Tensor::NextMean).unwrap_or_else(|| vec![0.0; case.rows]),
             rstd: values(Tensor::NextRstd)?,
         };
-        let case = Case { kind: Kind::Backward, ..*case };
+        let case = Case { kind: Kind::BACKWARD, ..*case };
         let inputs = Inputs { weight: inputs.next_weight.clone(), ..inputs.clone() };
         Some(BackwardStep { case, inputs, saved })
     }
@@ -179,15 +180,16 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     fn new(case: &'a Case, kind: Kind, poison: Poison) -> Self {
-        let call = Call { kind, quant: case.quant, parts: case.parts, tensors: Vec::new() };
+        let call =
+            Call { kind, quant: case.quant, parts: if kind.has_parts() { case.parts } else { 1 }, tensors: Vec::new() };
         Builder { case, poison, workspace: 0, call }
     }
 
     fn push(&mut self, tensor: Tensor, access: Access, fill: &Fill<'_>) {
-        let is_sum = self.call.kind == Kind::BackwardSums && matches!(tensor, Tensor::Dweight | Tensor::Dbias);
+        let is_sum = self.call.kind.calls == Calls::Sums && matches!(tensor, Tensor::Dweight | Tensor::Dbias);
         let storage = match is_sum {
             true => Some(Storage::Float(DType::F32)),
-            false => tensor.storage(self.call.kind.direction(), self.case.dtypes, self.call.quant.as_ref()),
+            false => tensor.storage(self.call.kind.direction, self.case.dtypes, self.call.quant.as_ref()),
         };
         // Without quantization a call has no such tensor, so any storage will do.
         let storage = storage.unwrap_or(Storage::E8m0);
@@ -197,11 +199,11 @@ impl<'a> Builder<'a> {
 
     /// Rows and columns. The parts of x are further rows of one matrix.
     fn shape(&self, tensor: Tensor) -> (usize, usize) {
-        let Case { rows, cols, parts, quant, .. } = *self.case;
+        let Case { rows, cols, quant, .. } = *self.case;
         // In the lists of cases, the number of scales is always known.
         let scales = |quant: Option<QuantSpec>, rows, cols| quant.and_then(|quant| quant.scales_len(rows, cols));
         match tensor.shape() {
-            TensorShape::Matrix if tensor == Tensor::X => (parts * rows, cols),
+            TensorShape::Matrix if tensor == Tensor::X => (self.call.parts * rows, cols),
             TensorShape::Matrix => (rows, cols),
             TensorShape::Transposed => (cols, rows),
             TensorShape::Cols => (1, cols),
@@ -243,22 +245,16 @@ impl<'a> Builder<'a> {
 
 /// The forward call of a case, in the form of its kind.
 pub(crate) fn forward_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
-    let kind = match case.kind {
-        Kind::ForwardInPlace | Kind::QuantizedForward | Kind::ForwardParts => case.kind,
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace => case.kind,
-        Kind::Forward | Kind::Backward | Kind::EndToEnd | Kind::BackwardSums => Kind::Forward,
-        Kind::AfterEndToEnd => Kind::ForwardAfter,
-    };
+    let kind = case.kind.first();
     let mut builder = Builder::new(case, kind, poison);
-    let (overwrites_x, overwrites_residual) =
-        (kind == Kind::ForwardInPlace, matches!(kind, Kind::ForwardInPlace | Kind::ForwardAfterInPlace));
-    let is_plain = matches!(kind, Kind::Forward | Kind::ForwardParts);
+    let (overwrites_x, overwrites_residual) = (kind.overwrites_x(), kind.calls == Calls::InPlace);
+    let always_has_y = !kind.is_after() && !kind.is_quantized();
     let access = |is_overwritten| if is_overwritten { Access::Overwrite } else { Access::Read };
     let present = case.present;
     builder.given(Tensor::X, access(overwrites_x), Some(&inputs.x));
     builder.given(Tensor::Residual, access(overwrites_residual), inputs.residual.as_deref());
     builder.write(Tensor::ResidualOut, !overwrites_residual && present.has(Tensor::ResidualOut));
-    builder.write(Tensor::Y, !overwrites_x && (is_plain || present.has(Tensor::Y)));
+    builder.write(Tensor::Y, !overwrites_x && (always_has_y || present.has(Tensor::Y)));
     builder.read(Tensor::Weight, inputs.weight.as_deref());
     builder.read(Tensor::Bias, inputs.bias.as_deref());
     builder.write(Tensor::Mean, present.has(Tensor::Mean));
@@ -292,7 +288,7 @@ pub(crate) fn backward_call(
     poison: Poison,
 ) -> Call {
     let present = case.present;
-    let kind = if case.kind == Kind::BackwardSums { Kind::BackwardSums } else { Kind::Backward };
+    let kind = if case.kind.calls == Calls::Sums { Kind::BACKWARD_SUMS } else { Kind::BACKWARD };
     let mut builder = Builder::new(case, kind, poison);
     builder.read(Tensor::Dy, Some(&inputs.dy));
     builder.read(Tensor::X, Some(&saved.x));
@@ -326,10 +322,10 @@ fn backward_problem(case: &Case, accumulates: bool) -> Problem {
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
         grad_reduction: case.grad_reduction,
-        grad_store: match (case.kind, accumulates) {
-            (Kind::BackwardSums, true) => GradStore::Accumulated,
-            (Kind::BackwardSums, false) => GradStore::Sum,
-            (_, _) => GradStore::Rounded,
+        grad_store: match (case.kind.calls, accumulates) {
+            (Calls::Sums, true) => GradStore::Accumulated,
+            (Calls::Sums, false) => GradStore::Sum,
+            (Calls::One | Calls::InPlace | Calls::EndToEnd, _) => GradStore::Rounded,
         },
         ..Problem::backward(case.norm, case.rows, case.cols, case.dtypes.activation, given)
     }

@@ -7,7 +7,7 @@ use rmsnorm_spec::{DType, Tensor, TensorShape};
 use crate::Arithmetic;
 use crate::case::Case;
 use crate::case::data;
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::calls::{Context, Scenario, may_vary};
 use crate::run::memory::{Bits, Outputs, Poison};
 
@@ -271,16 +271,16 @@ mod tests {
                     spoil(call, Tensor::Y)
                 }
             };
-            let status = run(Faulty::new(fault).context(), &case(Kind::Forward), 7);
+            let status = run(Faulty::new(fault).context(), &case(Kind::FORWARD), 7);
             assert!(matches!(&status, Status::Fail(finding) if finding.check == Check::Repeat), "{repeat}: {status:?}");
         }
-        assert_eq!(run(Faulty::correct().context(), &case(Kind::Forward), 7), Status::Pass);
+        assert_eq!(run(Faulty::correct().context(), &case(Kind::FORWARD), 7), Status::Pass);
     }
 
     /// A row with different bits when it is alone: the first, the middle or the last of its batch.
     #[test]
     fn any_row_alone_must_have_its_bits() {
-        let case = case(Kind::Forward);
+        let case = case(Kind::FORWARD);
         let x = Scenario::new(&case).inputs.x;
         for row in [0, 4, 8] {
             let first = crate::run::memory::encode(x[row * case.cols], DType::Bf16);
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn every_relation_between_calls_is_asked_for() {
         for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
-            let case = Case { dtypes: DTypes::uniform(dtype), ..case(Kind::EndToEnd) };
+            let case = Case { dtypes: DTypes::uniform(dtype), ..case(Kind::END_TO_END) };
             let correct = Faulty::correct();
             assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
             // A forward and a backward call for each side of a relation.

@@ -12,37 +12,10 @@ use rmsnorm_spec::{
 };
 
 use super::span;
-use crate::case::Kind;
-use crate::report::{Check, Finding, Status};
+use crate::case::kind::Calls;
+use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
-
-/// The error of a failed copy of test data.
-#[derive(Debug)]
-pub enum TransferError {
-    /// The copy to the device failed. The call was not made, and the case says nothing about the
-    /// backend.
-    Upload(Error),
-    /// The copy from the device failed, so the call broke something: a GPU reports an invalid write
-    /// this way.
-    Download(Error),
-}
-
-impl TransferError {
-    /// The status of a case in which this error happened to the call `call`.
-    pub(crate) fn status(self, call: &'static str) -> Status {
-        match self {
-            TransferError::Upload(error) => Status::Skipped(error.to_string()),
-            TransferError::Download(error) => {
-                let detail = format!("the tensors cannot be read back after the call: {error}");
-                Status::Fail(Finding { check: Check::Error, output: call, detail })
-            }
-        }
-    }
-}
-
-/// The answer of a call; the outer error is a failed copy of test data.
-pub type Answer = Result<Result<(), Error>, TransferError>;
 
 /// f16 activations with a bf16 weight, or with a bf16 residual: mixes that validation refuses.
 pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
@@ -270,7 +243,7 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        self.on_device(harness, |call, slots| match call.kind.direction() {
+        self.on_device(harness, |call, slots| match call.kind.direction {
             Direction::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
             Direction::Backward => call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction),
             Direction::Forward => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
@@ -315,7 +288,7 @@ impl Call {
     ) -> Answer {
         let is_after = self.kind.is_after();
         let y = slots.rows_mut(Tensor::Y);
-        let overwrites_residual = if is_after { self.kind == Kind::ForwardAfterInPlace } else { y.is_none() };
+        let overwrites_residual = if is_after { self.kind.calls == Calls::InPlace } else { y.is_none() };
         let mut args = match y {
             Some(y) => AnyForward::<H::Backend>::new(required(Tensor::X, slots.rows(Tensor::X))?, y),
             None if is_after => {
@@ -324,7 +297,7 @@ impl Call {
             None => AnyForward::<H::Backend>::in_place(required(Tensor::X, slots.rows_mut(Tensor::X))?),
         };
         args.dtypes = dtypes;
-        if self.kind == Kind::ForwardParts {
+        if self.kind.has_parts() {
             let x_stride = self.get(Tensor::X).and_then(|x| x.row_stride);
             args = args.parts(self.parts, spec.rows.saturating_mul(x_stride.unwrap_or(spec.cols)));
         }
@@ -393,7 +366,7 @@ impl Call {
         args.dresidual = slots.rows_mut(Tensor::Dresidual);
         let (dweight, dbias) = (slots.view_mut(Tensor::Dweight), slots.view_mut(Tensor::Dbias));
         let held = |tensor| self.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
-        if self.kind == Kind::BackwardSums {
+        if self.kind.calls == Calls::Sums {
             args.accumulate = held(Tensor::Dweight) || held(Tensor::Dbias);
             (args.dweight_sum, args.dbias_sum) = (dweight, dbias);
         } else {

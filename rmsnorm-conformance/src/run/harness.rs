@@ -6,6 +6,34 @@ use std::ops::Range;
 use rmsnorm_spec::{AnyElement, DType, Error, NormBackend, Problem};
 
 use crate::Arithmetic;
+use crate::finding::{Check, Finding, Status};
+
+/// The error of a failed copy of test data.
+#[derive(Debug)]
+pub enum TransferError {
+    /// The copy to the device failed. The call was not made, and the case says nothing about the
+    /// backend.
+    Upload(Error),
+    /// The copy from the device failed, so the call broke something: a GPU reports an invalid write
+    /// this way.
+    Download(Error),
+}
+
+impl TransferError {
+    /// The status of a case in which this error happened to the call `call`.
+    pub(crate) fn status(self, call: &'static str) -> Status {
+        match self {
+            TransferError::Upload(error) => Status::Skipped(error.to_string()),
+            TransferError::Download(error) => {
+                let detail = format!("the tensors cannot be read back after the call: {error}");
+                Status::Fail(Finding { check: Check::Error, output: call, detail })
+            }
+        }
+    }
+}
+
+/// The answer of a call; the outer error is a failed copy of test data.
+pub type Answer = Result<Result<(), Error>, TransferError>;
 
 /// A backend under test. Implement it, then call the `conformance!` macro (named tests) or
 /// [`run`](crate::run) (a whole profile with a report). Several threads use it at once.

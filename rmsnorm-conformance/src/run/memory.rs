@@ -18,8 +18,8 @@ use rmsnorm_spec::{AnyElement, DType, Element, RowGroups, RowLayout, Rows, Stora
 use sha2::{Digest, Sha256};
 
 use crate::case::Kind;
-use crate::case::data::draw;
-use crate::report::{Check, Finding, hexadecimal};
+use crate::finding::{Check, Finding};
+use crate::testing::draw;
 
 /// A dense tensor as raw bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,11 @@ pub(crate) fn encode_f32(value: f32, storage: impl Into<Storage>) -> u32 {
         Storage::Code(codes) => u32::from(codes.encode(value)),
         Storage::E8m0 => value.to_bits() >> 23,
     }
+}
+
+/// The f32 nearest to `value` among the values of `dtype`.
+pub(crate) fn round(value: f32, dtype: DType) -> f32 {
+    decode_f32(encode_f32(value, dtype), dtype)
 }
 
 /// The content of an output before the call. Two runs with different poisons must give the same
@@ -464,6 +469,11 @@ impl Outputs {
         self.tensors.extend(later.tensors);
         self
     }
+}
+
+/// Two digits per byte.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The first difference between the outputs of a run from [`Poison::Nan`] and one from

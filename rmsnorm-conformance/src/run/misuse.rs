@@ -7,13 +7,14 @@
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::{
-    DType, DTypes, Error, GradReduction, Norm, NormSpec, ResidualPlacement, RowGroups, Tensor, TensorShape,
+    DType, DTypes, Error, GradReduction, Norm, NormSpec, Piece, ResidualPlacement, RowGroups, Tensor, TensorShape,
 };
 
 use crate::case::data;
+use crate::case::kind::Calls;
 use crate::case::presence::{ALL_PRESENT, NEXT, OF_CODES};
 use crate::case::{Case, Kind};
-use crate::report::{Check, Finding, Status};
+use crate::finding::{Check, Finding, Status};
 use crate::run::calls::{Context, Saved, backward_call, forward_call};
 use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT};
 use crate::run::memory::{Call, Guarded, Poison};
@@ -86,7 +87,7 @@ impl BadCall {
 /// All invalid calls. A workspace that is too short is included if the backend needs a workspace.
 pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
     let mut calls = Vec::new();
-    for kind in Kind::CALLS {
+    for kind in Kind::first_calls() {
         let mut bad = |what: &str, refusal, falsify: &dyn Fn(&mut GoodCall)| {
             let mut call = GoodCall::new(device, kind, Norm::Layer);
             falsify(&mut call);
@@ -161,9 +162,9 @@ fn sizes(good: &GoodCall, bad: &mut Add<'_>) {
     bad("rows_beyond_memory", Refusal::TooLarge("x"), &|call| call.spec.rows = usize::MAX);
     for guarded in &good.call.tensors {
         let tensor = guarded.name;
-        let name = match (good.kind, tensor) {
-            (Kind::BackwardSums, Tensor::Dweight) => "dweight_sum",
-            (Kind::BackwardSums, Tensor::Dbias) => "dbias_sum",
+        let name = match (good.kind.calls, tensor) {
+            (Calls::Sums, Tensor::Dweight) => "dweight_sum",
+            (Calls::Sums, Tensor::Dbias) => "dbias_sum",
             (_, tensor) => tensor.name(),
         };
         let mut falsified = |what: &str, refusal, change: &dyn Fn(&mut Guarded)| {
@@ -193,53 +194,56 @@ fn sizes(good: &GoodCall, bad: &mut Add<'_>) {
 
 fn presence(kind: Kind, bad: &mut Add<'_>) {
     bad("mean_for_rms_norm", Refusal::Unexpected("mean"), &|call| call.spec.norm = Norm::Rms);
-    let adds_after = |call: &mut GoodCall| call.spec = call.spec.residual_after();
+    let adds_after: fn(&mut GoodCall) = |call| call.spec = call.spec.residual_after();
     let no_residual = |call: &mut GoodCall| call.lose(Tensor::Residual);
-    if matches!(kind, Kind::Forward | Kind::ForwardParts | Kind::QuantizedForward) {
+    if kind.has_forward() && kind.calls == Calls::One && !kind.is_after() {
         bad("residual_out_without_residual", Refusal::Unexpected("residual_out"), &no_residual);
     }
-    match kind {
-        Kind::ForwardParts => {
-            bad("no_parts", Refusal::Invalid("x"), &|call| call.call.parts = 0);
-            bad("more_parts_than_x_has", Refusal::Length("x"), &|call| call.call.parts = 3);
-            bad("parts_beyond_memory", Refusal::Invalid("x"), &|call| call.call.parts = usize::MAX);
-            bad("parts_and_a_sum_after", Refusal::Unsupported, &adds_after);
-        }
-        Kind::Backward | Kind::BackwardSums => {
-            bad("no_mean", Refusal::Missing("mean"), &|call| call.lose(Tensor::Mean));
-            // If the residual is added after the norm, its gradient is dy.
-            bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), &adds_after);
-        }
-        Kind::ForwardAfter | Kind::ForwardAfterInPlace => {
-            bad("no_residual", Refusal::Missing("residual"), &no_residual);
-            bad("next_norm_without_y", Refusal::Unexpected("next_weight"), &|call| call.lose(Tensor::Y));
-            bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean"), &|call| {
-                call.lose(Tensor::Mean);
-                call.spec.norm = Norm::Rms;
-            });
-            bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight"), &|call| {
-                call.spec.residual_placement = ResidualPlacement::Before;
-            });
-            if kind == Kind::ForwardAfter {
-                bad("no_residual_out", Refusal::Missing("residual_out"), &|call| call.lose(Tensor::ResidualOut));
-            }
-        }
-        Kind::QuantizedForward => {
-            let (row, given) = (ScaleKind::Row, ScaleKind::Given);
-            let quant = |scale| QuantSpec::new(CodeType::E5m2, scale);
-            bad("no_scale", Refusal::Missing("scale"), &|call| call.lose(Tensor::Scale));
-            bad("transposed_codes_of_rows", Refusal::Unexpected("codes_t"), &|call| call.call.quant = Some(quant(row)));
-            bad("scale_given_for_rows", Refusal::Unexpected("scale"), &|call| {
-                call.lose(Tensor::CodesT);
-                call.call.quant = Some(quant(row));
-            });
-            bad("negative_floor", Refusal::Invalid("quant"), &|call| {
-                call.call.quant = Some(quant(given).amax_floor(-1.0));
-            });
-            bad("sum_after", Refusal::Unsupported, &adds_after);
-        }
-        Kind::Forward | Kind::ForwardInPlace | Kind::EndToEnd | Kind::AfterEndToEnd => {}
+    if !kind.has_forward() {
+        bad("no_mean", Refusal::Missing("mean"), &|call| call.lose(Tensor::Mean));
+        // If the residual is added after the norm, its gradient is dy.
+        bad("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), &adds_after);
     }
+    for piece in kind.pieces.iter() {
+        match piece {
+            Piece::Parts => {
+                bad("no_parts", Refusal::Invalid("x"), &|call| call.call.parts = 0);
+                bad("more_parts_than_x_has", Refusal::Length("x"), &|call| call.call.parts = 3);
+                bad("parts_beyond_memory", Refusal::Invalid("x"), &|call| call.call.parts = usize::MAX);
+                bad("parts_and_a_sum_after", Refusal::Unsupported, &adds_after);
+            }
+            Piece::ResidualAfter => {
+                bad("no_residual", Refusal::Missing("residual"), &no_residual);
+                bad("next_norm_without_y", Refusal::Unexpected("next_weight"), &|call| call.lose(Tensor::Y));
+                bad("next_mean_for_rms_norm", Refusal::Unexpected("next_mean"), &|call| {
+                    call.lose(Tensor::Mean);
+                    call.spec.norm = Norm::Rms;
+                });
+                bad("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight"), &|call| {
+                    call.spec.residual_placement = ResidualPlacement::Before;
+                });
+                if kind.calls == Calls::One {
+                    bad("no_residual_out", Refusal::Missing("residual_out"), &|call| call.lose(Tensor::ResidualOut));
+                }
+            }
+            Piece::Quantize => quantization(adds_after, bad),
+            // Optional tensors bring these pieces.
+            Piece::Residual | Piece::NextNorm => {}
+        }
+    }
+}
+
+fn quantization(adds_after: fn(&mut GoodCall), bad: &mut Add<'_>) {
+    let (row, given) = (ScaleKind::Row, ScaleKind::Given);
+    let quant = |scale| QuantSpec::new(CodeType::E5m2, scale);
+    bad("no_scale", Refusal::Missing("scale"), &|call| call.lose(Tensor::Scale));
+    bad("transposed_codes_of_rows", Refusal::Unexpected("codes_t"), &|call| call.call.quant = Some(quant(row)));
+    bad("scale_given_for_rows", Refusal::Unexpected("scale"), &|call| {
+        call.lose(Tensor::CodesT);
+        call.call.quant = Some(quant(row));
+    });
+    bad("negative_floor", Refusal::Invalid("quant"), &|call| call.call.quant = Some(quant(given).amax_floor(-1.0)));
+    bad("sum_after", Refusal::Unsupported, &adds_after);
 }
 
 fn foreign_dtypes(bad: &mut Add<'_>) {
@@ -250,7 +254,7 @@ fn foreign_dtypes(bad: &mut Add<'_>) {
             for tensor in &mut call.call.tensors {
                 // Both dtypes have 16 bits, so the buffer can be read as either. A 32-bit tensor,
                 // such as an f32 sum, keeps its dtype.
-                let dtype = tensor.name.dtype(call.kind.direction(), dtypes);
+                let dtype = tensor.name.dtype(call.kind.direction, dtypes);
                 if let Some(dtype) = dtype.filter(|dtype| dtype.size() == tensor.storage.size()) {
                     tensor.storage = dtype.into();
                 }
@@ -263,7 +267,8 @@ fn foreign_dtypes(bad: &mut Add<'_>) {
 mod tests {
     use super::*;
     use crate::Arithmetic;
-    use crate::run::device::{About, Answer, TransferError};
+    use crate::run::device::About;
+    use crate::run::harness::{Answer, TransferError};
     use crate::selftest::simulate::SimulatedBackend;
     use rmsnorm_spec::Problem;
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use rmsnorm_spec::{AnyElement, F8E4M3, F8E5M2, NormBackend, Span, bf16, f16};
 
 use crate::Harness;
-use crate::run::device::TransferError;
+use crate::run::harness::TransferError;
 
 /// Checks the views of two buffers of every type, and uploads in parts. The inner error is the
 /// finding.

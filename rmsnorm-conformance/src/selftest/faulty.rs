@@ -7,7 +7,8 @@ use rmsnorm_spec::{DType, DTypes, Error, GradReduction, NormSpec, Problem};
 
 use crate::Arithmetic;
 use crate::run::calls::Context;
-use crate::run::device::{About, Answer, Device, TransferError};
+use crate::run::device::{About, Device};
+use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::Call;
 use crate::selftest::simulate::SimulatedBackend;
 

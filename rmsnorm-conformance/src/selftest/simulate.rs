@@ -5,29 +5,27 @@
 //! it. It is not a backend for users: it is slow, and every bug is inserted where a real kernel
 //! would have it.
 //!
-//! `call` holds the data that all rows of a call share. `tensors` reads and writes rows. `forward`,
-//! `after` and `backward` hold the formulas, `gradients` the sums over rows. The dtypes of a call
-//! are values, so all of this is compiled once.
+//! `call` holds the data that all rows of a call share. `tensors` reads and writes rows. `norm` and
+//! `backward` hold the formulas, [`pieces`](crate::pieces) those of the pieces, `gradients` the sums
+//! over rows. The dtypes of a call are values, so all of this is compiled once.
 
-mod after;
 mod backward;
-mod call;
+pub(crate) mod call;
 mod forward;
 mod gradients;
-mod parts;
-mod quantized;
-mod scales;
-mod tensors;
+pub(crate) mod norm;
+pub(crate) mod rows;
+pub(crate) mod tensors;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{AnyCall, AnyElement, Direction, Error, NormBackend, Problem, ResidualPlacement, Span};
+use rmsnorm_spec::{AnyCall, AnyElement, Direction, Error, NormBackend, Problem, Rows, Span, Tensor, Visitor};
 
-use self::call::Call;
-use self::gradients::{rows_per_block, workspace_len};
+use self::call::{Call, rows_per_block};
+use self::gradients::workspace_len;
 use self::tensors::Tensors;
 use crate::selftest::planted::Bug;
 use crate::{Arithmetic, Harness};
@@ -47,7 +45,7 @@ pub struct SimulatedBackend {
     /// Rows per block. Weight gradients are summed serially within a block, then serially over the
     /// blocks. If `ceil(sqrt(rows))` is larger, it is used instead.
     pub block_rows: usize,
-    /// Number of calls so far, for [`Bug::Nondeterministic`].
+    /// Number of calls so far, for a bug that depends on it.
     calls: AtomicUsize,
 }
 
@@ -97,17 +95,28 @@ impl NormBackend for SimulatedBackend {
             | AnyCall::PartialBackwardStatistics(_)
             | AnyCall::BackwardWithStatistics(_) => return Err(checked.unsupported(self.name())),
         }
-        let call = Call::new(self, checked.spec(), checked.problem(), self.calls.fetch_add(1, Ordering::Relaxed));
-        let part_stride = checked.part_stride();
+        let of_call = (checked.spec(), checked.problem(), checked.part_stride());
+        let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = Call::new(self.bug, (self.lanes, self.block_rows), of_call, calls_before);
         let mut tensors = Tensors::new(&call);
         checked.visit(&mut tensors)?;
-        let Problem { direction, residual_placement, quant, .. } = call.problem;
-        match (direction, residual_placement, quant) {
-            (_, _, Some(quant)) => quantized::run(&call, &mut tensors, quant),
-            (Direction::Backward, _, None) => backward::run(&call, &mut tensors, self.workspace_len(&call.problem)),
-            (_, ResidualPlacement::Before, None) => forward::run(&call, &mut tensors, part_stride, drop),
-            (_, ResidualPlacement::After, None) => after::run(&call, &mut tensors),
+        match call.problem.direction {
+            Direction::Backward => backward::run(&call, &mut tensors, self.workspace_len(&call.problem)),
+            Direction::Forward | Direction::QuantizedForward => forward::run(&call, &mut tensors),
         }
+        Ok(())
+    }
+}
+
+impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
+        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
+        Ok(())
+    }
+
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
+        let distances = rows.with(());
+        self.put::<E>(tensor, distances.with(Box::new(rows.view)));
         Ok(())
     }
 }
@@ -125,7 +134,7 @@ impl Harness for SimulatedBackend {
     }
 
     fn device(&self) -> String {
-        let bug = self.bug.map_or("no bug", Bug::name);
+        let bug = self.bug.map_or("no bug", |bug| bug.name);
         format!("host loops, {} lanes, blocks of {} rows, {bug}", self.lanes, self.block_rows)
     }
 

@@ -1,7 +1,7 @@
 //! A generator of values. A value depends only on its seed and index, so each one can be recomputed
 //! alone.
 
-use rmsnorm_spec::Element;
+use rmsnorm_spec::{Element, Tensor};
 
 /// One step of splitmix64.
 pub fn splitmix(state: u64) -> u64 {
@@ -14,6 +14,11 @@ pub fn splitmix(state: u64) -> u64 {
 /// 64 random bits for the element `index`: splitmix64, moved to that position.
 pub fn bits(seed: u64, index: usize) -> u64 {
     splitmix(splitmix(seed).wrapping_add(index as u64))
+}
+
+/// 64 random bits for an element of a tensor.
+pub(crate) fn draw(seed: u64, tensor: Tensor, index: usize) -> u64 {
+    bits(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tensor as u64, index)
 }
 
 /// Element `index` of the [`values`] of a seed.

@@ -5,8 +5,11 @@ use rmsnorm_spec::{DType, Norm, Tensor};
 
 use super::call::Call;
 use super::gradients::Gradients;
-use super::tensors::{Tensors, round};
-use crate::selftest::planted::Bug;
+use super::rows::BackwardRow;
+use super::tensors::Tensors;
+use crate::pieces;
+use crate::run::memory::round;
+use crate::selftest::planted::NormBug;
 
 /// Makes a call with a workspace of `workspace_len` elements.
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usize) {
@@ -14,18 +17,22 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
     let mut kernel = BackwardKernel::new(call, tensors.values(Tensor::Weight));
     let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
+    let mut rows = Vec::with_capacity(call.spec.rows);
     for row in 0..call.spec.rows {
-        let result = kernel.row(&BackwardInputs {
+        let inputs = BackwardInputs {
             row,
             dy: tensors.row(Tensor::Dy, row).unwrap_or_default(),
             x: tensors.row(Tensor::X, row).unwrap_or_default(),
             mean: means.as_ref().map_or(0.0, |means| means[row]),
             rstd: rstds[call.row_of_rstd(row)],
-            dresidual_out: tensors.row(Tensor::DresidualOut, row),
-        });
-        tensors.store_result(Tensor::Dx, row, &result.dx);
-        tensors.store_result(Tensor::Dresidual, row, &result.dresidual(call));
-        gradients.add(row, &result);
+        };
+        let values = kernel.row(&inputs);
+        gradients.add(row, &kernel.dweight_terms(&inputs, &values), &kernel.dbias_terms(&inputs));
+        rows.push(kernel.dx(&inputs, &values));
+    }
+    pieces::pull(call, tensors, &mut rows);
+    for (index, row) in rows.iter().enumerate() {
+        tensors.store_result(Tensor::Dx, index, &row.dx);
     }
     gradients.store(tensors);
 }
@@ -38,26 +45,6 @@ struct BackwardInputs {
     /// 0 for RMS norm.
     mean: f32,
     rstd: f32,
-    dresidual_out: Option<Vec<f32>>,
-}
-
-/// The results of one row, (cols) each.
-pub(super) struct BackwardRow {
-    /// Not yet rounded.
-    dx: Vec<f32>,
-    /// `dy * x_hat`
-    pub(super) dweight_terms: Vec<f32>,
-    /// `dy`
-    pub(super) dbias_terms: Vec<f32>,
-}
-
-impl BackwardRow {
-    /// The gradient of the residual, not yet rounded.
-    fn dresidual(&self, call: &Call) -> Vec<f32> {
-        let activation = call.problem.dtypes.activation;
-        let value = |&dx: &f32| if call.has(Bug::DresidualOfDx) { round(dx, activation) } else { dx };
-        self.dx.iter().map(value).collect()
-    }
 }
 
 /// The intermediate values of one row.
@@ -85,9 +72,9 @@ impl<'c> BackwardKernel<'c> {
         BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
-    fn row(&mut self, inputs: &BackwardInputs) -> BackwardRow {
+    fn row(&mut self, inputs: &BackwardInputs) -> Row {
         let centred: Vec<f32> = inputs.x.iter().map(|x| x - inputs.mean).collect();
-        let rstd = if self.call.has(Bug::BwdNoEps) { self.rstd_without_eps(&centred) } else { inputs.rstd };
+        let rstd = if self.call.has(NormBug::BwdNoEps) { self.rstd_without_eps(&centred) } else { inputs.rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
         let wdy: Vec<f32> = inputs.dy.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
         let mean_wdy = match self.call.spec.norm {
@@ -97,16 +84,12 @@ impl<'c> BackwardKernel<'c> {
         let mut row = Row { centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
         let mean_wdy_xhat = self.mean_wdy_xhat(inputs, &row);
         row.mean_wdy_xhat = match self.previous_mean_wdy_xhat {
-            Some(previous) if self.call.has(Bug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
-            Some(previous) if self.call.has(Bug::CStale) && self.call.is_last_of_several(inputs.row) => previous,
+            Some(previous) if self.call.has(NormBug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
+            Some(previous) if self.call.has(NormBug::CStale) && self.call.is_last_of_several(inputs.row) => previous,
             Some(_) | None => mean_wdy_xhat,
         };
         self.previous_mean_wdy_xhat = Some(row.mean_wdy_xhat);
-        BackwardRow {
-            dx: self.dx(inputs, &row),
-            dweight_terms: self.dweight_terms(inputs, &row),
-            dbias_terms: self.dbias_terms(inputs),
-        }
+        row
     }
 
     fn rstd_without_eps(&self, centred: &[f32]) -> f32 {
@@ -116,57 +99,52 @@ impl<'c> BackwardKernel<'c> {
 
     fn average(&self, terms: &[f32], accumulator: DType) -> f32 {
         let cols = self.call.spec.cols;
-        let divisor = if self.call.has(Bug::BwdNPadded8) { cols.next_multiple_of(8) } else { cols };
+        let divisor = if self.call.has(NormBug::BwdNPadded8) { cols.next_multiple_of(8) } else { cols };
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
 
     fn mean_wdy_xhat(&self, inputs: &BackwardInputs, row: &Row) -> f32 {
         let call = self.call;
         let wdy = |col: usize| {
-            if call.has(Bug::CWithoutW) { inputs.dy[col] } else { round(row.wdy[col], call.accumulator(Bug::CLow)) }
-        };
-        let x_hat = |col: usize| if call.has(Bug::CUncentered) { inputs.x[col] * row.rstd } else { row.x_hat[col] };
-        let mut products: Vec<f32> = (0..row.wdy.len()).map(|col| wdy(col) * x_hat(col)).collect();
-        if call.has(Bug::CDropLast) {
-            products.truncate(products.len() - 1);
-        }
-        if call.has(Bug::CWarpLost) && inputs.row == 0 {
-            products.truncate(products.len().saturating_sub(32));
-        }
-        if call.has(Bug::CSumNotMean) {
-            return call.sum(&products, DType::F32);
-        }
-        self.average(&products, call.accumulator(Bug::CLowacc))
-    }
-
-    fn dx(&self, inputs: &BackwardInputs, row: &Row) -> Vec<f32> {
-        let call = self.call;
-        let dx_one = |col: usize| {
-            let direct = if call.has(Bug::DxDirectNoW) { inputs.dy[col] } else { row.wdy[col] };
-            let first = if call.has(Bug::NoFirst) { 0.0 } else { row.mean_wdy };
-            let inner = direct - first - self.second_term(row, col);
-            let dx = inner * row.rstd;
-            match &inputs.dresidual_out {
-                None => dx,
-                Some(_) if call.has(Bug::DresMissing) => dx,
-                Some(dresidual_out) if call.has(Bug::DresBeforeR) => (inner + dresidual_out[col]) * row.rstd,
-                Some(dresidual_out) if call.has(Bug::DresAfterStore) => {
-                    round(dx, call.problem.dtypes.activation) + dresidual_out[col]
-                }
-                Some(dresidual_out) => dx + dresidual_out[col],
+            if call.has(NormBug::CWithoutW) {
+                inputs.dy[col]
+            } else {
+                round(row.wdy[col], call.accumulator(NormBug::CLow))
             }
         };
-        (0..row.wdy.len()).map(dx_one).collect()
+        let x_hat = |col: usize| if call.has(NormBug::CUncentered) { inputs.x[col] * row.rstd } else { row.x_hat[col] };
+        let mut products: Vec<f32> = (0..row.wdy.len()).map(|col| wdy(col) * x_hat(col)).collect();
+        if call.has(NormBug::CDropLast) {
+            products.truncate(products.len() - 1);
+        }
+        if call.has(NormBug::CWarpLost) && inputs.row == 0 {
+            products.truncate(products.len().saturating_sub(32));
+        }
+        if call.has(NormBug::CSumNotMean) {
+            return call.sum(&products, DType::F32);
+        }
+        self.average(&products, call.accumulator(NormBug::CLowacc))
+    }
+
+    fn dx(&self, inputs: &BackwardInputs, row: &Row) -> BackwardRow {
+        let call = self.call;
+        let inner = |col: usize| {
+            let direct = if call.has(NormBug::DxDirectNoW) { inputs.dy[col] } else { row.wdy[col] };
+            let first = if call.has(NormBug::NoFirst) { 0.0 } else { row.mean_wdy };
+            direct - first - self.second_term(row, col)
+        };
+        let inner: Vec<f32> = (0..row.wdy.len()).map(inner).collect();
+        BackwardRow { dx: inner.iter().map(|inner| inner * row.rstd).collect(), inner, rstd: row.rstd }
     }
 
     /// `x_hat * mean_wdy_xhat`
     fn second_term(&self, row: &Row, col: usize) -> f32 {
         let second = row.x_hat[col] * row.mean_wdy_xhat;
-        match self.call.bug {
-            Some(Bug::NoSecond) => 0.0,
-            Some(Bug::SecondNoR) => row.centred[col] * row.mean_wdy_xhat,
-            Some(Bug::SecondSign) => -second,
-            Some(Bug::SecondWTwice) => second * self.weight[col],
+        match self.call.bug() {
+            Some(NormBug::NoSecond) => 0.0,
+            Some(NormBug::SecondNoR) => row.centred[col] * row.mean_wdy_xhat,
+            Some(NormBug::SecondSign) => -second,
+            Some(NormBug::SecondWTwice) => second * self.weight[col],
             Some(_) | None => second,
         }
     }
@@ -174,25 +152,25 @@ impl<'c> BackwardKernel<'c> {
     fn dweight_terms(&self, inputs: &BackwardInputs, row: &Row) -> Vec<f32> {
         let call = self.call;
         let (rows, cols) = (call.spec.rows, call.spec.cols);
-        let dropped = (call.has(Bug::DwDropLastRow) && inputs.row + 1 == rows)
-            || (call.has(Bug::DwDropTailRows) && inputs.row >= rows - rows % 8);
+        let dropped = (call.has(NormBug::DwDropLastRow) && inputs.row + 1 == rows)
+            || (call.has(NormBug::DwDropTailRows) && inputs.row >= rows - rows % 8);
         if dropped {
             return vec![0.0; cols];
         }
-        let factor = |col: usize| match call.bug {
-            Some(Bug::DwRowNoR) if inputs.row == rows / 3 => row.centred[col],
-            Some(Bug::DwUncentered) => inputs.x[col] * row.rstd,
-            Some(_) | None => round(row.x_hat[col], call.accumulator(Bug::DwLowXhat)),
+        let factor = |col: usize| match call.bug() {
+            Some(NormBug::DwRowNoR) if inputs.row == rows / 3 => row.centred[col],
+            Some(NormBug::DwUncentered) => inputs.x[col] * row.rstd,
+            Some(_) | None => round(row.x_hat[col], call.accumulator(NormBug::DwLowXhat)),
         };
         let mut terms: Vec<f32> = (0..cols).map(|col| inputs.dy[col] * factor(col)).collect();
-        if call.has(Bug::DwLostOne) && inputs.row == rows / 2 {
+        if call.has(NormBug::DwLostOne) && inputs.row == rows / 2 {
             terms[cols / 2] = 0.0;
         }
         terms
     }
 
     fn dbias_terms(&self, inputs: &BackwardInputs) -> Vec<f32> {
-        if self.call.has(Bug::DbDropLastRow) && inputs.row + 1 == self.call.spec.rows {
+        if self.call.has(NormBug::DbDropLastRow) && inputs.row + 1 == self.call.spec.rows {
             return vec![0.0; inputs.dy.len()];
         }
         inputs.dy.clone()

@@ -1,19 +1,12 @@
 //! `dweight` and `dbias`: math.md, equations (11) and (12). f32 partial sums of blocks of rows in
 //! the workspace, then a serial sum over the blocks.
 
-use rmsnorm_spec::depth::ceil_root;
 use rmsnorm_spec::{DType, GradStore, Problem, Tensor};
 
-use super::backward::BackwardRow;
 use super::call::Call;
-use super::tensors::{Tensors, round};
-use crate::selftest::planted::Bug;
-
-/// Rows per block. It grows with the square root of `rows`, so that no stage has a longer chain of
-/// additions.
-pub(super) fn rows_per_block(at_least: usize, rows: usize) -> usize {
-    at_least.max(ceil_root(rows)).max(1)
-}
+use super::tensors::Tensors;
+use crate::run::memory::round;
+use crate::selftest::planted::NormBug;
 
 /// Length of the workspace: one partial sum per block and column, for each requested gradient.
 pub(super) fn workspace_len(problem: &Problem, block_rows: usize) -> usize {
@@ -38,22 +31,22 @@ impl<'c> Gradients<'c> {
                 partial_dtype,
             })
         };
-        let (low_sums, low_partials) = (call.accumulator(Bug::DwLowacc), call.accumulator(Bug::DwLowPartials));
+        let (low_sums, low_partials) = (call.accumulator(NormBug::DwLowacc), call.accumulator(NormBug::DwLowPartials));
         let dweight = sums(Tensor::Dweight, low_sums, low_partials);
-        let dbias = sums(Tensor::Dbias, call.accumulator(Bug::DbLowacc), DType::F32);
+        let dbias = sums(Tensor::Dbias, call.accumulator(NormBug::DbLowacc), DType::F32);
         Gradients { call, dweight, dbias }
     }
 
-    /// Adds the terms of a row. Rows must be added in order.
-    pub(super) fn add(&mut self, row: usize, result: &BackwardRow) {
+    /// Adds the terms of a row, (cols) each. Rows must be added in order.
+    pub(super) fn add(&mut self, row: usize, dweight_terms: &[f32], dbias_terms: &[f32]) {
         if let Some(dweight) = &mut self.dweight {
-            dweight.add(self.call, row, &result.dweight_terms);
-            if self.call.has(Bug::DwDupRow) && row == 0 {
-                dweight.add_terms(0, &result.dweight_terms);
+            dweight.add(self.call, row, dweight_terms);
+            if self.call.has(NormBug::DwDupRow) && row == 0 {
+                dweight.add_terms(0, dweight_terms);
             }
         }
         if let Some(dbias) = &mut self.dbias {
-            dbias.add(self.call, row, &result.dbias_terms);
+            dbias.add(self.call, row, dbias_terms);
         }
     }
 
@@ -61,30 +54,30 @@ impl<'c> Gradients<'c> {
     /// old content.
     pub(super) fn store(self, tensors: &mut Tensors<'_, '_>) {
         let call = self.call;
-        if call.has(Bug::EmptyNotZeroed) && call.spec.rows == 0 {
+        if call.has(NormBug::EmptyNotZeroed) && call.spec.rows == 0 {
             return;
         }
         let has_both = self.dweight.is_some() && self.dbias.is_some();
-        let [dweight, dbias] = match call.bug {
-            Some(Bug::DwDbSwapped) if has_both => [Tensor::Dbias, Tensor::Dweight],
+        let [dweight, dbias] = match call.bug() {
+            Some(NormBug::DwDbSwapped) if has_both => [Tensor::Dbias, Tensor::Dweight],
             Some(_) | None => [Tensor::Dweight, Tensor::Dbias],
         };
         for (sums, tensor, is_dbias) in [(self.dweight, dweight, false), (self.dbias, dbias, true)] {
             let Some((sums, to)) = sums.zip(tensors.get_mut(tensor)) else { continue };
             let has = |of_both, of_dbias| call.has(of_both) || is_dbias && call.has(of_dbias);
-            let is_rounded = has(Bug::SumRounded, Bug::SumOfDbiasRounded);
-            let overwrites = has(Bug::SumOverwrites, Bug::SumOfDbiasOverwrites);
+            let is_rounded = has(NormBug::SumRounded, NormBug::SumOfDbiasRounded);
+            let overwrites = has(NormBug::SumOverwrites, NormBug::SumOfDbiasOverwrites);
             let accumulates = call.problem.grad_store == GradStore::Accumulated && !overwrites;
-            let adds = accumulates || call.has(Bug::SumAddedAlways) || call.has(Bug::DwAccumulate) && !is_dbias;
+            let adds = accumulates || call.has(NormBug::SumAddedAlways) || call.has(NormBug::DwAccumulate) && !is_dbias;
             let held: Vec<f32> = (0..to.len()).map(|col| to.value(col)).collect();
-            let lost = usize::from(call.has(Bug::DwBlockLost) && !is_dbias);
+            let lost = usize::from(call.has(NormBug::DwBlockLost) && !is_dbias);
             for (col, total) in sums.totals(call.spec.cols, lost).into_iter().enumerate() {
-                let total = if call.has(Bug::SumAveraged) { total / call.spec.rows as f32 } else { total };
+                let total = if call.has(NormBug::SumAveraged) { total / call.spec.rows as f32 } else { total };
                 let total = if is_rounded { round(total, call.problem.dtypes.weight) } else { total };
-                let held = match call.bug {
-                    Some(Bug::SumHeldOfNext) => held[(col + 1) % held.len()],
-                    Some(Bug::SumHeldTwice) => 2.0 * held[col],
-                    Some(Bug::SumHeldRounded) => round(held[col], DType::Bf16),
+                let held = match call.bug() {
+                    Some(NormBug::SumHeldOfNext) => held[(col + 1) % held.len()],
+                    Some(NormBug::SumHeldTwice) => 2.0 * held[col],
+                    Some(NormBug::SumHeldRounded) => round(held[col], DType::Bf16),
                     Some(_) | None => held[col],
                 };
                 to.store(col, if adds { held + total } else { total });
@@ -105,7 +98,7 @@ impl ColumnSums {
     fn add(&mut self, call: &Call, row: usize, terms: &[f32]) {
         let block_start = row / call.block_rows * terms.len();
         let opens_block = row.is_multiple_of(call.block_rows);
-        if opens_block && !call.has(Bug::WorkspaceNotCleared) {
+        if opens_block && !call.has(NormBug::WorkspaceNotCleared) {
             self.partials[block_start..block_start + terms.len()].fill(0.0);
         }
         self.add_terms(block_start, terms);

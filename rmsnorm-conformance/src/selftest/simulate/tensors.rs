@@ -1,16 +1,14 @@
 //! The tensors of a call in host memory, with elements of any type: read as f32, rounded once when
 //! written.
 
-use rmsnorm_spec::{AnyElement, DType, Error, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor, f16};
+use rmsnorm_spec::{AnyElement, DType, RowLayout, Rows, Storage, Tensor, TensorShape, f16};
 
-use super::SimulatedBackend;
 use super::call::Call;
-use super::forward::ForwardRow;
-use crate::run::memory::{decode_f32, encode_f32};
-use crate::selftest::planted::Bug;
+use crate::run::memory::{decode_f32, encode_f32, round};
+use crate::selftest::planted::NormBug;
 
 /// The elements of a view, as bits.
-trait Elements {
+pub(crate) trait Elements {
     fn len(&self) -> usize;
     fn bits(&self, index: usize) -> u32;
     /// Writes an element. The view must be writable.
@@ -46,60 +44,60 @@ impl<E: AnyElement> Elements for &mut [E] {
 }
 
 /// A tensor with the strides that the kernel uses. A vector is one row.
-pub(super) struct Matrix<'a> {
+pub(crate) struct Matrix<'a> {
     view: Box<dyn Elements + 'a>,
     storage: Storage,
-    pub(super) rows: RowLayout,
+    pub(crate) rows: RowLayout,
 }
 
 impl Matrix<'_> {
     /// A row as f32.
-    pub(super) fn row(&self, row: usize) -> Vec<f32> {
+    pub(crate) fn row(&self, row: usize) -> Vec<f32> {
         self.row_from(0, row)
     }
 
     /// A row, if the first row starts at element `first`.
-    pub(super) fn row_from(&self, first: usize, row: usize) -> Vec<f32> {
+    pub(crate) fn row_from(&self, first: usize, row: usize) -> Vec<f32> {
         // A wrong stride may point beyond the view, where a slice cannot be read.
         let start = (first + self.rows.start(row)).min(self.view.len() - self.rows.cols);
         (start..start + self.rows.cols).map(|index| self.value(index)).collect()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.view.len()
     }
 
-    pub(super) fn value(&self, index: usize) -> f32 {
+    pub(crate) fn value(&self, index: usize) -> f32 {
         decode_f32(self.view.bits(index), self.storage)
     }
 
     /// Writes the nearest value of the tensor's type.
-    pub(super) fn store(&mut self, index: usize, value: f32) {
+    pub(crate) fn store(&mut self, index: usize, value: f32) {
         self.view.set(index, encode_f32(value, self.storage));
     }
 
     /// Writes consecutive values, up to the end of the view.
-    pub(super) fn store_from(&mut self, start: usize, values: &[f32]) {
+    pub(crate) fn store_from(&mut self, start: usize, values: &[f32]) {
         (start..self.len()).zip(values).for_each(|(index, &value)| self.store(index, value));
     }
 
     /// Writes the bits of a quantized value.
-    pub(super) fn store_code(&mut self, index: usize, code: u8) {
+    pub(crate) fn store_code(&mut self, index: usize, code: u8) {
         self.view.set(index, u32::from(code));
     }
 
     /// Writes a row of `y`, `dx` or `dresidual`.
     fn store_result(&mut self, call: &Call, row: usize, values: &[f32]) {
-        if call.has(Bug::SkipLastRowWrite) && row + 1 == call.spec.rows {
+        if call.has(NormBug::SkipLastRowWrite) && row + 1 == call.spec.rows {
             return;
         }
         let (start, cols) = (self.rows.start(row), self.rows.cols);
-        let written = if call.has(Bug::SkipLastColWrite) { cols - 1 } else { cols };
+        let written = if call.has(NormBug::SkipLastColWrite) { cols - 1 } else { cols };
         for (index, &value) in (start..self.len()).zip(&values[..written]) {
-            let value = if call.has(Bug::OutputRead) { value + 0.0 * self.value(index) } else { value };
+            let value = if call.has(NormBug::OutputRead) { value + 0.0 * self.value(index) } else { value };
             self.view.set(index, self.rounded(call, value));
         }
-        if call.has(Bug::GapOverwritten) && self.rows.row_stride > cols && start + cols < self.len() {
+        if call.has(NormBug::GapOverwritten) && self.rows.row_stride > cols && start + cols < self.len() {
             self.view.set(start + cols, self.view.bits(start + cols - 1));
         }
     }
@@ -108,16 +106,16 @@ impl Matrix<'_> {
     fn rounded(&self, call: &Call, value: f32) -> u32 {
         let nearest = encode_f32(value, self.storage);
         let magnitude = decode_f32(nearest, self.storage).abs();
-        match call.bug {
+        match call.bug() {
             // The next lower bit pattern is the next value toward zero; for infinity, the largest
             // finite value.
-            Some(Bug::RtzStore) if magnitude > value.abs() => nearest - 1,
-            Some(Bug::DoubleRound) => {
+            Some(NormBug::RtzStore) if magnitude > value.abs() => nearest - 1,
+            Some(NormBug::DoubleRound) => {
                 let is_bf16 = self.storage == DType::Bf16.into();
                 encode_f32(round(value, if is_bf16 { DType::F16 } else { DType::Bf16 }), self.storage)
             }
-            Some(Bug::SubnormalFlush) if magnitude < min_normal(self.storage) => 0,
-            Some(Bug::NanSwallowed) if value.is_nan() => 0,
+            Some(NormBug::SubnormalFlush) if magnitude < min_normal(self.storage) => 0,
+            Some(NormBug::NanSwallowed) if value.is_nan() => 0,
             Some(_) | None => nearest,
         }
     }
@@ -127,39 +125,34 @@ fn min_normal(storage: Storage) -> f32 {
     if storage == DType::F16.into() { f16::MIN_POSITIVE.to_f32() } else { f32::MIN_POSITIVE }
 }
 
-/// The f32 nearest to `value` among the values of `dtype`.
-pub(super) fn round(value: f32, dtype: DType) -> f32 {
-    decode_f32(encode_f32(value, dtype), dtype)
-}
-
 /// The bugs that ignore the row stride of a tensor, and those that ignore its groups.
-const STRIDES: [(Tensor, Bug, Bug); 8] = [
-    (Tensor::X, Bug::XStrideIgnored, Bug::XGroupsIgnored),
-    (Tensor::Residual, Bug::ResStrideIgnored, Bug::ResGroupsIgnored),
-    (Tensor::Y, Bug::YStrideIgnored, Bug::YGroupsIgnored),
-    (Tensor::ResidualOut, Bug::ResOutStrideIgnored, Bug::ResOutGroupsIgnored),
-    (Tensor::Dy, Bug::DyStrideOfX, Bug::DyGroupsIgnored),
-    (Tensor::DresidualOut, Bug::DresStrideIgnored, Bug::DresGroupsIgnored),
-    (Tensor::Dx, Bug::DxStrideIgnored, Bug::DxGroupsIgnored),
-    (Tensor::Dresidual, Bug::DresidualStrideIgnored, Bug::DresidualGroupsIgnored),
+const STRIDES: [(Tensor, NormBug, NormBug); 8] = [
+    (Tensor::X, NormBug::XStrideIgnored, NormBug::XGroupsIgnored),
+    (Tensor::Residual, NormBug::ResStrideIgnored, NormBug::ResGroupsIgnored),
+    (Tensor::Y, NormBug::YStrideIgnored, NormBug::YGroupsIgnored),
+    (Tensor::ResidualOut, NormBug::ResOutStrideIgnored, NormBug::ResOutGroupsIgnored),
+    (Tensor::Dy, NormBug::DyStrideOfX, NormBug::DyGroupsIgnored),
+    (Tensor::DresidualOut, NormBug::DresStrideIgnored, NormBug::DresGroupsIgnored),
+    (Tensor::Dx, NormBug::DxStrideIgnored, NormBug::DxGroupsIgnored),
+    (Tensor::Dresidual, NormBug::DresidualStrideIgnored, NormBug::DresidualGroupsIgnored),
 ];
 
 /// All tensors of a call. In place, `Y` holds `X`, and `ResidualOut` holds `Residual`.
-pub(super) struct Tensors<'c, 'a> {
+pub(crate) struct Tensors<'c, 'a> {
     call: &'c Call,
     of: [Option<Matrix<'a>>; Tensor::COUNT],
 }
 
 impl<'c, 'a> Tensors<'c, 'a> {
-    pub(super) fn new(call: &'c Call) -> Self {
+    pub(crate) fn new(call: &'c Call) -> Self {
         Tensors { call, of: [const { None }; Tensor::COUNT] }
     }
 
-    pub(super) fn get(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
+    pub(crate) fn get(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
         self.of[tensor as usize].as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, tensor: Tensor) -> Option<&mut Matrix<'a>> {
+    pub(crate) fn get_mut(&mut self, tensor: Tensor) -> Option<&mut Matrix<'a>> {
         self.of[tensor as usize].as_mut()
     }
 
@@ -172,41 +165,32 @@ impl<'c, 'a> Tensors<'c, 'a> {
     }
 
     /// A row of an input as f32.
-    pub(super) fn row(&self, tensor: Tensor, row: usize) -> Option<Vec<f32>> {
+    pub(crate) fn row(&self, tensor: Tensor, row: usize) -> Option<Vec<f32>> {
         self.input(tensor).map(|matrix| matrix.row(row))
     }
 
     /// All values of a vector.
-    pub(super) fn values(&self, tensor: Tensor) -> Option<Vec<f32>> {
+    pub(crate) fn values(&self, tensor: Tensor) -> Option<Vec<f32>> {
         self.row(tensor, 0)
     }
 
     /// Writes a row of `residual_out`, whose values are already rounded.
-    pub(super) fn store_residual(&mut self, row: usize, values: &[f32]) {
-        let is_missing = self.call.has(Bug::ResOutMissing);
+    pub(crate) fn store_residual(&mut self, row: usize, values: &[f32]) {
+        let is_missing = self.call.has(NormBug::ResOutMissing);
         if let Some(out) = self.get_mut(Tensor::ResidualOut).filter(|_| !is_missing) {
             out.store_from(out.rows.start(row), values);
         }
     }
 
     /// Writes a row of a result, if it is requested.
-    pub(super) fn store_result(&mut self, tensor: Tensor, row: usize, values: &[f32]) {
+    pub(crate) fn store_result(&mut self, tensor: Tensor, row: usize, values: &[f32]) {
         let call = self.call;
         if let Some(out) = self.get_mut(tensor) {
             out.store_result(call, row, values);
         }
     }
 
-    /// Writes the requested statistics of a row.
-    pub(super) fn store_statistics(&mut self, [mean, rstd]: [Tensor; 2], row: usize, result: &ForwardRow) {
-        for (tensor, value) in [(mean, Some(result.saved_mean)), (rstd, result.saved_rstd)] {
-            if let Some((out, value)) = self.get_mut(tensor).zip(value) {
-                out.store(row, value);
-            }
-        }
-    }
-
-    fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
+    pub(crate) fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
         let call = self.call;
         let (rows, cols) = match tensor.shape() {
             TensorShape::Matrix => (call.spec.rows, call.spec.cols),
@@ -234,18 +218,5 @@ impl<'c, 'a> Tensors<'c, 'a> {
             }
         }
         self.of[tensor as usize] = Some(Matrix { view: given.view, storage: E::STORAGE, rows });
-    }
-}
-
-impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
-    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
-        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
-        Ok(())
-    }
-
-    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a mut [E]>) -> Result<(), Error> {
-        let distances = rows.with(());
-        self.put::<E>(tensor, distances.with(Box::new(rows.view)));
-        Ok(())
     }
 }

@@ -7,9 +7,10 @@ use super::SimulatedBackend;
 use crate::Arithmetic;
 use crate::case::presence::OPTIONAL;
 use crate::case::{Case, Kind, Layout, Trial};
-use crate::report::Status;
+use crate::finding::Status;
+use crate::pieces;
 use crate::run::calls::{Context, Scenario};
-use crate::run::execute_case;
+use crate::run::execute::execute_case;
 use crate::run::memory::{Bits, Outputs, Poison};
 use crate::selftest::cases;
 use crate::selftest::planted::Bug;
@@ -31,17 +32,16 @@ fn two_calls(bug: Option<Bug>, scenario: &Scenario) -> [AnyElement; 2] {
 #[test]
 fn a_bug_changes_a_result_exactly_where_it_applies() {
     for norm in Norm::ALL {
-        for kind in Kind::CALLS {
+        for kind in Kind::first_calls() {
             // Only the cases before the lists of families, which show no other bug.
             let cases = cases(norm, kind).into_iter().take_while(|case| case.trial == Trial::Bounds);
             let scenarios: Vec<Scenario> = cases.map(|case| Scenario::new(&case)).collect();
             let right: Vec<_> = scenarios.iter().map(|scenario| two_calls(None, scenario)).collect();
             assert!(right.iter().flatten().all(AnyElement::is_ok));
-            for &bug in Bug::ALL {
+            for bug in pieces::bugs() {
                 // A sum of one part is a call without parts. `Call::new` plants no other bug, and
                 // one scenario is enough to show that.
-                let is_planted =
-                    bug.applies_to(norm, kind) || kind == Kind::ForwardParts && bug.applies_to(norm, Kind::Forward);
+                let is_planted = bug.applies_to(norm, kind) || kind.has_parts() && bug.applies_to(norm, Kind::FORWARD);
                 let tried = if is_planted { scenarios.len() } else { 1 };
                 let differs = |(scenario, right): (&Scenario, &_)| two_calls(Some(bug), scenario) != *right;
                 let shows = scenarios.iter().zip(&right).take(tried).any(differs);
@@ -53,13 +53,13 @@ fn a_bug_changes_a_result_exactly_where_it_applies() {
 
 #[test]
 fn bug_names_are_unique_and_every_bug_applies_somewhere() {
-    let mut names: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+    let mut names: Vec<&str> = pieces::bugs().map(|bug| bug.name).collect();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), Bug::ALL.len());
+    assert_eq!(names.len(), pieces::bugs().count());
     assert!(names.len() >= 90, "bugs were lost: {}", names.len());
-    for bug in Bug::ALL {
-        assert!(Norm::ALL.iter().any(|&norm| Kind::CALLS.iter().any(|&kind| bug.applies_to(norm, kind))), "{bug}");
+    for bug in pieces::bugs() {
+        assert!(Norm::ALL.iter().any(|&norm| Kind::first_calls().any(|kind| bug.applies_to(norm, kind))), "{bug}");
     }
 }
 
@@ -92,7 +92,7 @@ fn in_place_form_has_the_bits_of_the_other_one() {
     let dtypes = DTypes::uniform(DType::Bf16).widened(true, true);
     for norm in Norm::ALL {
         let [apart, over] =
-            [Kind::Forward, Kind::ForwardInPlace].map(|kind| outputs(&full(kind, norm, dtypes, 70, 33)));
+            [Kind::FORWARD, Kind::FORWARD_IN_PLACE].map(|kind| outputs(&full(kind, norm, dtypes, 70, 33)));
         for tensor in [Tensor::Y, Tensor::ResidualOut, Tensor::Rstd] {
             assert!(apart.get(tensor).is_some() && apart.get(tensor) == over.get(tensor), "{tensor}");
         }
@@ -101,7 +101,7 @@ fn in_place_form_has_the_bits_of_the_other_one() {
 
 #[test]
 fn workspace_of_the_callers_changes_no_bit() {
-    let given = full(Kind::Backward, Norm::Rms, DTypes::uniform(DType::F32), 70, 33);
+    let given = full(Kind::BACKWARD, Norm::Rms, DTypes::uniform(DType::F32), 70, 33);
     let absent = Case { present: given.present.without(Tensor::Workspace), ..given };
     assert_ne!(given.present, absent.present);
     assert_eq!(outputs(&given).tensors, outputs(&absent).tensors);

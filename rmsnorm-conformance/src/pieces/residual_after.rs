@@ -1,15 +1,93 @@
-//! Cases with a residual that is added after the norm, with and without the next norm of the sum.
+//! A residual that is added after the norm: math.md, equation (13).
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use super::math::PieceMath;
+use crate::Arithmetic;
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
-use crate::case::profiles::{Dice, is_meaningful};
-use crate::case::{Case, Kind, Layout, Trial};
+use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::judge::Expected;
+use crate::run::memory::round;
+use crate::selftest::planted::{Bug, BugList, bugs};
+use crate::selftest::simulate::call::Call;
+use crate::selftest::simulate::norm::NormKernel;
+use crate::selftest::simulate::rows::ForwardRow;
+use crate::selftest::simulate::tensors::Tensors;
 use crate::testing::splitmix;
 
+bugs! {
+    /// The bugs of a residual that is added after the norm.
+    SumBug:
+    WithoutNorm "sum_without_norm" BOTH AFTER "residual_out is the unchanged residual";
+    WithoutResidual "sum_without_residual" BOTH AFTER "residual_out is the norm alone";
+    OfX "sum_of_x" BOTH AFTER "x is added to the norm instead of the residual";
+    BeforeNorm "sum_before_norm" BOTH AFTER "the sum of x and the residual is normalized instead of x";
+    OfRounded "sum_of_rounded" BOTH AFTER "the norm is rounded to 16 bits before it is added";
+    WithoutBias "sum_without_bias" BOTH AFTER "the bias is not in the sum";
+    BiasTwice "sum_bias_twice" BOTH AFTER "the bias is in the sum twice";
+}
+
+/// The piece.
+pub(crate) struct ResidualAfter;
+
+impl PieceMath for ResidualAfter {
+    const BUGS: &'static [Bug] = SumBug::BUGS;
+
+    fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
+        let mut kernel = NormKernel::first(call, tensors);
+        for (index, row) in rows.iter_mut().enumerate() {
+            // Validation guarantees that there is a residual.
+            let Some(addend) = tensors.row(Tensor::Residual, index) else { return };
+            if call.has(SumBug::BeforeNorm) {
+                let h: Vec<f32> = row.x.iter().zip(&addend).map(|(x, addend)| x + addend).collect();
+                row.result = kernel.normalize(index, &h);
+            }
+            row.h = sum(call, &row.result.y, (&row.x, &addend), kernel.bias.as_deref());
+            row.sum = row.h.iter().map(|&sum| round(sum, call.problem.dtypes.residual)).collect();
+        }
+    }
+
+    /// The range after the residual is added in f32. There is no bound if an end exceeds half of
+    /// the largest f32, because the sum may overflow.
+    fn bound(value: Expected, operand: f64, arithmetic: &Arithmetic) -> Expected {
+        let reference = value.reference + operand;
+        let largest = value.low.abs().max(value.high.abs());
+        if value.is_unbounded() || (value.reference.is_finite() && largest > f64::from(f32::MAX) / 2.0) {
+            return Expected::unbounded(reference);
+        }
+        // Either addend may be flushed to zero.
+        let flushed = arithmetic.flush_loss(2.0);
+        let sum = Expected { reference, low: value.low + operand - flushed, high: value.high + operand + flushed };
+        if reference.is_finite() { sum.rounded(arithmetic.unit_roundoff) } else { sum }
+    }
+}
+
+/// The sum with the residual, before its rounding.
+fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<&[f32]>) -> Vec<f32> {
+    let bias = |col: usize| bias.map_or(0.0, |bias| bias[col]);
+    let of = |(col, &norm): (usize, &f32)| match call.bug() {
+        Some(SumBug::WithoutNorm) => residual[col],
+        Some(SumBug::WithoutResidual) => norm,
+        Some(SumBug::OfX) => x[col] + norm,
+        Some(SumBug::OfRounded) => residual[col] + round(norm, call.low()),
+        Some(SumBug::WithoutBias) => residual[col] + (norm - bias(col)),
+        Some(SumBug::BiasTwice) => residual[col] + (norm + bias(col)),
+        Some(_) | None => residual[col] + norm,
+    };
+    norm.iter().enumerate().map(of).collect()
+}
+
+/// The cases with and without the next norm of the sum.
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw) };
+
+fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
+    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+    one(dice, 1 << 13, |case| Case { kind, norm, ..case }, turn)
+}
+
 /// The two forms of the call, and both norms with their gradients.
-const KINDS: [Kind; 3] = [Kind::ForwardAfter, Kind::ForwardAfterInPlace, Kind::AfterEndToEnd];
+const KINDS: [Kind; 3] = [Kind::FORWARD_AFTER, Kind::FORWARD_AFTER_IN_PLACE, Kind::AFTER_END_TO_END];
 
 /// All optional tensors of a call without a next norm.
 const ALONE: TensorSet = ALL_PRESENT;
@@ -31,7 +109,7 @@ const USUAL: TensorSet = TensorSet::of(&[
 
 /// The kinds that are a single call, with all optional tensors.
 pub(crate) fn calls() -> impl Iterator<Item = (Kind, Norm, TensorSet)> {
-    kinds_and_norms().filter(|(kind, _)| *kind != Kind::AfterEndToEnd).map(|(kind, norm)| (kind, norm, PAIRED))
+    kinds_and_norms().filter(|(kind, _)| *kind != Kind::AFTER_END_TO_END).map(|(kind, norm)| (kind, norm, PAIRED))
 }
 
 fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
@@ -51,7 +129,7 @@ fn is_good(case: &Case) -> bool {
 }
 
 /// Every kind, norm and family with the other axes drawn, and every kind, norm and dtype.
-pub(crate) fn smoke() -> Vec<Case> {
+fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 21 };
     let mut cases = Vec::new();
     for (i, (kind, norm)) in kinds_and_norms().enumerate() {
@@ -68,7 +146,7 @@ pub(crate) fn smoke() -> Vec<Case> {
 }
 
 /// The cases of the core profile.
-pub(crate) fn core() -> Vec<Case> {
+fn core() -> Vec<Case> {
     let mut dice = Dice { state: 22 };
     let mut cases = presences();
     cases.extend(mixes(&[(3, 7), (5, 45), (2, 1000)]));
@@ -108,18 +186,6 @@ pub(crate) fn core() -> Vec<Case> {
     }
     cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
     cases.retain(is_good);
-    cases
-}
-
-/// Cases drawn from a seed.
-pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0xaf7e) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
-        let turn = cases.len();
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { kind, norm, ..case }, turn));
-    }
     cases
 }
 
@@ -224,7 +290,7 @@ pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Ca
         for (j, dtype) in DType::ALL.into_iter().enumerate() {
             let drawn = splitmix((3 * i + j) as u64);
             let bit = |place: u32| drawn >> place & 1 == 1;
-            let kind = if bit(0) { Kind::ForwardAfter } else { Kind::ForwardAfterInPlace };
+            let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
             let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
             let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
             let present = presents[(drawn >> 4) as usize % presents.len()];

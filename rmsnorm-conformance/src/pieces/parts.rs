@@ -1,16 +1,106 @@
-//! Cases in which `x` is the sum of several parts.
+//! `x` as the sum of several parts: math.md, equation (1').
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::data::Family;
+use super::math::PieceMath;
+use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::profiles::{Dice, is_meaningful};
-use crate::case::{Case, Kind, Layout, Trial};
-use crate::testing::splitmix;
+use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::run::memory::round;
+use crate::selftest::planted::{Bug, BugList, bugs};
+use crate::selftest::simulate::call::Call;
+use crate::selftest::simulate::rows::ForwardRow;
+use crate::selftest::simulate::tensors::Tensors;
+
+bugs! {
+    /// The bugs of a sum of parts.
+    PartsBug:
+    PartMissing "part_missing" BOTH PARTS "the last part is not added";
+    PartTwice "part_twice" BOTH PARTS "the first part is added twice";
+    PartsReversed "parts_reversed" BOTH PARTS "parts are added from the last to the first";
+    PartsByTree "parts_by_tree" BOTH PARTS "the two halves of the parts are summed separately, then added";
+    PartsRounded "parts_rounded" BOTH PARTS "the sum of parts is rounded to the activations' dtype before the residual is added";
+    PartsEachRounded "parts_each_rounded" BOTH PARTS "the sum is rounded after every part";
+    PartsInF64 "parts_in_f64" BOTH PARTS "parts are added in f64";
+    ResidualFirst "residual_first" BOTH PARTS "parts are added to the residual";
+    ResidualPerPart "residual_per_part" BOTH PARTS "the residual is added with every part";
+    ResidualOfLastPart "residual_of_last_part" BOTH PARTS "the residual is not added if there are more than two parts";
+    PartsUnrounded "parts_unrounded" BOTH PARTS "the norm works on the sum before its rounding";
+    PartsDense "parts_dense" BOTH PARTS "the distance of parts does not include the gaps between rows";
+}
+
+/// The piece.
+pub(crate) struct Parts;
+
+impl PieceMath for Parts {
+    const BUGS: &'static [Bug] = PartsBug::BUGS;
+
+    fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
+        for (index, row) in rows.iter_mut().enumerate() {
+            let residual = tensors.row(Tensor::Residual, index);
+            (row.h, row.sum) = sum(call, tensors, index, residual.as_deref());
+        }
+    }
+}
+
+/// The values to normalize, and `residual_out`: in a correct kernel, both are the same sum of the
+/// parts of a row.
+fn sum(call: &Call, tensors: &Tensors<'_, '_>, row: usize, residual: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
+    let count = call.problem.parts;
+    let is_dense = call.has(PartsBug::PartsDense);
+    let stride = if is_dense { call.spec.rows * call.spec.cols } else { call.part_stride };
+    let part = |part: usize| tensors.get(Tensor::X).map(|x| x.row_from(part * stride, row));
+    let mut parts: Vec<Vec<f32>> = (0..count).filter_map(part).collect();
+    match call.bug() {
+        Some(PartsBug::PartMissing) => parts.truncate(count - 1),
+        Some(PartsBug::PartTwice) => parts.push(parts[0].clone()),
+        Some(PartsBug::PartsReversed) => parts.reverse(),
+        Some(_) | None => {}
+    }
+    let residual = residual.filter(|_| !(call.has(PartsBug::ResidualOfLastPart) && count > 2));
+    let activation = call.problem.dtypes.activation;
+    let sum_of = |col: usize| {
+        let values: Vec<f32> = parts.iter().map(|part| part[col]).collect();
+        let addend = residual.map(|residual| residual[col]);
+        let step = if call.has(PartsBug::PartsEachRounded) { activation } else { DType::F32 };
+        let add = |sum: f32, value: f32| {
+            let again = addend.filter(|_| call.has(PartsBug::ResidualPerPart)).unwrap_or(0.0);
+            round(sum + value + again, step)
+        };
+        let serial = |values: &[f32]| values.iter().copied().reduce(add).unwrap_or(0.0);
+        let sum = match call.bug() {
+            Some(PartsBug::PartsInF64) => {
+                let sum: f64 = values.iter().chain(&addend).map(|value| f64::from(*value)).sum();
+                return sum as f32;
+            }
+            Some(PartsBug::ResidualFirst) => {
+                return addend.iter().chain(&values).copied().reduce(|sum, value| sum + value).unwrap_or(0.0);
+            }
+            Some(PartsBug::PartsByTree) => {
+                let (first, second) = values.split_at(values.len().div_ceil(2));
+                serial(first) + serial(second)
+            }
+            Some(PartsBug::PartsRounded) => round(serial(&values), activation),
+            Some(_) | None => serial(&values),
+        };
+        addend.map_or(sum, |addend| sum + addend)
+    };
+    let sums: Vec<f32> = (0..call.spec.cols).map(sum_of).collect();
+    let rounded: Vec<f32> = sums.iter().map(|&sum| round(sum, call.problem.dtypes.residual)).collect();
+    (if call.has(PartsBug::PartsUnrounded) { sums } else { rounded.clone() }, rounded)
+}
+
+/// The cases in which `x` is the sum of several parts.
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw) };
+
+fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
+    let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
+    one(dice, 1 << 13, |case| Case { norm, parts, ..case })
+}
 
 /// Numbers of parts: 2, the smallest group of ranks; 4 and 8, a node; 3 and 5, not powers of two;
 /// 17, a token's experts.
-const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
+pub(crate) const COUNTS: [usize; 6] = [2, 3, 4, 5, 8, 17];
 
 /// The tensors of a layer between two all-reduces.
 const USUAL: TensorSet =
@@ -22,12 +112,12 @@ pub(crate) fn usual(norm: Norm, dtype: DType, size: (usize, usize)) -> Case {
 }
 
 fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -> Case {
-    Case { parts, present: USUAL, ..Case::plain(Kind::ForwardParts, norm, dtype, rows, cols) }
+    Case { parts, present: USUAL, ..Case::plain(Kind::FORWARD_PARTS, norm, dtype, rows, cols) }
 }
 
 /// Whether a case can prove something: [`is_meaningful`], and no tiny eps for families with few
 /// values, whose sums are often zero.
-fn is_good(case: &Case) -> bool {
+pub(crate) fn is_good(case: &Case) -> bool {
     let cancels = matches!(case.family, Family::Exact | Family::Mixed | Family::Codes) && case.eps < 1e-6;
     is_meaningful(case) && !cancels
 }
@@ -92,20 +182,9 @@ pub(crate) fn core() -> Vec<Case> {
     cases
 }
 
-/// Cases drawn from a seed.
-pub(crate) fn drawn(seed: u64, count: usize) -> Vec<Case> {
-    let mut dice = Dice { state: splitmix(seed ^ 0x9a27) };
-    let mut cases = Vec::new();
-    while cases.len() < count {
-        let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
-        cases.extend(one(&mut dice, 1 << 13, |case| Case { norm, parts, ..case }));
-    }
-    cases
-}
-
 /// A drawn case, after `change`, that can prove something.
 fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
-    dice.one(most, |case| change(Case { kind: Kind::ForwardParts, ..case }), is_good)
+    dice.one(most, |case| change(Case { kind: Kind::FORWARD_PARTS, ..case }), is_good)
 }
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {

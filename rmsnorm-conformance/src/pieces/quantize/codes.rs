@@ -1,30 +1,29 @@
-//! A quantized forward call: rows of [`ForwardKernel`], then scales, quantized values and the other
-//! outputs.
+//! The outputs of a quantized forward call: scales, quantized values, amax.
 
 use rmsnorm_spec::Tensor;
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 
-use super::call::Call;
-use super::forward;
-use super::scales::{Normalized, Quantizer};
-use super::tensors::{Matrix, Tensors, round};
-use crate::selftest::planted::Bug;
+use super::scales::{QuantizeBug, Quantizer, Unquantized};
+use crate::run::memory::round;
+use crate::selftest::simulate::call::Call;
+use crate::selftest::simulate::rows::ForwardRow;
+use crate::selftest::simulate::tensors::{Matrix, Tensors};
 
-/// Makes a call.
-pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec) {
+/// Stores scales, quantized values and amax of normalized rows.
+pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec, rows: &[ForwardRow]) {
     let quantizer = Quantizer { call, quant, shape: (call.spec.rows, call.spec.cols) };
     let weight = call.effective_weight(tensors.values(Tensor::Weight));
     let bias = tensors.values(Tensor::Bias);
-    let mut rows = Vec::with_capacity(call.spec.rows);
-    forward::run(call, tensors, 0, |result| {
+    let unquantized = |row: &ForwardRow| {
+        let y = row.result.y.clone();
         let unbiased: Vec<f32> = match &bias {
-            Some(bias) => result.y.iter().zip(bias).map(|(y, bias)| y - bias).collect(),
-            None => result.y.clone(),
+            Some(bias) => y.iter().zip(bias).map(|(y, bias)| y - bias).collect(),
+            None => y.clone(),
         };
-        let x_hat =
-            unbiased.iter().zip(&weight).map(|(y, weight)| if *weight == 0.0 { 0.0 } else { y / weight }).collect();
-        rows.push(Normalized { y: result.y, unbiased, x_hat });
-    });
+        let x_hat = unbiased.iter().zip(&weight).map(|(y, weight)| if *weight == 0.0 { 0.0 } else { y / weight });
+        Unquantized { x_hat: x_hat.collect(), y, unbiased }
+    };
+    let rows: Vec<Unquantized> = rows.iter().map(unquantized).collect();
     let scales = quantizer.scales(&rows, tensors.get(Tensor::Scale).map(|scale| scale.value(0)));
     if let Some(out) = tensors.get_mut(Tensor::Scales) {
         quantizer.store_scales(out, &scales);
@@ -54,8 +53,8 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec) 
 }
 
 /// The transposed matrix, with y from `y`.
-fn columns(rows: &[Normalized], (_, cols): (usize, usize), y: impl Fn(usize, usize) -> f32) -> Vec<Normalized> {
-    let of_column = |col: usize| Normalized {
+fn columns(rows: &[Unquantized], (_, cols): (usize, usize), y: impl Fn(usize, usize) -> f32) -> Vec<Unquantized> {
+    let of_column = |col: usize| Unquantized {
         y: (0..rows.len()).map(|row| y(row, col)).collect(),
         unbiased: rows.iter().map(|row| row.unbiased[col]).collect(),
         x_hat: rows.iter().map(|row| row.x_hat[col]).collect(),
@@ -80,11 +79,11 @@ impl Quantizer<'_> {
 
     /// The index of a column's scale in its row.
     fn group(&self, col: usize, (width, groups): (usize, usize)) -> usize {
-        let late = usize::from(self.has(Bug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
+        let late = usize::from(self.has(QuantizeBug::BlockBoundaryLate) && col > 0 && col.is_multiple_of(width));
         ((col - late) / width).min(groups - 1)
     }
 
-    fn scales(&self, rows: &[Normalized], given: Option<f32>) -> SetScales {
+    fn scales(&self, rows: &[Unquantized], given: Option<f32>) -> SetScales {
         let amax: Vec<f32> = match (given, self.sets()) {
             (Some(scale), _) => return SetScales { stored: vec![scale], codes: vec![scale] },
             (None, None) => vec![self.amax_of_all(rows)],
@@ -94,17 +93,20 @@ impl Quantizer<'_> {
         self.mixed_up(SetScales { stored, codes })
     }
 
-    fn amax_of_all(&self, rows: &[Normalized]) -> f32 {
-        let counted =
-            if self.has(Bug::AmaxDropsLastRow) { &rows[..rows.len() - usize::from(rows.len() > 1)] } else { rows };
+    fn amax_of_all(&self, rows: &[Unquantized]) -> f32 {
+        let counted = if self.has(QuantizeBug::AmaxDropsLastRow) {
+            &rows[..rows.len() - usize::from(rows.len() > 1)]
+        } else {
+            rows
+        };
         let of_rows: Vec<f32> = counted.iter().map(|row| self.amax(&self.magnitudes(row))).collect();
         f32::from_bits(of_rows.iter().map(|amax| amax.to_bits()).max().unwrap_or(0))
     }
 
-    fn amax_of_sets(&self, rows: &[Normalized], sets: (usize, usize)) -> Vec<f32> {
+    fn amax_of_sets(&self, rows: &[Unquantized], sets: (usize, usize)) -> Vec<f32> {
         let magnitudes: Vec<Vec<f32>> = rows.iter().map(|row| self.magnitudes(row)).collect();
         let of_set = |row: usize, group: usize| {
-            if self.has(Bug::BlocksAlongRows) && sets.1 > 1 {
+            if self.has(QuantizeBug::BlocksAlongRows) && sets.1 > 1 {
                 // Rows of a column instead of columns of a row.
                 let last = (row + sets.0).min(rows.len());
                 let column: Vec<f32> = magnitudes[row..last].iter().map(|row| row[group * sets.0]).collect();
@@ -125,29 +127,29 @@ impl Quantizer<'_> {
     fn mixed_up(&self, mut scales: SetScales) -> SetScales {
         let Some((width, groups)) = self.sets() else { return scales };
         let (rows, cols) = self.shape;
-        if self.has(Bug::ScaleOfOtherRow) && rows > 1 {
+        if self.has(QuantizeBug::ScaleOfOtherRow) && rows > 1 {
             for group in 0..groups {
                 scales.codes[(rows - 1) * groups + group] = scales.codes[(rows - 2) * groups + group];
             }
         }
-        if self.has(Bug::ScaleOfEightRows) {
+        if self.has(QuantizeBug::ScaleOfEightRows) {
             for row in 0..rows {
                 scales.stored[row * groups] = scales.stored[row / 8 * 8 * groups];
             }
         }
-        if self.has(Bug::CodesByOtherBlock) && groups > 1 {
+        if self.has(QuantizeBug::CodesByOtherBlock) && groups > 1 {
             for row in 0..rows {
                 scales.codes[row * groups + 1] = scales.codes[row * groups];
             }
         }
-        if self.has(Bug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
+        if self.has(QuantizeBug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
             for row in 0..rows {
                 let last = row * groups + groups - 1;
                 scales.stored[last] = scales.stored[last - 1];
                 scales.codes[last] = scales.codes[last - 1];
             }
         }
-        if self.has(Bug::ScalesShifted) && !scales.stored.is_empty() {
+        if self.has(QuantizeBug::ScalesShifted) && !scales.stored.is_empty() {
             scales.stored.rotate_right(1);
         }
         scales
@@ -158,19 +160,19 @@ impl Quantizer<'_> {
             out.store(0, scales.stored[0]);
             return;
         };
-        if !self.has(Bug::PaddingNotZeroed) {
+        if !self.has(QuantizeBug::PaddingNotZeroed) {
             (0..out.len()).for_each(|place| out.store(place, 0.0));
         }
         let (rows, _) = self.shape;
         for row in 0..rows {
             for group in 0..groups {
                 let place = match self.quant.layout {
-                    ScaleLayout::RowMajor if self.has(Bug::ScalesTransposed) => group * rows + row,
-                    ScaleLayout::Swizzled128x4 if self.has(Bug::SwizzleExchanged) => {
+                    ScaleLayout::RowMajor if self.has(QuantizeBug::ScalesTransposed) => group * rows + row,
+                    ScaleLayout::Swizzled128x4 if self.has(QuantizeBug::SwizzleExchanged) => {
                         let index = self.quant.layout.index(groups, row, group);
                         index / 512 * 512 + (row % 32 * 16 + group % 4 * 4 + row % 128 / 32)
                     }
-                    ScaleLayout::PackedUe8m0 { ld } if self.has(Bug::PackedReversed) => {
+                    ScaleLayout::PackedUe8m0 { ld } if self.has(QuantizeBug::PackedReversed) => {
                         (group / 4 * ld + row) * 4 + 3 - group % 4
                     }
                     layout @ (ScaleLayout::RowMajor
@@ -184,15 +186,15 @@ impl Quantizer<'_> {
     }
 
     /// The output `amax`. `before` is its old value.
-    fn largest(&self, rows: &[Normalized], scale: f32, before: f32) -> f32 {
+    fn largest(&self, rows: &[Unquantized], scale: f32, before: f32) -> f32 {
         let mut largest = self.amax_of_all(rows);
-        if self.has(Bug::AmaxOfQuotient) {
+        if self.has(QuantizeBug::AmaxOfQuotient) {
             largest /= scale;
         }
-        if self.has(Bug::AmaxOfClamped) {
+        if self.has(QuantizeBug::AmaxOfClamped) {
             largest = largest.min(scale * self.quant.codes.largest());
         }
-        let folds = self.quant.folds_amax != self.has(Bug::AmaxNotCleared);
+        let folds = self.quant.folds_amax != self.has(QuantizeBug::AmaxNotCleared);
         if folds { f32::from_bits(largest.to_bits().max(before.to_bits() & 0x7fff_ffff)) } else { largest }
     }
 
@@ -203,11 +205,11 @@ impl Quantizer<'_> {
         }
     }
 
-    fn codes(&self, rows: &[Normalized], scales: &SetScales) -> Vec<Vec<u8>> {
-        let of_row = |(row, normalized): (usize, &Normalized)| {
+    fn codes(&self, rows: &[Unquantized], scales: &SetScales) -> Vec<Vec<u8>> {
+        let of_row = |(row, normalized): (usize, &Unquantized)| {
             let code = |(col, v): (usize, f32)| self.code(self.quotient(v, *self.scale_at(scales, row, col)));
             let mut codes: Vec<u8> = self.v(normalized).into_iter().enumerate().map(code).collect();
-            if self.has(Bug::PairsSwapped) {
+            if self.has(QuantizeBug::PairsSwapped) {
                 codes.as_chunks_mut::<2>().0.iter_mut().for_each(|pair| pair.reverse());
             }
             codes
@@ -220,8 +222,8 @@ impl Quantizer<'_> {
             // The columnwise copy of a matrix without rows.
             return;
         }
-        let rows = codes.len() - usize::from(self.has(Bug::CodesLastRowMissing) && !codes.is_empty());
-        let cols = self.shape.1 - usize::from(self.has(Bug::CodesLastColMissing));
+        let rows = codes.len() - usize::from(self.has(QuantizeBug::CodesLastRowMissing) && !codes.is_empty());
+        let cols = self.shape.1 - usize::from(self.has(QuantizeBug::CodesLastColMissing));
         for (row, codes) in codes[..rows].iter().enumerate() {
             let start = out.rows.start(row);
             (start..start + cols).zip(codes).for_each(|(index, &code)| out.store_code(index, code));
@@ -231,16 +233,16 @@ impl Quantizer<'_> {
     /// The source of the columnwise copy: y in a correct kernel.
     fn values_along_columns(
         &self,
-        rows: &[Normalized],
+        rows: &[Unquantized],
         codes: &[Vec<u8>],
         scales: &SetScales,
         (row, col): (usize, usize),
     ) -> f32 {
         let y = rows[row].y[col];
-        if self.has(Bug::ColumnwiseOfCodes) {
+        if self.has(QuantizeBug::ColumnwiseOfCodes) {
             return self.quant.codes.decode(codes[row][col]) * self.scale_at(scales, row, col);
         }
-        if self.has(Bug::ColumnwiseRounded) && self.quant.source == QuantSource::F32 {
+        if self.has(QuantizeBug::ColumnwiseRounded) && self.quant.source == QuantSource::F32 {
             return round(y, self.call.low());
         }
         y
@@ -249,7 +251,7 @@ impl Quantizer<'_> {
     /// The scales to quantize the columnwise copy with; with a bug, those of another block.
     fn wrong_along_columns(&self, mut scales: SetScales) -> SetScales {
         let Some((_, groups)) = self.sets() else { return scales };
-        if self.has(Bug::ColumnwiseByFirstBlock) && groups > 1 {
+        if self.has(QuantizeBug::ColumnwiseByFirstBlock) && groups > 1 {
             for of_column in scales.codes.chunks_mut(groups) {
                 of_column[1] = of_column[0];
             }
@@ -260,14 +262,14 @@ impl Quantizer<'_> {
     fn store_along_columns(&self, out: &mut Matrix<'_>, mut codes: Vec<Vec<u8>>) {
         let (cols, rows) = self.shape;
         let width = self.sets().map_or(rows, |(width, _)| width);
-        if self.has(Bug::ColumnwiseReshaped) {
+        if self.has(QuantizeBug::ColumnwiseReshaped) {
             let dense: Vec<u8> = (0..rows).flat_map(|row| codes.iter().map(move |column| column[row])).collect();
             codes = dense.chunks(rows.max(1)).map(<[u8]>::to_vec).collect();
         }
-        if self.has(Bug::ColumnwiseStrideIgnored) {
+        if self.has(QuantizeBug::ColumnwiseStrideIgnored) {
             out.rows.row_stride = rows;
         }
-        if self.has(Bug::ColumnwiseTailMissing) {
+        if self.has(QuantizeBug::ColumnwiseTailMissing) {
             // The last, partial block of rows.
             codes.iter_mut().for_each(|column| column.truncate(rows / width * width));
         }
@@ -275,24 +277,30 @@ impl Quantizer<'_> {
         self.store_codes(out, &codes);
     }
 
-    fn store_transposed(&self, out: &mut Matrix<'_>, codes: &[Vec<u8>], normalized: &[Normalized], scales: &SetScales) {
+    fn store_transposed(
+        &self,
+        out: &mut Matrix<'_>,
+        codes: &[Vec<u8>],
+        normalized: &[Unquantized],
+        scales: &SetScales,
+    ) {
         let (rows, cols) = self.shape;
-        let ld = if self.has(Bug::TransposedStrideIgnored) { rows } else { out.rows.row_stride };
+        let ld = if self.has(QuantizeBug::TransposedStrideIgnored) { rows } else { out.rows.row_stride };
         let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;
         for col in 0..cols {
             for (row, normalized) in normalized.iter().enumerate() {
-                let (from_row, from_col) = if self.has(Bug::TransposedReshaped) {
+                let (from_row, from_col) = if self.has(QuantizeBug::TransposedReshaped) {
                     let index = col * rows + row;
                     (index / cols, index % cols)
-                } else if self.has(Bug::TransposedRowsSwapped) && rows > 1 && row < 2 {
+                } else if self.has(QuantizeBug::TransposedRowsSwapped) && rows > 1 && row < 2 {
                     (1 - row, col)
                 } else {
                     (row, col)
                 };
-                if self.has(Bug::TransposedTileMissing) && is_last_tile(row, col) {
+                if self.has(QuantizeBug::TransposedTileMissing) && is_last_tile(row, col) {
                     continue;
                 }
-                let code = if self.has(Bug::TransposedRoundedAgain) {
+                let code = if self.has(QuantizeBug::TransposedRoundedAgain) {
                     let v = round(normalized.y[col], self.call.low());
                     self.code(self.quotient(v, *self.scale_at(scales, row, col)))
                 } else {

@@ -1,0 +1,104 @@
+//! The optional pieces of a norm ([`Piece`]), one file each: cases, f32 arithmetic, error bound,
+//! gradient and planted bugs.
+//!
+//! A new piece is a file here, a line in [`math`], a line in [`LISTS`] and its kinds in
+//! `case/kind.rs`.
+
+pub(crate) mod math;
+pub(crate) mod next_norm;
+pub(crate) mod parts;
+pub(crate) mod quantize;
+pub(crate) mod residual;
+pub(crate) mod residual_after;
+
+use rmsnorm_spec::{Piece, Slot};
+
+use self::math::PieceMath;
+use crate::case::dice::{Lists, drawn};
+use crate::case::{Case, Family, Kind, sums};
+use crate::selftest::planted::{Bug, BugList, NormBug};
+use crate::selftest::simulate::call::Call;
+use crate::selftest::simulate::rows::{BackwardRow, ForwardRow};
+use crate::selftest::simulate::tensors::Tensors;
+
+/// The functions of a piece.
+struct Math {
+    bugs: &'static [Bug],
+    forward: fn(&Call, &mut Tensors<'_, '_>, &mut [ForwardRow]),
+    pull: fn(&Call, &mut Tensors<'_, '_>, &mut [BackwardRow]),
+}
+
+const fn of<P: PieceMath>() -> Math {
+    Math { bugs: P::BUGS, forward: P::forward, pull: P::pull }
+}
+
+const fn math(piece: Piece) -> Math {
+    match piece {
+        Piece::Parts => of::<parts::Parts>(),
+        Piece::Residual => of::<residual::Residual>(),
+        Piece::ResidualAfter => of::<residual_after::ResidualAfter>(),
+        Piece::NextNorm => of::<next_norm::NextNorm>(),
+        Piece::Quantize => of::<quantize::Quantize>(),
+    }
+}
+
+/// The cases of the kinds that have a piece, and of gradients as sums. The order determines the
+/// lists of cases, so a new piece must come last.
+pub(crate) const LISTS: [Lists; 4] = [quantize::LISTS, residual_after::LISTS, parts::LISTS, sums::LISTS];
+
+/// Cases of [`Kind::PAIRS`], drawn from a seed.
+pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
+    drawn(seed ^ 0x9a15, count, |dice, _| {
+        let (kind, parts) = (dice.pick(&Kind::PAIRS), dice.pick(&parts::COUNTS));
+        // Backward cannot be tested with the statistics that forward computed from non-finite rows.
+        let is_good = |case: &Case| parts::is_good(case) && case.family != Family::Nonfinite;
+        dice.one(1 << 13, |case| Case { kind, parts, ..case }, is_good)
+    })
+}
+
+/// Every planted bug: of the norm, then of each piece.
+pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
+    NormBug::BUGS.iter().chain(Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs)).copied()
+}
+
+/// Computes the pieces of a slot, in their order.
+pub(crate) fn forward(slot: Slot, call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
+    for piece in call.problem.pieces().iter().filter(|piece| piece.slot() == slot) {
+        (math(piece).forward)(call, tensors, rows);
+    }
+}
+
+/// Takes the gradients back through the pieces, the last piece first.
+pub(crate) fn pull(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [BackwardRow]) {
+    for piece in Piece::ALL.into_iter().rev().filter(|piece| call.problem.pieces().has(*piece)) {
+        (math(piece).pull)(call, tensors, rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    use crate::Arithmetic;
+    use crate::finding::Status;
+    use crate::run::calls::Context;
+    use crate::run::execute::execute_case;
+    use crate::selftest::simulate::SimulatedBackend;
+
+    /// The correct kernel passes every kind of pair, and the profiles with fixed lists have none.
+    #[test]
+    fn pairs_are_drawn_for_the_full_profile_alone() {
+        let context = Context { device: &SimulatedBackend::new(None), arithmetic: &Arithmetic::IEEE };
+        let cases = pairs(3, 40);
+        for case in &cases {
+            assert_eq!(case.to_string().parse(), Ok(*case));
+            assert_eq!(execute_case(context, case).status, Status::Pass, "{case}");
+        }
+        let kinds: HashSet<Kind> = cases.iter().map(|case| case.kind).collect();
+        assert_eq!(kinds, HashSet::from(Kind::PAIRS));
+        assert_ne!(pairs(4, 40), cases);
+        let lists = LISTS.iter().flat_map(|lists| [(lists.smoke)(), (lists.core)(), (lists.drawn)(3)]).flatten();
+        assert_eq!(lists.filter(|case| Kind::PAIRS.contains(&case.kind)).count(), 0);
+    }
+}

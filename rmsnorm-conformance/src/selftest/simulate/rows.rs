@@ -1,0 +1,32 @@
+//! Rows on their way through the norm and its pieces, in f32.
+
+use super::norm::Normalized;
+
+/// A row of a forward call. Vectors have (cols) elements.
+pub(crate) struct ForwardRow {
+    /// The row of `x`; of the first part, if there are several.
+    pub(crate) x: Vec<f32>,
+    /// The values to normalize.
+    pub(crate) h: Vec<f32>,
+    /// `residual_out`, rounded.
+    pub(crate) sum: Vec<f32>,
+    /// The norm of `h`.
+    pub(crate) result: Normalized,
+    /// The result of a piece that is stored as `y` instead of the norm.
+    pub(crate) y: Option<Vec<f32>>,
+}
+
+impl ForwardRow {
+    pub(crate) fn new(x: Vec<f32>) -> Self {
+        ForwardRow { h: x.clone(), sum: x.clone(), x, result: Normalized::default(), y: None }
+    }
+}
+
+/// A row of a backward call.
+pub(crate) struct BackwardRow {
+    /// `dx` divided by `rstd`. (cols)
+    pub(crate) inner: Vec<f32>,
+    pub(crate) rstd: f32,
+    /// Not yet rounded. (cols)
+    pub(crate) dx: Vec<f32>,
+}
