@@ -7,12 +7,12 @@
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Tensor};
+use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_residual_early, is_shuffled_twice,
-    is_split, magnitudes, segment, set_lanes, shuffled_lanes,
+    dtypes, finds_scale, gradients, has_sums, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms,
+    segment, set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR, Reduction};
@@ -27,12 +27,6 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
         text += &of_codes(key, quant);
     }
     text += me(key);
-    if key.program.is_forward() {
-        let DTypes { activation, residual, .. } = key.call.dtypes;
-        text += &substitute(ROLE, &[("ROLE", "H"), ("DTYPE", dtype_of_h(key).name())]);
-        text += if activation == dtype_of_h(key) { X_IS_H } else { X_IS_NOT_H };
-        text += if residual == dtype_of_h(key) { H_IS_SUM } else { H_IS_NO_SUM };
-    }
     text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     if dtypes(key).contains(&DType::F16) {
         text += conversions(f16);
@@ -56,15 +50,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("IS_VISITED_ONCE", key.visits_once),
         ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order == CastOrder::BeforeWeight),
         ("IS_FOLDED", is_folded(key)),
-        ("HAS_WEIGHT", tensors.has(Tensor::Weight)),
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
-        ("HAS_BIAS", tensors.has(Tensor::Bias)),
-        ("HAS_RESIDUAL", has_residual(key)),
-        ("RESIDUAL_AFTER", key.call.form.is_residual_after()),
-        ("IS_RESIDUAL_EARLY", is_residual_early(key)),
-        ("HAS_NEXT_WEIGHT", tensors.has(Tensor::NextWeight)),
-        ("HAS_NEXT_BIAS", tensors.has(Tensor::NextBias)),
-        ("HAS_DRESIDUAL_OUT", tensors.has(Tensor::DresidualOut)),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),
         ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
         ("HAS_UNPACK", f16 == F16::Unpacks),
@@ -75,6 +61,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("WORKGROUP", tile.threads()),
         ("THREADS_PER_ROW", tile.threads_per_row),
         ("PACKS", tile.packs),
+        ("NORMS", norms(key)),
         ("MOST_PACKS", MOST_PACKS),
         ("ROWS_AT_ONCE", tile.rows_at_once),
         // Threads whose sums are added first, in workgroup memory.
@@ -138,16 +125,12 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
 }
 
-/// The dtype of the normalized tensor: x, or its sum with a residual.
-fn dtype_of_h(key: &KernelKey) -> DType {
-    let DTypes { activation, residual, .. } = key.call.dtypes;
-    if key.call.form.is_residual_after() { activation } else { residual }
-}
-
-/// The letters of dtypes in the files: activation, weight and residual.
-fn roles(key: &KernelKey) -> [(&'static str, DType); 3] {
+/// The names of dtypes in the files: the letters of activation, weight and residual, and a number
+/// for what a norm normalizes, or would: x or its sum with a residual, then the sum after the norm.
+fn roles(key: &KernelKey) -> [(&'static str, DType); 6] {
     let [activation, weight, residual] = dtypes(key);
-    [("T", activation), ("W", weight), ("R", residual)]
+    let of_h = if key.call.form.is_residual_after() { activation } else { residual };
+    [("T", activation), ("W", weight), ("R", residual), ("0", of_h), ("1", residual), ("2", residual)]
 }
 
 /// A pair as held in registers, and as values.
@@ -190,13 +173,6 @@ fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value,
 const NOT_SHUFFLED: &str = "
 fn shuffled(value: u32, distance: u32) -> u32 { return value; }
 ";
-
-const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
-// Never called: h is a sum.
-const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
-const H_IS_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return h; }\n";
-// Never called: the sum comes after the norm.
-const H_IS_NO_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return Kept_R(); }\n";
 
 /// The sums over a row: layer norm has two, RMS norm has the first.
 const SUM_OF_LAYER: &str = "
