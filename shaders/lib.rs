@@ -21,7 +21,6 @@ rmsnorm_gpu::sources! {
     IO_BF16 = "io_bf16.wgsl",
     IO_F16 = "io_f16.wgsl",
     IO_F32 = "io_f32.wgsl",
-    PARAMS = "params.wgsl",
     PARTIALS = "partials.wgsl",
     QUANTIZE = "pieces/quantize.wgsl",
     QUANTIZED_FORWARD = "quantized_forward.wgsl",

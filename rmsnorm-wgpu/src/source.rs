@@ -18,6 +18,7 @@ use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 
 use crate::caps::F16;
+use crate::params::{self, Uniform};
 #[cfg(test)]
 use crate::plan::SIDE;
 use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, KernelKey, Program, Reduction, lanes_of_set};
@@ -29,9 +30,6 @@ use unroll::unroll;
 
 /// Entry point of every program.
 pub(crate) const ENTRY: &str = "main";
-
-/// The binding of the uniform buffer with [`Params`](crate::params::Params); tensors follow.
-pub(crate) const PARAMS_BINDING: u32 = 0;
 
 /// A storage buffer that a program binds, in group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +50,7 @@ impl Binding {
 
 /// A tensor has the same binding number in all programs.
 const fn binding_number(tensor: Tensor) -> u32 {
-    tensor as u32 + 1
+    params::BINDING + 1 + tensor as u32
 }
 
 /// The storage buffers that a program binds, by binding number. Absent tensors have no binding.
@@ -87,7 +85,8 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
         _ => 0..key.tile.packs,
     };
     let files = files(key).into_iter().map(|file| unroll(&file, &counts));
-    [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect()
+    let text: String = [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect();
+    Uniform::of(&text).declaration() + &text
 }
 
 /// Maximum packs of another matrix that are held in registers in addition to the packs of x (the same
@@ -129,7 +128,7 @@ pub(crate) fn is_split(key: &KernelKey) -> bool {
 
 /// The files of a program: common, shared with some programs, its pieces', and its main file.
 fn files(key: &KernelKey) -> Vec<String> {
-    let mut files = vec![file("params"), file("threads")];
+    let mut files = vec![file("threads")];
     files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
     if has_sums(key.program) {
         files.push(match key.tile.reduction {

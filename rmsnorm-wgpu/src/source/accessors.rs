@@ -191,7 +191,7 @@ const DECLARATION: &str = "
 
 /// Index of an element in its binding.
 const AT: &str = "
-fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR.x + row * params.TENSOR.y + col; }
+fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR + row * params.TENSOR_row_stride + col; }
 ";
 
 const AT_IN_GROUPS: &str = "
@@ -199,7 +199,7 @@ fn at_TENSOR(row: u32, col: u32) -> u32 {
     let there = row + params.first_in_group;
     let group = there / params.rows_per_group;
     let row_of_group = there - group * params.rows_per_group;
-    return params.TENSOR.x + group * params.TENSOR_group_stride + row_of_group * params.TENSOR.y + col;
+    return params.TENSOR + group * params.TENSOR_group_stride + row_of_group * params.TENSOR_row_stride + col;
 }
 ";
 
@@ -391,12 +391,12 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
 /// Up to four codes of a column, from adjacent rows.
 const STORE_TRANSPOSED_WORD: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
-    TENSOR[(params.TENSOR.x + col * params.TENSOR.y + params.first_row + row) >> 2u] = word;
+    TENSOR[(params.TENSOR + col * params.TENSOR_row_stride + params.first_row + row) >> 2u] = word;
 }
 ";
 const STORE_TRANSPOSED_BYTES: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
-    let at = params.TENSOR.x + col * params.TENSOR.y + params.first_row + row;
+    let at = params.TENSOR + col * params.TENSOR_row_stride + params.first_row + row;
     store_bytes_TENSOR(at, word, min(4u, params.rows - row));
 }
 ";

@@ -63,12 +63,9 @@ fn held_matrices(key: &KernelKey) -> Vec<Held> {
         |tensor: Tensor| tensor.shape() == TensorShape::Matrix && tensor.access(direction) == Some(Access::Read);
     all.filter(|(tensor, _)| is_read(*tensor))
         .filter_map(|(tensor, is_late)| {
-            let overwriting = match tensor {
-                Tensor::X => Tensor::Y,
-                Tensor::Residual => Tensor::ResidualOut,
-                _ => tensor,
-            };
-            let from = [tensor, overwriting].into_iter().find(|from| key.call.tensors.has(*from))?;
+            let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+            let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+            let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
             Some(Held { tensor, from, is_late })
         })
         .collect()

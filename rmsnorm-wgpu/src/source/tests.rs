@@ -2,7 +2,6 @@
 //! properties that Rust assumes, and translate it to SPIR-V, MSL and HLSL.
 
 use std::collections::{BTreeMap, HashSet};
-use std::mem::offset_of;
 
 use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
@@ -17,7 +16,6 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, T
 use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::{Caps, F16};
-use crate::params::{Params, Place};
 use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, PlanError, Step, Tile, gathers_scales, plan};
 
 const SAMPLES_PER_PROGRAM: usize = 60;
@@ -351,7 +349,7 @@ fn programs_bind_what_rust_says() {
             let Some(place) = &variable.binding else { continue };
             assert_eq!(place.group, 0);
             let AddressSpace::Storage { access } = variable.space else {
-                assert_eq!((place.binding, variable.space), (PARAMS_BINDING, AddressSpace::Uniform));
+                assert_eq!((place.binding, variable.space), (params::BINDING, AddressSpace::Uniform));
                 continue;
             };
             let TypeInner::Array { stride, .. } = module.types[variable.ty].inner else { panic!("{key:?}") };
@@ -450,27 +448,25 @@ fn planned_programs_fit_their_devices() {
     }
 }
 
+/// The uniform buffer is one word after the other, as `Uniform` packs them. The words of a tensor
+/// belong to one that the program binds, but for scales: a function that the program does not call
+/// may read their place.
 #[test]
-fn params_lie_where_rust_says() {
-    let (module, _) = parsed(&Draw::new(1).key(Program::Forward));
-    let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
-    let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
-    let read: Vec<_> = members.iter().map(|each| (each.name.as_deref().unwrap_or(""), each.offset as usize)).collect();
-    macro_rules! offsets {
-        ($($name:ident)*) => { [$((stringify!($name), offset_of!(Params, $name))),*] };
-    }
-    let written = offsets![
-        x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
-        chunks partial_rows eps weight_offset share first_chunk accumulates zero dresidual
-        rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
-        y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
-        codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
-        codes_columnwise scales_columnwise scales_columnwise_stride next_weight next_bias next_mean next_rstd
-        unused
-    ];
-    assert_eq!(read, written);
-    assert_eq!(*span as usize, size_of::<Params>());
-    assert_eq!((size_of::<Place>(), size_of::<Params>() % 16), (8, 0));
+fn params_are_words_of_what_is_bound() {
+    for_all(|key, module, _| {
+        let mut types = module.types.iter().map(|(_, each)| each);
+        let params = types.find(|each| each.name.as_deref() == Some("Params")).expect("a struct");
+        let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
+        let uniform = Uniform::of(&text(key, F16::Converts));
+        assert_eq!(u64::from(*span).next_multiple_of(16), uniform.size(), "{key:?}");
+        for (index, member) in members.iter().enumerate() {
+            assert_eq!(member.offset as usize, 4 * index, "{key:?}");
+            let name = member.name.as_deref().unwrap_or_default();
+            let tensor = Tensor::from_name(name.trim_end_matches("_row_stride").trim_end_matches("_group_stride"));
+            let is_bound = tensor.is_none_or(|tensor| uses(key).iter().any(|used| used.tensor == tensor));
+            assert!(is_bound || name == "scales", "{name} of {key:?}");
+        }
+    });
 }
 
 #[test]
@@ -613,7 +609,7 @@ fn accessors_reach_their_own_tensor() {
                 Kind::Amax => [Some("fold_amax".to_owned()), None],
                 Kind::Scales if key.gathers_scales => [Some("store_word_of_scales".to_owned()), None],
                 // A gradient is added to where it is stored.
-                _ => [
+                Kind::Elements | Kind::Statistic | Kind::Scalar | Kind::Scales | Kind::Bytes | Kind::ColumnBytes => [
                     own(used.is_loaded && key.program != Program::ReducePartials, "load"),
                     own(used.is_stored, "store"),
                 ],
