@@ -48,7 +48,7 @@ fn main(me: Me) {
                     held_N_K = load_late_N(held_N_K, row, thread, K);
                 }
                 @unroll(K) {
-                    held_N1_K = put_N(row, thread, K, held_N_K, h_N_K, y_N(h_N_K, statistics_N, weight_K, bias_K));
+                    held_N1_K = put_N(row, thread, K, held_N_K, h_N_K, statistics_N, weight_K, bias_K);
                 }
             }
             store_statistics_N(row, thread, statistics_N);

@@ -38,7 +38,7 @@ fn main(me: Me) {
             }
             @unroll(K) {
                 let h_N_K = h_N(held_N_K);
-                let next_K = put_N(row, thread, first + K, held_N_K, h_N_K, y_N(h_N_K, statistics_N, weight_K, bias_K));
+                let next_K = put_N(row, thread, first + K, held_N_K, h_N_K, statistics_N, weight_K, bias_K);
             }
             if (N1 < NORMS) {
                 @unroll(K) {

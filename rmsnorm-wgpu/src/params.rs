@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use rmsnorm_spec::Tensor;
+use rmsnorm_spec::{Tensor, TensorShape};
 
 /// The binding of the uniform buffer; tensors follow.
 pub(crate) const BINDING: u32 = 0;
@@ -97,14 +97,22 @@ impl Params {
         }
     }
 
-    /// Names (in two parts), types and bits, in the order of every uniform buffer.
+    /// Names (in two parts), types and bits, in the order of every uniform buffer. The tensors that
+    /// have a row stride come first, so that a place is aligned to 8 bytes and may be one load.
     fn words(&self) -> impl Iterator<Item = ([&'static str; 2], &'static str, u32)> {
-        let places = Tensor::ALL.into_iter().zip(self.places).flat_map(|(tensor, place)| {
+        let tensors =
+            [true, false].map(|strided| Tensor::ALL.into_iter().filter(move |tensor| has_stride(*tensor) == strided));
+        let places = tensors.into_iter().flatten().flat_map(|tensor| {
+            let place = self.places[tensor as usize];
             [("", place.first), ("_row_stride", place.row_stride), ("_group_stride", place.group_stride)]
                 .map(|(of, bits)| ([tensor.name(), of], "u32", bits))
         });
-        self.numbers.words().map(|(name, of, bits)| ([name, ""], of, bits)).chain(places)
+        places.chain(self.numbers.words().map(|(name, of, bits)| ([name, ""], of, bits)))
     }
+}
+
+const fn has_stride(tensor: Tensor) -> bool {
+    matches!(tensor.shape(), TensorShape::Matrix | TensorShape::Transposed | TensorShape::Cols)
 }
 
 /// The uniform buffer of a program: the parameters that its text reads, by their index in
@@ -169,13 +177,13 @@ mod tests {
         }
         let workspace = 1 + Tensor::Workspace as u32;
         assert_eq!(packed("(params.eps, params.row_sums)"), [1000 + workspace, 0.5f32.to_bits(), 0, 0]);
-        assert_eq!(packed("params.x params.cols params.x params.y params.dx params.dy")[..3], [7, 1, 5]);
+        assert_eq!(packed("params.x params.cols params.mean params.x params.y params.dx")[..5], [1, 5, 11, 7, 7]);
         assert_eq!(Uniform::of("params.x params.cols params.x params.y params.dx params.dy").size(), 32);
     }
 
     #[test]
     fn a_declaration_names_what_is_packed() {
-        let declared = "struct Params {\n    cols: u32,\n    eps: f32,\n    x: u32,\n    x_row_stride: u32,\n}\n\
+        let declared = "struct Params {\n    x: u32,\n    x_row_stride: u32,\n    cols: u32,\n    eps: f32,\n}\n\
                         @group(0) @binding(0) var<uniform> params: Params;\n";
         assert_eq!(Uniform::of("params.x_row_stride params.x params.eps params.cols").declaration(), declared);
     }

@@ -145,6 +145,7 @@ fn norm(key: &KernelKey, n: u32) -> String {
     let is_after = n == 0 && pieces(key).has(Piece::ResidualAfter);
     let stores = lines(&[
         (n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut), STORE_SUM),
+        (!key.program.writes_codes(), LET_Y),
         (!is_after && has(Tensor::Y), STORE_Y),
         (has(Tensor::Codes), STORE_CODES),
         (is_after, RETURN_SUM),
@@ -171,7 +172,9 @@ const STORE_MEAN: &str = "
 const STORE_RSTD: &str = "
     store_RSTD(row, statistics.rstd);";
 const PUT: &str = "
-fn put_N(row: u32, thread: u32, k: u32, held: Held_N, h: Kept_N, y: Pair) -> Kept_N1 {STORES
+fn put_N(
+    row: u32, thread: u32, k: u32, held: Held_N, h: Kept_N, statistics: RowStatistics, weight: Kept_W, bias: Kept_W
+) -> Kept_N1 {STORES
 }
 ";
 const PUT_CODES: &str = "
@@ -180,6 +183,8 @@ fn put_N(row: u32, thread: u32, k: u32, h: Kept_N, y: Pair, codes: Kept_codes) {
 ";
 const STORE_SUM: &str = "
     store_residual_out(row, thread, k, h);";
+const LET_Y: &str = "
+    let y = y_N(h, statistics, weight, bias);";
 // If y is rounded already, this does not change it.
 const STORE_Y: &str = "
     store_y(row, thread, k, kept_T(y));";
