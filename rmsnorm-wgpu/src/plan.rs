@@ -12,8 +12,7 @@ mod quantized_forward;
 mod ranges;
 #[cfg(test)]
 mod tests;
-mod tuning;
-mod unfit;
+pub(crate) mod tuning;
 
 use std::ops::Range;
 
@@ -21,14 +20,14 @@ use rmsnorm_gpu::program::CallKey;
 use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+use crate::unfit::PlanError;
 #[cfg(test)]
 pub(crate) use quantized_forward::{ALONG_FROM, FOUND_FROM, SIDE, gathers_scales};
 pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 pub(crate) use ranges::{Layout, Placed};
-pub(crate) use tuning::{KEPT, Tuning};
+pub(crate) use tuning::{KEPT, MOST_PACKS, PAIR, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
-pub(crate) use unfit::PlanError;
 
 /// The tensors of calls of a direction, or only the inputs. The workspace is left out: the other
 /// tensors determine the part of it that a program uses.
@@ -296,13 +295,6 @@ pub(crate) struct Workspace {
     /// Total elements, with room for the rounding; 0 if nothing is bound.
     pub(crate) len: u64,
 }
-
-/// Columns of a pair of quads, the unit of columns that a thread owns.
-pub(crate) const PAIR: usize = 8;
-
-/// Maximum pairs of a row in a thread's registers (forward), and minimum pairs of a block of a
-/// longer row (`ends_block`).
-pub(crate) const MOST_PACKS: u32 = 8;
 
 /// Packs of `Forward` whose weights and biases are loaded before their y are stored.
 pub(crate) const FORWARD_BATCH: u32 = 4;

@@ -16,7 +16,8 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, T
 use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::{Caps, F16};
-use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, PlanError, Step, Tile, gathers_scales, plan};
+use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, gathers_scales, plan};
+use crate::unfit::PlanError;
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
