@@ -128,14 +128,14 @@ pub(crate) fn is_split(key: &KernelKey) -> bool {
 
 /// The files of a program: common, shared with some programs, its pieces', and its main file.
 fn files(key: &KernelKey) -> Vec<String> {
-    let mut files = vec![file("threads")];
+    let mut files = vec![file("threads"), file(if is_layer(key) { "sum_layer" } else { "sum_rms" })];
     files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
-    if has_sums(key.program) {
-        files.push(match key.tile.reduction {
-            Reduction::Workgroup => file("reduce_workgroup"),
-            Reduction::Subgroup(_) => file("reduce_subgroup"),
-        });
-    }
+    files.extend(match key.tile.reduction {
+        // Only programs that use subgroups may name their built-ins.
+        Reduction::Subgroup(_) if has_sums(key.program) => vec![file("reduce_subgroup")],
+        Reduction::Workgroup if has_sums(key.program) => vec![file("me"), file("reduce_workgroup")],
+        Reduction::Subgroup(_) | Reduction::Workgroup => vec![file("me")],
+    });
     let is_backward = matches!(key.program, Program::Backward | Program::BackwardRowSums | Program::BackwardColumns);
     if key.program.is_forward() || is_backward {
         files.push(file("affine"));

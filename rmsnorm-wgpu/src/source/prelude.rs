@@ -11,11 +11,11 @@ use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, has_sums, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms,
-    segment, set_lanes, shuffled_lanes,
+    dtypes, finds_scale, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment,
+    set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
-use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR, Reduction};
+use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
 
 /// The first lines of a program.
 pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
@@ -26,8 +26,6 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     if let Some(quant) = &key.call.quant {
         text += &of_codes(key, quant);
     }
-    text += me(key);
-    text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     if dtypes(key).contains(&DType::F16) {
         text += conversions(f16);
         text += UNKNOWN_ZERO;
@@ -118,11 +116,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     // Steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
-    let shuffle = match key.tile.reduction {
-        Reduction::Subgroup(_) => SHUFFLED,
-        Reduction::Workgroup => NOT_SHUFFLED,
-    };
-    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
+    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers)].concat()
 }
 
 /// The names of dtypes in the files: the letters of activation, weight and residual, and a number
@@ -166,27 +160,6 @@ const SCALES: [&str; 4] = ["GIVEN", "FIND", "BY_ROW", "BY_BLOCK"];
 const FORMS: [&str; 4] = ["QUOTIENT", "POWER", "BYTE_UP", "BYTE_FLOOR"];
 const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZLED_128X4"];
 
-const SHUFFLED: &str = "
-fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
-";
-// Never called.
-const NOT_SHUFFLED: &str = "
-fn shuffled(value: u32, distance: u32) -> u32 { return value; }
-";
-
-/// The sums over a row: layer norm has two, RMS norm has the first.
-const SUM_OF_LAYER: &str = "
-alias Sum = vec2<f32>;
-fn sum_from(first: f32, second: f32) -> Sum { return vec2(first, second); }
-fn sum_parts(sum: Sum) -> vec2<f32> { return sum; }
-";
-
-const SUM_OF_RMS: &str = "
-alias Sum = f32;
-fn sum_from(first: f32, second: f32) -> Sum { return first; }
-fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
-";
-
 /// WGSL's conversions of four f16, if the device has them.
 pub(super) const fn conversions(f16: F16) -> &'static str {
     match f16 {
@@ -208,34 +181,4 @@ fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2(pack2x16float(values.x
 const NO_CONVERSIONS: &str = "
 fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(); }
 fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2<u32>(); }
-";
-
-/// The position of a thread, and its index in the workgroup. Only programs that use subgroups may
-/// name their built-ins.
-fn me(key: &KernelKey) -> &'static str {
-    match key.tile.reduction {
-        Reduction::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
-        Reduction::Subgroup(_) | Reduction::Workgroup => ME_IN_WORKGROUP,
-    }
-}
-
-// WGSL does not guarantee that subgroups follow the local index. Subgroups should be full; if one
-// is not, results are wrong, but no index is out of bounds.
-const ME_IN_SUBGROUP: &str = "
-struct Me {
-    @builtin(subgroup_invocation_id) in_subgroup: u32,
-    @builtin(subgroup_id) subgroup: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
-}
-fn lane_of(me: Me) -> u32 { return min(me.subgroup * SUBGROUP + me.in_subgroup, WORKGROUP - 1u); }
-";
-
-const ME_IN_WORKGROUP: &str = "
-struct Me {
-    @builtin(local_invocation_index) index: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
-}
-fn lane_of(me: Me) -> u32 { return me.index; }
 ";
