@@ -124,7 +124,7 @@ __device__ inline void hand_on(
     if constexpr (TRADES) gradients.trade();
     const unsigned long long target = ACCUMULATE == 0 ? chunk : chunk % p.partial_rows;
     const unsigned long long stride = partial_stride(p.cols);
-    float* rows = p.partials + target * stride + col;
+    float* rows = p.workspace + target * stride + col;
     const auto each = [&](auto visit) {
         #pragma unroll
         for (int g = 0; g < KEPT; ++g)

@@ -12,7 +12,7 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
-use crate::params::{Columns, MOST_COLUMN_RANKS, Params};
+use crate::params::{self, Columns, MOST_COLUMN_RANKS};
 use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each header may use the headers before it.
@@ -26,6 +26,9 @@ const HEADERS: [Source; 8] = [
     kernels::CODES,
     kernels::QUANTIZE,
 ];
+
+/// The number of [`HEADERS`] before the kernel's `Params`.
+const BEFORE_PARAMS: usize = 2;
 
 /// A program's own files; the last file gives the program its name.
 const fn files(program: Program) -> &'static [Source] {
@@ -79,9 +82,13 @@ pub(crate) fn file_name(program: Program) -> &'static str {
     files(program).last().map_or("", |file| file.path)
 }
 
-/// Headers and program as one text. Compiler messages name the file and its line.
-pub(crate) fn text(program: Program) -> String {
-    HEADERS.iter().chain(files(program)).map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect()
+/// Headers, argument and program as one text. Compiler messages name the file and its line.
+pub(crate) fn text(key: &KernelKey) -> String {
+    let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
+    let params = (params::FILE, params::source(key));
+    let of = |source: &Source| (source.path, source.text.to_owned());
+    let files = before.iter().map(of).chain([params]).chain(after.iter().chain(files(key.program)).map(of));
+    files.map(|(path, text)| format!("#line 1 \"{path}\"\n{text}\n")).collect()
 }
 
 /// The compiler options of a kernel: the device, the language, and all parameters of the sources.
@@ -144,7 +151,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
@@ -189,7 +196,6 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
         ("BLOCK_VISITS", BLOCK_VISITS as u32),
         ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", Params::bytes(&key.call) as u32),
     ]
 }
 
@@ -218,7 +224,6 @@ mod tests {
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
-    const QUANT: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     const KEY: KernelKey = KernelKey {
         program: Program::Forward,
         call: CALL,
@@ -246,11 +251,10 @@ mod tests {
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
-            -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
+            -DROW_MULTIPLE=8";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";
-        let expected = format!("{expected}{} {tensors}", Params::bytes(&CALL));
-        assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
+        assert_eq!(options(&KEY, Arch(90)).join(" "), format!("{expected} {tensors}"));
     }
 
     #[test]
@@ -284,33 +288,11 @@ mod tests {
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
             (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
             (CallKey { form: Form::AddsToResidual, ..CALL }, "-DRESIDUAL_AFTER=1"),
+            (CallKey { has_row_groups: true, ..CALL }, "-DHAS_ROW_GROUPS=1"),
+            (CallKey { has_parts: true, ..CALL }, "-DHAS_PARTS=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
-    }
-
-    #[test]
-    fn rows_in_groups_a_second_norm_and_parts_take_more_params() {
-        let has = |call: CallKey, expected: &[&str]| {
-            let bytes = Params::bytes(&call);
-            let options = options(&KernelKey { call, ..KEY }, Arch(90));
-            let bytes = format!("-DPARAMS_BYTES={bytes}");
-            let mut expected = expected.iter().copied().chain([bytes.as_str()]);
-            assert!(expected.all(|expected| options.iter().any(|option| option == expected)), "{options:?}");
-        };
-        let groups = CallKey { has_row_groups: true, ..CALL };
-        has(groups, &["-DHAS_ROW_GROUPS=1"]);
-        let twice = CallKey { form: Form::AddsAndNorms, ..CALL };
-        has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"]);
-        has(CallKey { form: Form::AddsAndNorms, ..groups }, &["-DHAS_ROW_GROUPS=1"]);
-        let parts = CallKey { has_parts: true, ..CALL };
-        has(parts, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=0"]);
-        has(CallKey { has_parts: true, ..groups }, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=1"]);
-        // Each call has the fields of the calls before it.
-        let bytes =
-            [CALL, CallKey { quant: Some(QUANT), ..CALL }, groups, twice, parts].map(|call| Params::bytes(&call));
-        assert!(bytes.is_sorted_by(|one, next| one < next), "{bytes:?}");
-        assert_eq!(bytes[4], size_of::<Params>());
     }
 
     /// `codes.cuh` and `quantize.cuh` define these numbers.
@@ -338,7 +320,6 @@ mod tests {
             );
             assert!(options.ends_with(&expected), "{options}: {expected}");
             assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
-            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(&call))), "{options}");
         }
     }
 
@@ -348,7 +329,8 @@ mod tests {
             let options = options(&KernelKey { program, ..KEY }, Arch(90)).join(" ");
             let expected = format!("-DMOST_COLUMN_RANKS=64 -DCOLUMNS_BYTES={}", size_of::<Columns>());
             assert_eq!(options.contains(&expected), program.divides_columns(), "{program:?}: {options}");
-            assert_eq!(text(program).contains("struct Columns {"), program.divides_columns(), "{program:?}");
+            let text = text(&KernelKey { program, ..KEY });
+            assert_eq!(text.contains("struct Columns {"), program.divides_columns(), "{program:?}");
         }
     }
 
@@ -363,9 +345,9 @@ mod tests {
     #[test]
     fn a_program_has_its_headers_in_front_and_no_include() {
         for program in Program::ALL {
-            let text = text(program);
+            let text = text(&KernelKey { program, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            assert_eq!(files.len(), HEADERS.len() + super::files(program).len());
+            assert_eq!(files.len(), HEADERS.len() + 1 + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
             assert!(!text.contains("#include"));
         }
