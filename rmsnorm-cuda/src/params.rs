@@ -164,7 +164,8 @@ fn tensors(key: &KernelKey) -> TensorSet {
     };
     let pieces = key.call.pieces(info.direction);
     let absent = of_pieces(PieceSet::of(&Piece::ALL)).difference(of_pieces(pieces));
-    info.direction.tensors().difference(absent).difference(info.optional.difference(key.call.tensors))
+    let all = info.direction.reads().union(info.direction.writes());
+    all.difference(absent).difference(info.optional.difference(key.call.tensors))
 }
 
 /// The fields of the struct of a kernel, in order; or, `is_there` being false, all others.

@@ -35,14 +35,27 @@ impl Direction {
         }
     }
 
-    /// The tensors that calls of this direction may have.
-    pub const fn tensors(self) -> TensorSet {
-        const OF: [TensorSet; Direction::ALL.len()] = {
-            let mut of = [TensorSet::NONE; Direction::ALL.len()];
+    /// The tensors that a call of this direction may read.
+    pub const fn reads(self) -> TensorSet {
+        self.tensors()[Access::Read as usize]
+    }
+
+    /// The tensors that a call of this direction may write.
+    pub const fn writes(self) -> TensorSet {
+        self.tensors()[Access::Write as usize]
+    }
+
+    /// By access, computed when the crate is compiled.
+    const fn tensors(self) -> [TensorSet; 2] {
+        const OF: [[TensorSet; 2]; Direction::ALL.len()] = {
+            let mut of = [[TensorSet::NONE; 2]; Direction::ALL.len()];
             let mut index = 0;
             while index < Direction::ALL.len() * Tensor::COUNT {
-                let (direction, tensor) = (index / Tensor::COUNT, Tensor::ALL[index % Tensor::COUNT]);
-                of[direction] = of[direction].set(tensor, tensor.access(Direction::ALL[direction]).is_some());
+                let (direction, tensor) = (Direction::ALL[index / Tensor::COUNT], Tensor::ALL[index % Tensor::COUNT]);
+                if let Some(access) = tensor.access(direction) {
+                    let set = &mut of[direction as usize][access as usize];
+                    *set = set.with(tensor);
+                }
                 index += 1;
             }
             of
@@ -306,9 +319,12 @@ impl TensorSet {
         self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
     }
 
+    /// The sums over the rows.
+    pub const SUMS_OVER_ROWS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
+
     /// The number of sums over the rows: `dweight`, `dbias`, both or none.
     pub const fn sums_over_rows(self) -> usize {
-        self.has(Tensor::Dweight) as usize + self.has(Tensor::Dbias) as usize
+        self.intersection(TensorSet::SUMS_OVER_ROWS).0.count_ones() as usize
     }
 }
 
@@ -329,9 +345,10 @@ mod tests {
     /// The argument structs as documented.
     #[test]
     fn each_direction_has_the_tensors_of_its_arguments() {
-        let names = |direction, access| {
-            let is = |tensor: &Tensor| tensor.access(direction) == Some(access);
-            Tensor::ALL.into_iter().filter(is).map(Tensor::name).collect::<Vec<_>>().join(" ")
+        let names = |direction: Direction, access| {
+            let tensors = if access == Access::Read { direction.reads() } else { direction.writes() };
+            assert!(tensors.iter().all(|tensor| tensor.access(direction) == Some(access)), "{tensors:?}");
+            tensors.iter().map(Tensor::name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias next_weight next_bias");
         assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd next_mean next_rstd");
