@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::ops::{Index, IndexMut};
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Tensor, TensorSet};
+use rmsnorm_spec::{Access, Direction, Piece, Role, Tensor, TensorSet};
 
 use crate::plan::KernelKey;
 
@@ -40,8 +40,7 @@ struct Number {
     name: &'static str,
     c_type: &'static str,
     of: Of,
-    bytes: usize,
-    bits: fn(&Params) -> u64,
+    push: fn(&Params, &mut Packed),
 }
 
 /// Defines [`Params`] and its numbers. f32 come last, so that the compiler pads none but the end.
@@ -58,12 +57,9 @@ macro_rules! params {
             name: stringify!($name),
             c_type: $c_type,
             of: Of::$of,
-            bytes: size_of::<$kind>(),
-            bits: |params| params!(@bits $kind params.$name),
+            push: |params, packed| packed.push(params.$name.to_ne_bytes()),
         },)+];
     };
-    (@bits u64 $value:expr) => { $value };
-    (@bits f32 $value:expr) => { $value.to_bits() as u64 };
 }
 
 params! {
@@ -159,23 +155,20 @@ fn element(tensor: Tensor, direction: Direction) -> String {
 /// tensors of pieces and the optional ones that it has no code for.
 fn tensors(key: &KernelKey) -> TensorSet {
     let info = key.program.info();
-    let of_pieces = |pieces: PieceSet| {
-        pieces.iter().map(|piece| piece.tensors(info.direction)).fold(TensorSet::NONE, TensorSet::union)
-    };
-    let pieces = key.call.pieces(info.direction);
-    let absent = of_pieces(PieceSet::of(&Piece::ALL)).difference(of_pieces(pieces));
+    let (pieces, mut of_pieces, mut there) = (key.call.pieces(info.direction), TensorSet::NONE, TensorSet::NONE);
+    for piece in Piece::ALL {
+        let of_piece = piece.tensors(info.direction);
+        of_pieces = of_pieces.union(of_piece);
+        there = if pieces.has(piece) { there.union(of_piece) } else { there };
+    }
     let all = info.direction.reads().union(info.direction.writes());
-    all.difference(absent).difference(info.optional.difference(key.call.tensors))
+    all.difference(of_pieces).union(there).difference(info.optional.difference(key.call.tensors))
 }
 
 /// The fields of the struct of a kernel, in order; or, `is_there` being false, all others.
 fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
     let (tensors, call, is_backward) = (tensors(key), key.call, key.program.is_backward());
-    let of_shape = move |is_matrix: bool| {
-        Tensor::ALL
-            .into_iter()
-            .filter(move |tensor| tensor.is_matrix() == is_matrix && tensors.has(*tensor) == is_there)
-    };
+    let tensors = if is_there { tensors } else { TensorSet::of(&Tensor::ALL).difference(tensors) };
     let has = move |number: &Number| match number.of {
         Of::All => true,
         Of::Backward => is_backward,
@@ -185,7 +178,8 @@ fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
         Of::Parts => call.has_parts,
     };
     let numbers = NUMBERS.iter().filter(move |number| has(number) == is_there);
-    of_shape(true).map(Field::Matrix).chain(of_shape(false).map(Field::Vector)).chain(numbers.map(Field::Number))
+    let matrices = tensors.intersection(TensorSet::MATRICES).iter().map(Field::Matrix);
+    matrices.chain(tensors.difference(TensorSet::MATRICES).iter().map(Field::Vector)).chain(numbers.map(Field::Number))
 }
 
 /// The name of [`source`] in compiler messages.
@@ -227,12 +221,11 @@ impl Packed {
         std::ptr::from_ref(&self.bytes).cast_mut().cast()
     }
 
-    fn push(&mut self, bytes: &[u8]) {
-        let end = self.len + bytes.len();
-        if let Some(to) = self.bytes.get_mut(self.len..end) {
-            to.copy_from_slice(bytes);
+    fn push<const N: usize>(&mut self, bytes: [u8; N]) {
+        if let Some(to) = self.bytes.get_mut(self.len..).and_then(|rest| rest.first_chunk_mut()) {
+            *to = bytes;
         }
-        self.len = end;
+        self.len += N;
     }
 }
 
@@ -244,17 +237,14 @@ impl Params {
             match field {
                 Field::Matrix(tensor) => {
                     let Matrix { data, row_stride, group_stride } = self[tensor];
-                    packed.push(&data.to_ne_bytes());
-                    packed.push(&row_stride.to_ne_bytes());
+                    packed.push(data.to_ne_bytes());
+                    packed.push(row_stride.to_ne_bytes());
                     if key.call.has_row_groups {
-                        packed.push(&group_stride.to_ne_bytes());
+                        packed.push(group_stride.to_ne_bytes());
                     }
                 }
-                Field::Vector(tensor) => packed.push(&self[tensor].data.to_ne_bytes()),
-                Field::Number(number) => {
-                    let bits = (number.bits)(self).to_le_bytes();
-                    packed.push(bits.get(..number.bytes).unwrap_or_default());
-                }
+                Field::Vector(tensor) => packed.push(self[tensor].data.to_ne_bytes()),
+                Field::Number(number) => (number.push)(self, &mut packed),
             }
         }
         packed
@@ -362,6 +352,6 @@ mod tests {
         let groups = [x, 100 + x, 200 + x, y, 100 + y, 200 + y, bias, mean, rstd, 300, 301, 304, 305];
         assert_eq!(packed(true, false), groups);
         assert_eq!(packed(false, true), [x, 100 + x, y, 100 + y, bias, mean, rstd, 300, 301, 303, 302]);
-        assert!(NUMBERS.is_sorted_by_key(|number| std::cmp::Reverse(number.bytes)));
+        assert!(NUMBERS.is_sorted_by_key(|number| number.c_type == "float"));
     }
 }

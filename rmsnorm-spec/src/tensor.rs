@@ -319,12 +319,22 @@ impl TensorSet {
         self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
     }
 
+    /// The matrices, with a row stride.
+    pub const MATRICES: TensorSet = {
+        let (mut set, mut index) = (TensorSet::NONE, 0);
+        while index < Tensor::COUNT {
+            set = set.set(Tensor::ALL[index], Tensor::ALL[index].is_matrix());
+            index += 1;
+        }
+        set
+    };
+
     /// The sums over the rows.
     pub const SUMS_OVER_ROWS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
 
     /// The number of sums over the rows: `dweight`, `dbias`, both or none.
     pub const fn sums_over_rows(self) -> usize {
-        self.intersection(TensorSet::SUMS_OVER_ROWS).0.count_ones() as usize
+        self.intersection(TensorSet::SUMS_OVER_ROWS).len()
     }
 }
 
@@ -402,10 +412,9 @@ mod tests {
         assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias, NextWeight, NextBias]));
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd, NextMean, NextRstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
-        let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
         let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];
         assert_eq!(with(TensorShape::Matrix), TensorSet::of(&of_rows));
-        assert_eq!(matrices, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
+        assert_eq!(TensorSet::MATRICES, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
         assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT, CodesColumnwise]));
         assert_eq!(with(TensorShape::One), TensorSet::of(&[Scale, Amax]));
         assert_eq!(with(TensorShape::Scales), TensorSet::of(&[Scales]));

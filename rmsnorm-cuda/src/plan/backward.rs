@@ -67,16 +67,14 @@ pub(super) fn most_tuned_blocks(packs: u32) -> u32 {
     (MOST_SMS * 2048 / packs.max(1)).clamp(1, 2 * MOST_SMS)
 }
 
-/// The matrices that backward reads, of these tensors: its ring holds them.
-fn matrices_read(tensors: TensorSet) -> impl Iterator<Item = Tensor> {
-    tensors.intersection(Direction::Backward.reads()).iter().filter(|tensor| tensor.is_matrix())
-}
+/// The matrices that backward reads, and that its ring holds.
+const RING: TensorSet = Direction::Backward.reads().intersection(TensorSet::MATRICES);
 
 /// Packs of a step, with all matrices of any dtype, that fit the shared memory of every device,
 /// or of every device with clusters.
-pub(super) fn most_owned_packs(has_clusters: bool) -> u32 {
+pub(super) const fn most_owned_packs(has_clusters: bool) -> u32 {
     let shared = if has_clusters { LEAST_SHARED_WITH_CLUSTERS } else { LEAST_SHARED };
-    ((shared - RESERVED_BYTES) / (matrices_read(Direction::Backward.reads()).count() * 16)) as u32
+    ((shared - RESERVED_BYTES) / (RING.len() * 16)) as u32
 }
 
 /// An upper bound of the workspace of this problem's plan, for any legal table and any device with
@@ -349,7 +347,7 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
 /// a chunk.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     let streams: usize =
-        matrices_read(problem.tensors).filter_map(|tensor| problem.storage(tensor)).map(Storage::size).sum();
+        problem.tensors.intersection(RING).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size).sum();
     let owned = (tile.pack * tile.packs * tile.threads()) as usize;
     let ring = (tile.stages * tile.unroll) as usize * owned * streams;
     let gradients = problem.tensors.sums_over_rows();

@@ -4,7 +4,7 @@
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{Direction, Norm, Problem};
 #[cfg(any(test, feature = "peers"))]
-use rmsnorm_spec::{Piece, Tensor};
+use rmsnorm_spec::{Piece, TensorSet};
 
 use super::backward::{finish, most_rows};
 use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, key, pack};
@@ -46,9 +46,7 @@ pub(crate) fn first_half(problem: &Problem) -> Problem {
         // The residual's gradient is added afterwards.
         Direction::Backward => Direction::Backward.reads().difference(Piece::Residual.tensors(Direction::Backward)),
         // In place, y has x.
-        Direction::Forward | Direction::QuantizedForward => {
-            Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect()
-        }
+        Direction::Forward | Direction::QuantizedForward => TensorSet::MATRICES,
     };
     Problem { tensors: problem.tensors.intersection(read), ..*problem }
 }
