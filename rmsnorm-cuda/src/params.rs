@@ -88,10 +88,10 @@ params! {
     parts: u64 as "unsigned long long", Parts;
     /// Elements between parts.
     part_stride: u64 as "unsigned long long", Parts;
-    eps: f32 as "float", All;
-    weight_offset: f32 as "float", All;
     amax_floor: f32 as "float", Codes;
     amax_ceiling: f32 as "float", Codes;
+    eps: f32 as "float", All;
+    weight_offset: f32 as "float", All;
     /// 1 / cols, rounded: turns sums into averages.
     share: f32 as "float", All;
 }
