@@ -118,7 +118,7 @@ struct Slice {
 // call it. TRADES: all threads of a row must pass `left` counted to the end of the row, because
 // neighbours store each other's columns.
 template <bool TRADES>
-__device__ inline void hand_on(
+__device__ inline void store_partials(
     const Params& p, unsigned long long chunk, Slice slice, unsigned long long col, int left, Gradients& gradients
 ) {
     if constexpr (TRADES) gradients.trade();

@@ -16,12 +16,14 @@ use crate::params::{self, Columns, MOST_COLUMN_RANKS};
 use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each header may use the headers before it.
-const HEADERS: [Source; 8] = [
+const HEADERS: [Source; 10] = [
     kernels::DTYPE,
     kernels::PARAMS,
     kernels::REDUCE,
     kernels::MEMORY,
-    kernels::NORMALIZE,
+    kernels::AT,
+    kernels::STATISTICS,
+    kernels::AFFINE,
     kernels::GRADIENTS,
     kernels::CODES,
     kernels::QUANTIZE,
@@ -30,46 +32,42 @@ const HEADERS: [Source; 8] = [
 /// The number of [`HEADERS`] before the kernel's `Params`.
 const BEFORE_PARAMS: usize = 2;
 
-/// A program's own files; the last file gives the program its name.
+/// A program's own files, after those of the call's pieces; the last file gives the program its name.
 const fn files(program: Program) -> &'static [Source] {
     match program {
-        Program::Forward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::FORWARD],
-        Program::ForwardCluster => &[kernels::FORWARD_PARTS, kernels::FORWARD_CLUSTER],
-        Program::ForwardLong => &[kernels::FORWARD_PARTS, kernels::FORWARD_LONG],
-        Program::ForwardStreaming => &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
-        Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
-        Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
-        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING],
-        Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
-        Program::QuantizedForward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
-        Program::QuantizedForwardStreaming => {
-            &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING]
+        Program::Forward => &[kernels::FORWARD],
+        Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
+        Program::ForwardLong => &[kernels::FORWARD_LONG],
+        Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
+        Program::Backward => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD],
+        Program::BackwardSplit => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
+        Program::BackwardRowSums | Program::BackwardColumns => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING]
         }
+        Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
+        Program::QuantizedForward => &[kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
-        Program::PartialStatistics => &[
-            kernels::FORWARD_PARTS,
-            kernels::FORWARD_VISITS,
-            kernels::COLUMNS,
-            kernels::FORWARD_COLUMNS,
-            kernels::COLUMN_STATISTICS,
-        ],
-        Program::ForwardWithStatistics => &[
-            kernels::FORWARD_PARTS,
-            kernels::FORWARD_VISITS,
-            kernels::COLUMNS,
-            kernels::FORWARD_COLUMNS,
-            kernels::FORWARD_GIVEN,
-        ],
-        Program::PartialBackwardStatistics => {
-            &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+        Program::PartialStatistics => {
+            &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::COLUMN_STATISTICS]
         }
-        Program::BackwardWithStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
+        Program::ForwardWithStatistics => {
+            &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::FORWARD_GIVEN]
+        }
+        Program::PartialBackwardStatistics => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+        }
+        Program::BackwardWithStatistics => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN]
+        }
         #[cfg(feature = "peers")]
-        Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
+        Program::ReduceForward => &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
-        Program::ReduceForwardRows => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS],
+        Program::ReduceForwardRows => {
+            &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS]
+        }
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
         #[cfg(feature = "peers")]
@@ -77,18 +75,72 @@ const fn files(program: Program) -> &'static [Source] {
     }
 }
 
+/// Whether the program is a schedule around `Before` and `After`.
+const fn has_pieces(program: Program) -> bool {
+    match program {
+        Program::Forward
+        | Program::ForwardCluster
+        | Program::ForwardLong
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::PartialStatistics
+        | Program::ForwardWithStatistics => true,
+        Program::Backward
+        | Program::BackwardSplit
+        | Program::BackwardRowSums
+        | Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::Columnwise
+        | Program::Clear
+        | Program::PartialBackwardStatistics
+        | Program::BackwardWithStatistics => false,
+        #[cfg(feature = "peers")]
+        Program::ForwardExchange => true,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers => false,
+    }
+}
+
+/// What comes before the statistics of a call and after its norm: the files, and two types in them.
+/// A file is there only if its tensors are.
+fn pieces(call: &CallKey) -> (Vec<Source>, String) {
+    let (is_after, has_residual) = (call.form.is_residual_after(), call.tensors.has(Tensor::Residual));
+    let (mut files, before) = match (call.has_parts, has_residual && !is_after) {
+        (true, _) => (vec![kernels::NORM, kernels::PARTS], "Parts"),
+        (false, true) => (vec![kernels::NORM, kernels::X, kernels::RESIDUAL], "Residual"),
+        (false, false) => (vec![kernels::NORM, kernels::X], "X"),
+    };
+    files.push(kernels::STORE);
+    let after = match (is_after, call.form.norms_twice()) {
+        (false, _) => "Store",
+        (true, false) => "ResidualAfter<void>",
+        (true, true) => {
+            files.push(kernels::NEXT_NORM);
+            "ResidualAfter<NextNorm>"
+        }
+    };
+    if is_after {
+        files.push(kernels::RESIDUAL_AFTER);
+    }
+    (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))
+}
+
 /// The file of a program, as named in compiler messages.
 pub(crate) fn file_name(program: Program) -> &'static str {
     files(program).last().map_or("", |file| file.path)
 }
 
-/// Headers, argument and program as one text. Compiler messages name the file and its line.
+/// Headers, argument, pieces and program as one text. Compiler messages name the file and its line.
 pub(crate) fn text(key: &KernelKey) -> String {
+    let join = |files: &[Source]| {
+        files.iter().map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect::<String>()
+    };
     let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
-    let params = (params::FILE, params::source(key));
-    let of = |source: &Source| (source.path, source.text.to_owned());
-    let files = before.iter().map(of).chain([params]).chain(after.iter().chain(files(key.program)).map(of));
-    files.map(|(path, text)| format!("#line 1 \"{path}\"\n{text}\n")).collect()
+    let params = format!("#line 1 \"{}\"\n{}\n", params::FILE, params::source(key));
+    let (of_call, types) = if has_pieces(key.program) { pieces(&key.call) } else { (Vec::new(), String::new()) };
+    [join(before), params, join(after), join(&of_call), types, join(files(key.program))].concat()
 }
 
 /// The compiler options of a kernel: the device, the language, and all parameters of the sources.
@@ -151,7 +203,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
@@ -174,7 +226,6 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
         ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("HAS_PARTS", has_parts.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
-        ("RESIDUAL_AFTER", form.is_residual_after().into()),
         ("NORMS_TWICE", form.norms_twice().into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
@@ -224,6 +275,7 @@ mod tests {
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
+    const QUANT: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     const KEY: KernelKey = KernelKey {
         program: Program::Forward,
         call: CALL,
@@ -248,7 +300,7 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
@@ -287,7 +339,6 @@ mod tests {
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
             (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
-            (CallKey { form: Form::AddsToResidual, ..CALL }, "-DRESIDUAL_AFTER=1"),
             (CallKey { has_row_groups: true, ..CALL }, "-DHAS_ROW_GROUPS=1"),
             (CallKey { has_parts: true, ..CALL }, "-DHAS_PARTS=1"),
         ] {
@@ -334,6 +385,20 @@ mod tests {
         }
     }
 
+    /// The table of constants in `kernels/README.md`, if the package is in its repository.
+    #[test]
+    fn the_readme_has_every_constant() {
+        let Ok(page) = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/README.md")) else {
+            return;
+        };
+        let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+        let told: BTreeSet<_> = cells.flat_map(|cell| cell.trim_end_matches('`').split("`, `")).collect();
+        let call = CallKey { quant: Some(QUANT), ..CALL };
+        let keys = Program::ALL.map(|program| options(&KernelKey { program, call, ..KEY }, Arch(90)));
+        let names = keys.iter().flatten().filter_map(|option| option.strip_prefix("-D")?.split('=').next());
+        assert_eq!(told, names.collect());
+    }
+
     #[test]
     fn nothing_loosens_the_arithmetic() {
         let options = options(&KEY, Arch(80)).join(" ");
@@ -342,13 +407,23 @@ mod tests {
         }
     }
 
+    /// Calls that have each piece: `CALL`, whose residual is added before the norm, and these.
+    fn calls() -> [CallKey; 5] {
+        let alone = CallKey { tensors: CALL.tensors.without(Tensor::Residual), ..CALL };
+        let parts = CallKey { has_parts: true, ..CALL };
+        let [after, twice] = [Form::AddsToResidual, Form::AddsAndNorms].map(|form| CallKey { form, ..CALL });
+        [CALL, alone, parts, after, twice]
+    }
+
     #[test]
     fn a_program_has_its_headers_in_front_and_no_include() {
-        for program in Program::ALL {
-            let text = text(&KernelKey { program, ..KEY });
+        for (program, call) in Program::ALL.into_iter().flat_map(|program| calls().map(|call| (program, call))) {
+            let text = text(&KernelKey { program, call, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            assert_eq!(files.len(), HEADERS.len() + 1 + super::files(program).len());
+            let of_call = if has_pieces(program) { pieces(&call).0.len() } else { 0 };
+            assert_eq!(files.len(), HEADERS.len() + 1 + of_call + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
+            assert_eq!(text.contains("using After = "), has_pieces(program), "{program:?}");
             assert!(!text.contains("#include"));
         }
     }
@@ -356,7 +431,9 @@ mod tests {
     #[test]
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
-        let used = HEADERS.iter().chain(Program::ALL.into_iter().flat_map(files)).map(|source| source.path).collect();
+        let of_programs = Program::ALL.into_iter().flat_map(files).copied();
+        let of_calls = calls().into_iter().flat_map(|call| pieces(&call).0);
+        let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
     }
 }
