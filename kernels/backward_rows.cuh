@@ -1,18 +1,20 @@
 // Rows of backward: math.md, equations (7) to (12). A row stays on chip between its two uses.
 //
-// Rows are prefetched into a ring of STAGES slots in shared memory. A thread reads back only data
-// that it copied itself, so the only barrier of a step is the barrier of the sums. A thread owns
-// the same columns in every row: its weights and its sums of dweight and dbias stay in registers
-// for a whole chunk of rows.
+// When: rows of which a ring fits shared memory. Longer ones: backward_streaming.cu.
+// Who: a block, or a cluster of blocks, has a chunk of rows, and GROUPS * UNROLL of them at a time. A
+// thread owns the same columns in every row: its weights and its sums of dweight and dbias stay in
+// registers for the whole chunk.
+// Where: rows are prefetched into a ring of STAGES slots in shared memory, so memory is read once. A
+// thread reads back only data that it copied itself, so the only barrier of a step is that of the
+// sums.
 
-// One row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
-struct Slot {
+// One row in shared memory: x and dy, and the matrices of its pieces; an empty part takes no room.
+// Adjacent threads have adjacent packs, so that banks do not conflict.
+struct Inputs {
     Pack<R> x[PACKS][THREADS];
     Pack<T> dy[PACKS][THREADS];
-#if HAS_DRESIDUAL_OUT
-    Pack<R> dresidual_out[PACKS][THREADS];
-#endif
 };
+struct Slot : AfterPull::Slot, Inputs, BeforePull::Slot {};
 
 struct Statistics {
     float mean, rstd;
@@ -65,6 +67,8 @@ struct Worker {
         return (unsigned long long)(step * UNROLL + u) * (GROUPS * chunks) + (group * chunks + chunk());
     }
 
+    __device__ At at(unsigned step, int u) const { return {p, row(step, u), first, left}; }
+
     __device__ bool exists(unsigned step, int u) const { return step * UNROLL + u < rows; }
 
     __device__ void load_statistics(unsigned step, Rows& statistics) const {
@@ -78,9 +82,8 @@ struct Worker {
     __device__ void start_pack(unsigned step, int u, int k, Slot& slot) {
         start_copy(&slot.x[k][threadIdx.x], ROW(x, row(step, u)) + first, k, left);
         start_copy(&slot.dy[k][threadIdx.x], ROW(dy, row(step, u)) + first, k, left);
-#if HAS_DRESIDUAL_OUT
-        start_copy(&slot.dresidual_out[k][threadIdx.x], ROW(dresidual_out, row(step, u)) + first, k, left);
-#endif
+        static_cast<AfterPull::Slot&>(slot).start(at(step, u), k);
+        static_cast<BeforePull::Slot&>(slot).start(at(step, u), k);
     }
 
     __device__ void start_step(unsigned step, int slot) {
@@ -101,6 +104,7 @@ struct Worker {
             unpack(slot.x[k][threadIdx.x], x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
+            const AfterPull::Values values = AfterPull::values(slot, k);
             // Each pack has separate sums: in short rows, one sum over all packs would be a longer
             // chain than math.md allows.
             float parts[SUMS] = {};
@@ -109,6 +113,7 @@ struct Worker {
                 float x_hat = (x[i] - row.mean) * row.rstd;
                 // Past the end dy is zero, but an infinite x_hat would make the product NaN.
                 if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
+                AfterPull::pull(values, i, x_hat * weight[i], dy[i]);
                 const float wdy = weighted_gradient(dy[i], weight[i]);
                 parts[0] += wdy * x_hat;
                 if constexpr (IS_LAYER) parts[SUMS - 1] += wdy;
@@ -135,17 +140,14 @@ struct Worker {
         unpack(slot.x[k][threadIdx.x], x);
         unpack(slot.dy[k][threadIdx.x], dx);
         unpack_weight(weights[k], p.weight_offset, weight);
+        const AfterPull::Values values = AfterPull::values(slot, k);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
+            AfterPull::pull(values, i, x_hat * weight[i], dx[i]);
             dx[i] = row.rstd * ((weighted_gradient(dx[i], weight[i]) - mean_wdy) - x_hat * mean_wdy_xhat);
         }
-#if HAS_DRESIDUAL_OUT
-        float residual[PACK];
-        unpack(slot.dresidual_out[k][threadIdx.x], residual);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
-#endif
+        BeforePull::pull(slot, k, dx);
     }
 
     // Writes dx and dresidual. With REFILLS, each pack read starts the copy of the row STAGES steps
@@ -162,10 +164,7 @@ struct Worker {
             for (int k = 0; k < PACKS; ++k) {
                 float dx[PACK];
                 gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
-                store_pack(ROW(dx, row(step, u)) + first, k, left, pack<T>(dx));
-#if HAS_DRESIDUAL
-                store_pack(ROW(dresidual, row(step, u)) + first, k, left, pack<R>(dx));
-#endif
+                BeforePull::store(at(step, u), k, dx);
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }
         }
@@ -284,6 +283,6 @@ __device__ inline void run_rows(const Params& p, char* shared) {
     wait_copies<0>();
     if constexpr (KEPT > 0) {
         worker.sum_groups(reinterpret_cast<float*>(shared));
-        hand_on<CAN_TRADE>(p, worker.chunk(), {cluster_rank(), CLUSTER}, first, group == 0 ? worker.left : NOTHING_LEFT, worker.gradients);
+        store_partials<CAN_TRADE>(p, worker.chunk(), {cluster_rank(), CLUSTER}, first, group == 0 ? worker.left : NOTHING_LEFT, worker.gradients);
     }
 }

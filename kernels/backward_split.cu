@@ -52,7 +52,7 @@ template <class E>
 __device__ inline Pack<E> load_column_pack(const E* from, int left) {
     const bool is_part = HAS_TAIL && left < PACK;
     if (IS_HALF_ACCESS<E> || is_part) return load_elements(from, is_part ? left : PACK);
-    return load_whole<Reuse::ByNone>(from);
+    return load_whole<Hint::EvictFirst>(from);
 }
 
 // Adds dy * x_hat and dy over every `stride`-th row from `row` on.

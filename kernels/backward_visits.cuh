@@ -17,8 +17,8 @@ __device__ inline void load_terms(
     float (&x_hat)[PACK], float (&dy)[PACK], float (&wdy)[PACK]
 ) {
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
-    unpack(load_pack<Reuse::ByNone>(ROW(x, row) + col, 0, left), x_hat);
-    unpack(load_pack<Reuse::ByNone>(ROW(dy, row) + col, 0, left), dy);
+    unpack(load_pack<Hint::EvictFirst>(ROW(x, row) + col, 0, left), x_hat);
+    unpack(load_pack<Hint::EvictFirst>(ROW(dy, row) + col, 0, left), dy);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.
@@ -61,18 +61,11 @@ __device__ inline void write_columns(const Params& p, const AveragesOf& averages
                     dx[i] = statistics.rstd * ((wdy[i] - averages.wdy) - x_hat[i] * averages.wdy_xhat);
                     if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
                 }
-#if HAS_DRESIDUAL_OUT
-                float residual[PACK];
-                unpack(load_pack<Reuse::ByNone>(ROW(dresidual_out, row) + col, 0, left), residual);
-                #pragma unroll
-                for (int i = 0; i < PACK; ++i) dx[i] += residual[i];
-#endif
-                store_pack(ROW(dx, row) + col, 0, left, pack<T>(dx));
-#if HAS_DRESIDUAL
-                store_pack(ROW(dresidual, row) + col, 0, left, pack<R>(dx));
-#endif
+                const auto at = [&] { return At{p, row, col, left}; };
+                BeforePull::pull(at(), 0, dx);
+                BeforePull::store(at(), 0, dx);
             }
         }
-        if constexpr (GRADIENTS > 0) hand_on<false>(p, chunk, {work % tiles, tiles}, col, left, gradients);
+        if constexpr (GRADIENTS > 0) store_partials<false>(p, chunk, {work % tiles, tiles}, col, left, gradients);
     }
 }

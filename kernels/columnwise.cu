@@ -26,9 +26,9 @@ struct Addends {
 };
 
 __device__ inline void load_addends(const Params& p, unsigned long long row, unsigned long long first, int left, Addends& addends) {
-    addends.x = load_pack<Reuse::ByNone>(ROW(x, row) + first, 0, left);
+    addends.x = load_pack<Hint::EvictFirst>(ROW(x, row) + first, 0, left);
 #if HAS_RESIDUAL
-    addends.residual = load_pack<Reuse::ByNone>(ROW(residual, row) + first, 0, left);
+    addends.residual = load_pack<Hint::EvictFirst>(ROW(residual, row) + first, 0, left);
 #endif
     addends.mean = IS_LAYER ? p.mean[row] : 0.0f;
     addends.rstd = p.rstd[row];

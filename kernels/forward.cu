@@ -1,15 +1,14 @@
-// Forward: math.md, equations (1) to (6). A thread has the same columns in each of its rows.
+// Forward: math.md, equations (1) to (6), (13) and (14), for rows that stay on chip.
 //
-// A row is loaded twice: once for the statistics and once, from the L1, to write y. The registers
-// that it would occupy hold more rows at a time instead. Hints tell the caches which load is the
-// last, so that they keep rows that are still needed. IS_HELD: the row stays in registers. This is
-// used with a residual, which doubles the second load, and in calls so small that all rows are in
-// flight at once.
-//
-// A residual added after the norm is loaded once, together with x, and stays in registers. The sum
-// replaces it there, for the second norm.
+// When: rows that a table of tiles of one block has. Longer ones: forward_cluster.cu, forward_long.cu.
+// Who: a group of THREADS_PER_ROW threads has UNROLL rows at a time, a thread the same columns in each.
+// Where: a row is loaded twice: once for the statistics and once, from the L1, to write y. The
+// registers that it would occupy hold more rows at a time instead. Hints tell the caches which load
+// is the last. IS_HELD: the row is loaded once and stays in registers: with a residual, which
+// doubles the second load, and in calls so small that all rows are in flight at once.
+// What the norm is added to is loaded once, with the row, and waits in registers.
 
-static_assert(IS_HELD || !HAS_PARTS, "several parts are read once");
+static_assert(IS_HELD || !Before::IS_READ_ONCE, "several parts are read once");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
     __shared__ float exchange[2][GROUPS][UNROLL * ABOUT_MEAN][SENDERS];
@@ -26,92 +25,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         // exists.
         const auto row = [&](int u) { return block + u * GROUPS + group; };
         const auto exists = [&](int u) { return BLOCK_ROWS == 1 || row(u) < p.rows; };
-        Parts h = {};
-        const auto load_rows = [&](auto is_last) {
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u)
-                if (exists(u))
-#if HAS_PARTS
-                    add_parts<Reuse::ByThread>(p, row(u), first, left, h[u]);
-#else
-                    #pragma unroll
-                    for (int k = 0; k < PACKS; ++k) h[u][k] = load_h<is_last.value>(p, row(u), first, k, left);
-#endif
-        };
+        const auto at = [&](int u) { return At{p, row(u), first, left}; };
 
-        const auto find_statistics_of = [&](const auto& parts, float (&mean)[UNROLL], float (&rstd)[UNROLL]) {
-            find_statistics<PACKS>(p, sums, [&](int u, int k) { return parts[u][k]; }, left, [] {}, mean, rstd);
-        };
-        const auto store_statistics = [&](float* means, float* rstds, const float (&mean)[UNROLL], const float (&rstd)[UNROLL]) {
-            if (thread == 0 && cluster_rank() == 0) {
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    if (exists(u)) {
-                        if (IS_LAYER && means) means[row(u)] = mean[u];
-                        if (rstds) rstds[row(u)] = rstd[u];
-                    }
-                }
-            }
-        };
-
-        float mean[UNROLL] = {}, rstd[UNROLL];
-        load_rows(Bool<false>{});
-#if RESIDUAL_AFTER
-        Pack<R> stream[UNROLL][PACKS] = {};
+        Pack<H> h[UNROLL][PACKS] = {};
+        After::Held held[UNROLL][PACKS] = {};
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (exists(u)) Before::load_row<Hint::Keep>(at(u), h[u]);
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
             if (exists(u))
                 #pragma unroll
-                for (int k = 0; k < PACKS; ++k) stream[u][k] = load_pack<Reuse::ByNone>(ROW(residual, row(u)) + first, k, left);
-#endif
-        find_statistics_of(h, mean, rstd);
+                for (int k = 0; k < PACKS; ++k) held[u][k] = After::load<Hint::EvictFirst>(at(u), k);
+        const auto load_last = [&](const At& at, int k) {
+            const Pack<H> last = Before::load<Hint::EvictFirst>(at, k);
+            Before::keep(at, k, last);
+            return last;
+        };
 
-        // READS_LATE: each pack is loaded just before it is used. Otherwise all loads are issued at
-        // once.
-        if constexpr (!READS_LATE && !IS_HELD) load_rows(Bool<true>{});
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            float weight[PACK], bias[PACK];
-            unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
-            unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+        // Normalizes `packs`; `put` gets the values of each.
+        const auto run = [&](auto norm, auto& packs, const auto& put) {
+            using N = decltype(norm);
+            float mean[UNROLL] = {}, rstd[UNROLL];
+            find_statistics<PACKS>(p, sums, [&](int u, int k) { return packs[u][k]; }, left, [] {}, mean, rstd);
+
+            // READS_LATE: each pack is loaded just before it is used. Otherwise all loads are issued
+            // at once.
+            if constexpr (N::IS_FIRST && !READS_LATE && !IS_HELD) {
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u)
+                    if (exists(u))
+                        #pragma unroll
+                        for (int k = 0; k < PACKS; ++k) packs[u][k] = load_last(at(u), k);
+            }
             #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (exists(u)) {
-                    if constexpr (IS_HELD) store_residual_out(p, row(u), first, k, left, h[u][k]);
-                    else if constexpr (READS_LATE) h[u][k] = load_h<true>(p, row(u), first, k, left);
-                    float y[PACK];
-                    unpack(h[u][k], y);
-                    normalize(y, mean[u], rstd[u], weight, bias);
-#if RESIDUAL_AFTER
-                    stream[u][k] = add_residual(y, stream[u][k], k, left);
-                    store_pack(ROW(residual_out, row(u)) + first, k, left, stream[u][k]);
-#else
-                    store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));
-#endif
+            for (int k = 0; k < PACKS; ++k) {
+                float weight[PACK], bias[PACK];
+                unpack_weight<N::SCALES>(load_parameter<N::SCALES>(N::weight(p) + first, k, left), p.weight_offset, weight);
+                unpack(load_parameter<N::SHIFTS>(N::bias(p) + first, k, left), bias);
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    if (exists(u)) {
+                        if constexpr (N::IS_FIRST && IS_HELD) Before::keep(at(u), k, packs[u][k]);
+                        else if constexpr (N::IS_FIRST && READS_LATE) packs[u][k] = load_last(at(u), k);
+                        float y[PACK];
+                        unpack(packs[u][k], y);
+                        normalize<N::SHIFTS>(y, mean[u], rstd[u], weight, bias);
+                        put(u, k, y);
+                    }
                 }
             }
-        }
-        store_statistics(p.mean, p.rstd, mean, rstd);
-#if NORMS_TWICE
-        float next_mean[UNROLL] = {}, next_rstd[UNROLL];
-        find_statistics_of(stream, next_mean, next_rstd);
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            float weight[PACK], bias[PACK];
-            const Pack<W> raw = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
-            unpack_weight<HAS_NEXT_WEIGHT>(raw, p.weight_offset, weight);
-            unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                if (exists(u)) {
-                    float y[PACK];
-                    unpack(stream[u][k], y);
-                    normalize<HAS_NEXT_BIAS>(y, next_mean[u], next_rstd[u], weight, bias);
-                    store_pack(ROW(y, row(u)) + first, k, left, pack<T>(y));
-                }
-            }
-        }
-        store_statistics(p.next_mean, p.next_rstd, next_mean, next_rstd);
-#endif
+            store_statistics(thread == 0 && cluster_rank() == 0, N::means(p), N::rstds(p), exists, at, mean, rstd);
+        };
+        run(Norm{}, h, [&](int u, int k, const float (&y)[PACK]) { held[u][k] = After::put(at(u), k, y, held[u][k]); });
+        After::then(held, [&](auto next, auto& sum) {
+            run(next, sum, [&](int u, int k, const float (&y)[PACK]) { Store::put(at(u), k, y, {}); });
+        });
     }
 }

@@ -1,11 +1,13 @@
-// Forward for rows that fit the registers of a cluster: math.md, equations (1) to (6). A cluster
-// has one row. Clusters start and end all the time, so the memory always has both loads and stores.
+// Forward for rows that fit the registers of a cluster: math.md, equations (1) to (6), (13) and (14).
 //
+// When: long rows, on devices with clusters, that a table of tiles of clusters has.
+// Who: a cluster has one row. Clusters start and end all the time, so the memory always has both
+// loads and stores. Where: the row is loaded once and stays in registers.
 // Latencies are overlapped. The cluster barrier, without a fence, comes after the row's loads are
 // issued. Blocks exchange their moments once per norm, with stores that an mbarrier in shared
 // memory counts. With READS_EARLY the weights are loaded together with the row. Late loads are
-// issued for BATCH packs together; in layer norm the first batch overlaps the exchange. A residual
-// added after the norm is loaded with the row, or late with READS_LATE.
+// issued for BATCH packs together. What the norm is added to is loaded with the row, or late with
+// READS_LATE.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 
@@ -114,132 +116,72 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
     rstd = reciprocal_root(squares * p.share + p.eps);
 }
 
-#if !HAS_PARTS
-// Loads a pack of h. The hint is measured: 1024x131072 reaches 96 % of copy speed, without a hint
-// 95 %, with evict_first 92 %.
-__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, unsigned first, int k, int left) {
-    const Pack<T> x = load_pack<Reuse::ByThread>(ROW(x, row) + first, k, left);
-#if RESIDUAL_BEFORE
-    return add_residual(x, load_pack<Reuse::ByThread>(ROW(residual, row) + first, k, left));
-#else
-    return x;
-#endif
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_cluster(const __grid_constant__ Params p) {
-    __shared__ Exchange exchange;
-#if NORMS_TWICE
-    __shared__ Exchange next_exchange;
-#endif
+    __shared__ Exchange exchange, next_exchange;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
     const int left = columns_left(p.cols, first);
     const unsigned long long row = blockIdx.x / CLUSTER;
+    const auto at = [&] { return At{p, row, first, left}; };
     if (threadIdx.x == 0) {
         exchange.init();
-#if NORMS_TWICE
-        next_exchange.init();
-#endif
+        if constexpr (After::GOES_ON) next_exchange.init();
     }
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     wait_for_earlier_kernels();
 
     Pack<H> h[PACKS];
     Pack<W> weights[PACKS], biases[BATCH];
-#if HAS_PARTS
-    add_parts<Reuse::ByThread>(p, row, first, left, h);
-#else
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) h[k] = load_h(p, row, first, k, left);
-#endif
+    After::Held held[PACKS];
+    // The hint is measured: 1024x131072 reaches 96 % of copy speed, without a hint 95 %, with
+    // evict_first 92 %.
+    Before::load_row<Hint::Keep>(at(), h);
     #pragma unroll
     for (int k = 0; k < PACKS; ++k)
-        if constexpr (READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-#if RESIDUAL_AFTER
-    Pack<R> stream[PACKS];
-    const auto load_residual = [&](int k) { stream[k] = load_pack<Reuse::ByThread>(ROW(residual, row) + first, k, left); };
+        if constexpr (READS_EARLY) weights[k] = load_parameter<Norm::SCALES>(Norm::weight(p) + first, k, left);
     #pragma unroll
     for (int k = 0; k < PACKS; ++k)
-        if constexpr (!READS_LATE) load_residual(k);
-#elif HAS_RESIDUAL
-    if (p.residual_out.data) {
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) store_pack(ROW(residual_out, row) + first, k, left, h[k]);
-    }
-#endif
+        if constexpr (!READS_LATE) held[k] = After::load<Hint::Keep>(at(), k);
+    Before::keep_row(at(), h);
 
-    float center, own;
-    find_moments(h, p.cols, left, center, own);
-    // The other blocks and their mbarriers must exist before anything is sent.
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    exchange.send(center, own);
+    // Normalizes `packs`; `put` gets the values of each.
+    const auto run = [&](auto norm, const auto& packs, Exchange& exchange, const auto& put) {
+        using N = decltype(norm);
+        float center, own, mean, rstd;
+        find_moments(packs, p.cols, left, center, own);
+        // The other blocks and their mbarriers must exist before anything is sent.
+        if constexpr (N::IS_FIRST) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        exchange.send(center, own);
 
-    const auto load_late = [&](int batch) {
+        const auto load_late = [&](int batch) {
+            #pragma unroll
+            for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
+                if constexpr (!READS_EARLY || !N::IS_FIRST) weights[k] = load_parameter<N::SCALES>(N::weight(p) + first, k, left);
+                biases[k - batch] = load_parameter<N::SHIFTS>(N::bias(p) + first, k, left);
+                if constexpr (READS_LATE && N::IS_FIRST) held[k] = After::load<Hint::Keep>(at(), k);
+            }
+        };
+        // Layer norm's first batch overlaps the exchange, and so does every next norm's.
+        constexpr bool OVERLAPS = IS_LAYER || !N::IS_FIRST;
+        if constexpr (OVERLAPS) load_late(0);
+        exchange.receive();
+        find_statistics(p, exchange.sent, mean, rstd);
         #pragma unroll
-        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
-            if constexpr (!READS_EARLY) weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-            biases[k - batch] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
-#if RESIDUAL_AFTER
-            if constexpr (READS_LATE) load_residual(k);
-#endif
+        for (int batch = 0; batch < PACKS; batch += BATCH) {
+            if (!OVERLAPS || batch > 0) load_late(batch);
+            #pragma unroll
+            for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
+                float y[PACK], weight[PACK], bias[PACK];
+                unpack(packs[k], y);
+                unpack_weight<N::SCALES>(weights[k], p.weight_offset, weight);
+                unpack(biases[k - batch], bias);
+                normalize<N::SHIFTS>(y, mean, rstd, weight, bias);
+                put(k, y);
+            }
         }
+        store_statistics<N>(p, row, mean, rstd);
     };
-    if constexpr (IS_LAYER) load_late(0);
-    exchange.receive();
-    float mean, rstd;
-    find_statistics(p, exchange.sent, mean, rstd);
-
-    #pragma unroll
-    for (int batch = 0; batch < PACKS; batch += BATCH) {
-        if (!IS_LAYER || batch > 0) load_late(batch);
-        #pragma unroll
-        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
-            float y[PACK], weight[PACK], bias[PACK];
-            unpack(h[k], y);
-            unpack_weight(weights[k], p.weight_offset, weight);
-            unpack(biases[k - batch], bias);
-            normalize(y, mean, rstd, weight, bias);
-#if RESIDUAL_AFTER
-            stream[k] = add_residual(y, stream[k], k, left);
-            store_pack(ROW(residual_out, row) + first, k, left, stream[k]);
-#else
-            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
-#endif
-        }
-    }
-    if (threadIdx.x == 0 && cluster_rank() == 0) {
-        if (IS_LAYER && p.mean) p.mean[row] = mean;
-        if (p.rstd) p.rstd[row] = rstd;
-    }
-#if NORMS_TWICE
-    find_moments(stream, p.cols, left, center, own);
-    next_exchange.send(center, own);
-    const auto load_next = [&](int batch) {
-        #pragma unroll
-        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
-            weights[k - batch] = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
-            biases[k - batch] = load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left);
-        }
-    };
-    load_next(0);
-    next_exchange.receive();
-    find_statistics(p, next_exchange.sent, mean, rstd);
-    #pragma unroll
-    for (int batch = 0; batch < PACKS; batch += BATCH) {
-        if (batch > 0) load_next(batch);
-        #pragma unroll
-        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
-            float y[PACK], weight[PACK], bias[PACK];
-            unpack(stream[k], y);
-            unpack_weight<HAS_NEXT_WEIGHT>(weights[k - batch], p.weight_offset, weight);
-            unpack(biases[k - batch], bias);
-            normalize<HAS_NEXT_BIAS>(y, mean, rstd, weight, bias);
-            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
-        }
-    }
-    if (threadIdx.x == 0 && cluster_rank() == 0) {
-        if (IS_LAYER && p.next_mean) p.next_mean[row] = mean;
-        if (p.next_rstd) p.next_rstd[row] = rstd;
-    }
-#endif
+    run(Norm{}, h, exchange, [&](int k, const float (&y)[PACK]) { held[k] = After::put(at(), k, y, held[k]); });
+    After::then(held, [&](auto next, auto& sum) {
+        run(next, sum, next_exchange, [&](int k, const float (&y)[PACK]) { Store::put(at(), k, y, {}); });
+    });
 }

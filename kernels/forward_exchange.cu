@@ -27,15 +27,11 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     // `row` counts from the first row of this launch; `of_call` converts it to a row of the
     // tensors.
     const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
+    const auto at = [&](unsigned long long row) { return At{p, of_call(row), first, left}; };
     const auto load = [&](unsigned long long row, Pack<H> (&h)[PACKS]) {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
-            const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, of_call(row)) + first, k, left);
-#if HAS_RESIDUAL
-            h[k] = add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, of_call(row)) + first, k, left));
-#else
-            h[k] = x;
-#endif
+            h[k] = Before::load<Hint::EvictFirst>(at(row), k);
         }
     };
     // Computes this rank's numbers of a row and sends them.
@@ -89,18 +85,13 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
             unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
             unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
             normalize(y, statistics.mean, statistics.rstd, weight, bias);
-#if HAS_RESIDUAL
-            if (p.residual_out.data) store_pack(ROW(residual_out, of_call(row)) + first, k, left, h[k]);
-#endif
-            store_pack(ROW(y, of_call(row)) + first, k, left, pack<T>(y));
+            if (Before::keeps(p)) Before::keep(at(row), k, h[k]);
+            After::put(at(row), k, y, {});
             h[k] = next[k];
             next[k] = after[k];
         }
         own = own_next;
-        if (threadIdx.x == 0) {
-            if (IS_LAYER && p.mean) p.mean[of_call(row)] = statistics.mean;
-            if (p.rstd) p.rstd[of_call(row)] = statistics.rstd;
-        }
+        store_statistics<Norm>(p, of_call(row), statistics.mean, statistics.rstd);
     }
     group.end();
 }

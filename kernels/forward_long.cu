@@ -1,68 +1,18 @@
-// Forward for rows that do not fit the L1: math.md, equations (1) to (6).
+// Forward for rows that do not fit the L1: math.md, equations (1) to (6), (13) and (14).
 //
-// A block, or a cluster of blocks, copies its row to shared memory. A thread reads back only data
-// that it copied itself, so only the sums need barriers. Rows are not prefetched: while one block
-// sums a row, other blocks of the same multiprocessor load theirs.
-//
-// BATCH packs are read from shared memory together. With READS_EARLY the weights are loaded with
-// the row, and the bias during the exchange of the last sum, when the path from the L2 is idle.
+// When: rows that no cluster's registers hold and that fit shared memory.
+// Who: a block, or a cluster of blocks, has one row at a time.
+// Where: the block copies its row to shared memory. A thread reads back only data that it copied
+// itself, so only the sums need barriers. BATCH packs are read from there together.
+// Rows are not prefetched: while one block sums a row, other blocks of the same multiprocessor load
+// theirs. With READS_EARLY the weights are loaded with the row, and the bias during the exchange of
+// the last sum, when the path from the L2 is idle.
 
-// The row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
-struct Slot {
-#if !HAS_PARTS
-    Pack<T> x[PACKS][THREADS];
-#endif
-#if HAS_RESIDUAL || HAS_PARTS
-    Pack<R> residual[PACKS][THREADS]; // replaced by h once it is computed
-#endif
+// What a row has in shared memory. An empty part takes no room.
+struct Slot : Before::Slot, After::Slot {
+    __device__ Before::Slot& before() { return *this; }
+    __device__ After::Slot& after() { return *this; }
 };
-
-#if HAS_PARTS
-// Parts and residual are added in registers; shared memory holds their sum.
-__device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
-    #pragma unroll
-    for (int batch = 0; batch < PACKS; batch += BATCH) {
-        Pack<R> sums[BATCH];
-        add_parts<Reuse::ByNone, BATCH>(p, row, first, batch, left, sums);
-        #pragma unroll
-        for (int k = batch; k < batch + BATCH && k < PACKS; ++k) slot.residual[k][threadIdx.x] = sums[k - batch];
-    }
-}
-#else
-__device__ inline void start_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        start_copy(&slot.x[k][threadIdx.x], ROW(x, row) + first, k, left);
-#if HAS_RESIDUAL
-        start_copy(&slot.residual[k][threadIdx.x], ROW(residual, row) + first, k, left);
-#endif
-    }
-    close_batch();
-}
-#endif
-
-// Waits for the row, and adds a residual that is added before the norm.
-__device__ inline void finish_row(const Params& p, unsigned long long row, unsigned first, int left, Slot& slot) {
-    wait_copies<0>();
-#if RESIDUAL_BEFORE
-    #pragma unroll
-    for (int k = 0; k < PACKS; ++k) {
-        Pack<R>& residual = slot.residual[k][threadIdx.x];
-#if !HAS_PARTS
-        residual = add_residual(slot.x[k][threadIdx.x], residual);
-#endif
-        if (p.residual_out.data) store_pack(ROW(residual_out, row) + first, k, left, residual);
-    }
-#endif
-}
-
-__device__ inline Pack<H> load_h(const Slot& slot, int k) {
-#if IS_SUM
-    return slot.residual[k][threadIdx.x];
-#else
-    return slot.x[k][threadIdx.x];
-#endif
-}
 
 template <bool EXISTS>
 __device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs)[PACKS]) {
@@ -80,57 +30,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
     wait_for_earlier_kernels();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {
-        start_row(p, row, first, left, slot);
+        const auto at = [&] { return At{p, row, first, left}; };
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) {
+            slot.before().start(at(), k);
+            slot.after().start(at(), k);
+        }
+        if constexpr (!Before::IS_READ_ONCE) close_batch();
         Pack<W> weights[PACKS], biases[PACKS];
-        if constexpr (READS_EARLY) load_parameters<HAS_WEIGHT>(p.weight + first, left, weights);
-        finish_row(p, row, first, left, slot);
-        float mean[1] = {0.0f}, rstd[1];
-        const auto meanwhile = [&] {
-            if constexpr (READS_EARLY) load_parameters<HAS_BIAS>(p.bias + first, left, biases);
-        };
-        find_statistics<BATCH>(p, sums, [&](int, int k) { return load_h(slot, k); }, left, meanwhile, mean, rstd);
+        if constexpr (READS_EARLY) load_parameters<Norm::SCALES>(Norm::weight(p) + first, left, weights);
+        wait_copies<0>();
+        slot.before().finish(at());
 
-        #pragma unroll (READS_EARLY ? PACKS : BATCH)
-        for (int k = 0; k < PACKS; ++k) {
-            float y[PACK], weight[PACK], bias[PACK];
-            unpack(load_h(slot, k), y);
-            if constexpr (READS_EARLY) {
-                unpack_weight(weights[k], p.weight_offset, weight);
-                unpack(biases[k], bias);
-            } else {
-                unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
-                unpack(load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+        // Normalizes the packs of a part of the slot; `put` gets the values of each, and `then` runs
+        // before the statistics are stored.
+        const auto run = [&](auto norm, auto& part, const auto& put, const auto& then) {
+            using N = decltype(norm);
+            constexpr bool IS_EARLY = READS_EARLY && N::IS_FIRST;
+            float mean[1] = {0.0f}, rstd[1];
+            const auto meanwhile = [&] {
+                if constexpr (IS_EARLY) load_parameters<N::SHIFTS>(N::bias(p) + first, left, biases);
+            };
+            find_statistics<BATCH>(p, sums, [&](int, int k) { return part.pack(k); }, left, meanwhile, mean, rstd);
+
+            #pragma unroll (IS_EARLY ? PACKS : BATCH)
+            for (int k = 0; k < PACKS; ++k) {
+                float y[PACK], weight[PACK], bias[PACK];
+                unpack(part.pack(k), y);
+                if constexpr (IS_EARLY) {
+                    unpack_weight<N::SCALES>(weights[k], p.weight_offset, weight);
+                    unpack(biases[k], bias);
+                } else {
+                    unpack_weight<N::SCALES>(load_parameter<N::SCALES>(N::weight(p) + first, k, left), p.weight_offset, weight);
+                    unpack(load_parameter<N::SHIFTS>(N::bias(p) + first, k, left), bias);
+                }
+                normalize<N::SHIFTS>(y, mean[0], rstd[0], weight, bias);
+                put(k, y);
             }
-            normalize(y, mean[0], rstd[0], weight, bias);
-#if RESIDUAL_AFTER
-            Pack<R>& residual = slot.residual[k][threadIdx.x];
-            residual = add_residual(y, residual, k, left);
-            store_pack(ROW(residual_out, row) + first, k, left, residual);
-#else
-            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
-#endif
-        }
-#if NORMS_TWICE
-        float next_mean[1] = {0.0f}, next_rstd[1];
-        find_statistics<BATCH>(p, sums, [&](int, int k) { return slot.residual[k][threadIdx.x]; }, left, [] {}, next_mean, next_rstd);
-        #pragma unroll BATCH
-        for (int k = 0; k < PACKS; ++k) {
-            float y[PACK], weight[PACK], bias[PACK];
-            unpack(slot.residual[k][threadIdx.x], y);
-            const Pack<W> raw = load_parameter<HAS_NEXT_WEIGHT>(p.next_weight + first, k, left);
-            unpack_weight<HAS_NEXT_WEIGHT>(raw, p.weight_offset, weight);
-            unpack(load_parameter<HAS_NEXT_BIAS>(p.next_bias + first, k, left), bias);
-            normalize<HAS_NEXT_BIAS>(y, next_mean[0], next_rstd[0], weight, bias);
-            store_pack(ROW(y, row) + first, k, left, pack<T>(y));
-        }
-#endif
-        if (threadIdx.x == 0 && cluster_rank() == 0) {
-            if (IS_LAYER && p.mean) p.mean[row] = mean[0];
-            if (p.rstd) p.rstd[row] = rstd[0];
-#if NORMS_TWICE
-            if (IS_LAYER && p.next_mean) p.next_mean[row] = next_mean[0];
-            if (p.next_rstd) p.next_rstd[row] = next_rstd[0];
-#endif
-        }
+            then();
+            store_statistics<N>(p, row, mean[0], rstd[0]);
+        };
+        const auto put = [&](int k, const float (&y)[PACK]) { slot.after().put(at(), k, y); };
+        run(Norm{}, slot.before(), put, [&] {
+            After::then(slot.after(), [&](auto next, auto& sum) {
+                run(next, sum, [&](int k, const float (&y)[PACK]) { Store::put(at(), k, y, {}); }, [] {});
+            });
+        });
     }
 }

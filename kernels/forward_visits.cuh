@@ -13,20 +13,10 @@ struct Visit {
     __device__ void advance() { col += STEP; }
 };
 
-// h of one pack: x, or the rounded sum with the residual or of parts.
-__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& at) {
-#if HAS_PARTS
-    Pack<R> h;
-    add_parts<Reuse::ByNone, 1>(p, row, at.col, 0, at.left(), &h);
-    return h;
-#else
-    const Pack<T> x = load_pack<Reuse::ByNone>(ROW(x, row) + at.col, 0, at.left());
-#if RESIDUAL_BEFORE
-    return add_residual(x, load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left()));
-#else
-    return x;
-#endif
-#endif
+// h of one pack. The place is computed for each tensor anew: loops are unrolled as measured then.
+__device__ inline Pack<H> load_h(const Params& p, unsigned long long row, const Visit& visit) {
+    const auto at = [&] { return At{p, row, visit.col, visit.left()}; };
+    return Before::add<Hint::EvictFirst>(Before::First::load<Hint::EvictFirst>(at(), 0), at(), 0);
 }
 
 // Visits a thread's packs in blocks of BLOCK_VISITS and closes each block. Long sums are sums of
@@ -68,22 +58,25 @@ __device__ inline void find_statistics(
     find_statistics(p, sums, sum_of, about, [] {}, mean, rstd);
 }
 
-// Writes y and residual_out of a pack, given the statistics.
-__device__ inline void write_pack(
-    const Params& p, unsigned long long row, const Visit& at, const Pack<H>& h, float mean, float rstd
-) {
+// Normalizes a pack, given the statistics of its row; `put` gets the values.
+template <class N, class E, class Put>
+__device__ inline void normalize_pack(const Params& p, const Visit& visit, const Pack<E>& h, float mean, float rstd, const Put& put) {
     float y[PACK], weight[PACK], bias[PACK];
     unpack(h, y);
-    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
-    unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
-    normalize(y, mean, rstd, weight, bias);
-#if RESIDUAL_AFTER
-    const Pack<R> residual = load_pack<Reuse::ByNone>(ROW(residual, row) + at.col, 0, at.left());
-    store_pack(ROW(residual_out, row) + at.col, 0, at.left(), add_residual(y, residual, 0, at.left()));
-#else
-#if HAS_RESIDUAL
-    if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
-#endif
-    store_pack(ROW(y, row) + at.col, 0, at.left(), pack<T>(y));
-#endif
+    unpack_weight<N::SCALES>(load_parameter<N::SCALES>(N::weight(p) + visit.col, 0, visit.left()), p.weight_offset, weight);
+    unpack(load_parameter<N::SHIFTS>(N::bias(p) + visit.col, 0, visit.left()), bias);
+    normalize<N::SHIFTS>(y, mean, rstd, weight, bias);
+    put(y);
+}
+
+// Writes what follows the norm of a pack, and residual_out.
+__device__ inline void write_pack(
+    const Params& p, unsigned long long row, const Visit& visit, const Pack<H>& h, float mean, float rstd
+) {
+    normalize_pack<Norm>(p, visit, h, mean, rstd, [&](const float (&y)[PACK]) {
+        const auto at = [&] { return At{p, row, visit.col, visit.left()}; };
+        const After::Held held = After::load<Hint::EvictFirst>(at(), 0);
+        Before::keep(at(), 0, h);
+        After::put(at(), 0, y, held);
+    });
 }

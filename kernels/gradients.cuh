@@ -118,13 +118,13 @@ struct Slice {
 // call it. TRADES: all threads of a row must pass `left` counted to the end of the row, because
 // neighbours store each other's columns.
 template <bool TRADES>
-__device__ inline void hand_on(
+__device__ inline void store_partials(
     const Params& p, unsigned long long chunk, Slice slice, unsigned long long col, int left, Gradients& gradients
 ) {
     if constexpr (TRADES) gradients.trade();
     const unsigned long long target = ACCUMULATE == 0 ? chunk : chunk % p.partial_rows;
     const unsigned long long stride = partial_stride(p.cols);
-    float* rows = p.partials + target * stride + col;
+    float* rows = p.workspace + target * stride + col;
     const auto each = [&](auto visit) {
         #pragma unroll
         for (int g = 0; g < KEPT; ++g)

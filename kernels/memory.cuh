@@ -15,8 +15,8 @@ template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 // Bytes of one access if a pack moves in whole words.
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
-// The next reader of the data: none, the same thread once more, or the other rows.
-enum class Reuse { ByNone, ByThread, ByRows };
+// What becomes of the data in the caches: nobody reads it again, the same thread does, or all rows do.
+enum class Hint { EvictFirst, Keep, ReadOnly };
 
 // Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.
 template <bool KEEPS>
@@ -38,14 +38,14 @@ __device__ inline void load_with_hint(const void* from, unsigned* words) {
 #endif
 }
 
-template <int BYTES, Reuse REUSE>
+template <int BYTES, Hint HINT>
 __device__ inline void load(const void* from, unsigned* words) {
     if constexpr (BYTES == 16) {
-        if constexpr (REUSE == Reuse::ByRows) {
+        if constexpr (HINT == Hint::ReadOnly) {
             // Volatile, so that it stays after the wait for earlier kernels.
             asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
-        } else if constexpr (REUSE == Reuse::ByThread) {
+        } else if constexpr (HINT == Hint::Keep) {
             load_with_hint<true>(from, words);
         } else {
             load_with_hint<false>(from, words);
@@ -105,7 +105,7 @@ __device__ inline Pack<E> load_elements(const E* from, int count) {
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         if (i < count) {
-            if constexpr (sizeof(E) == 4) load<4, Reuse::ByNone>(from + i, &pack.words[i]);
+            if constexpr (sizeof(E) == 4) load<4, Hint::EvictFirst>(from + i, &pack.words[i]);
             else pack.words[i / 2] |= load_half(from + i) << (16 * (i % 2));
         }
     }
@@ -142,24 +142,24 @@ __device__ inline bool is_in_row(int k, int i, int left) {
 __device__ inline bool has_part(int k, int left) { return HAS_TAIL && may_pass_end(k) && left - k * STEP < PACK; }
 
 // A whole pack.
-template <Reuse REUSE, class E>
+template <Hint HINT, class E>
 __device__ inline Pack<E> load_whole(const E* from) {
     Pack<E> pack;
     #pragma unroll
     for (int byte = 0; byte < Pack<E>::BYTES; byte += WORD_ACCESS<E>) {
-        load<WORD_ACCESS<E>, REUSE>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
+        load<WORD_ACCESS<E>, HINT>(reinterpret_cast<const char*>(from) + byte, &pack.words[byte / 4]);
     }
     return pack;
 }
 
 // Loads pack k of a thread from the address of its first column. Columns past the end of the row
 // are zeros.
-template <Reuse REUSE, class E>
+template <Hint HINT, class E>
 __device__ inline Pack<E> load_pack(const E* first, int k, int left) {
     const E* from = first + k * STEP;
     if (!is_in_row(k, 0, left)) return {};
     if (IS_HALF_ACCESS<E> || has_part(k, left)) return load_elements(from, has_part(k, left) ? left - k * STEP : PACK);
-    return load_whole<REUSE>(from);
+    return load_whole<HINT>(from);
 }
 
 // Stores the columns of pack k that are in the row.
@@ -177,7 +177,7 @@ __device__ inline void store_pack(E* first, int k, int left, const Pack<E>& pack
 // Loads pack k of the weight or the bias, if EXISTS. `first` is the thread's first column.
 template <bool EXISTS>
 __device__ inline Pack<W> load_parameter(const W* first, int k, int left) {
-    if constexpr (EXISTS) return load_pack<Reuse::ByRows>(first, k, left);
+    if constexpr (EXISTS) return load_pack<Hint::ReadOnly>(first, k, left);
     else return {};
 }
 
@@ -221,7 +221,7 @@ __device__ inline void start_copy(Pack<E>* slot, const E* first, int k, int left
         return;
     }
 #endif
-    *slot = load_pack<Reuse::ByNone>(first, k, left);
+    *slot = load_pack<Hint::EvictFirst>(first, k, left);
 }
 
 __device__ inline void close_batch() {

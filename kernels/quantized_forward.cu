@@ -15,6 +15,15 @@ struct Part {
     float mean, rstd;
 };
 
+// Loads a pack of h, for the first or the last time.
+template <bool IS_LAST>
+__device__ inline Pack<H> load_h(const Params& p, const Part& part, int k) {
+    const auto at = [&] { return At{p, part.row, part.first, part.left}; };
+    const Pack<H> h = Before::load<IS_LAST ? Hint::EvictFirst : Hint::Keep>(at(), k);
+    if constexpr (IS_LAST) Before::keep(at(), k, h);
+    return h;
+}
+
 // The products of h - mean and the weight, without rstd. Otherwise v, and y is stored if KEEPS_Y.
 template <bool IS_PRODUCT, bool KEEPS_Y>
 __device__ inline void values_of(const Params& p, const Part& at, int k, const Pack<H>& h, float (&values)[PACK]) {
@@ -37,7 +46,7 @@ __device__ inline float find_amax(const Params& p, const Part& at) {
     #pragma unroll (IS_FACTORED ? 1 : 2)
     for (int k = 0; k < PACKS; ++k) {
         float v[PACK];
-        values_of<false, false>(p, at, k, load_h<false>(p, at.row, at.first, k, at.left), v);
+        values_of<false, false>(p, at, k, load_h<false>(p, at, k), v);
         magnitude = largest_of(v, k, at.left, magnitude);
     }
     return magnitude;
@@ -74,9 +83,9 @@ __device__ inline float write_part(const Params& p, const Part& at, bool exists,
             const int k = chunk + c;
             if (!exists || k >= PACKS) continue;
             if constexpr (IS_RARE) {
-                values_of<false, true>(p, at, k, load_h<true>(p, at.row, at.first, k, at.left), values[c]);
+                values_of<false, true>(p, at, k, load_h<true>(p, at, k), values[c]);
             } else {
-                if constexpr (READS_LATE) h[k] = load_h<true>(p, at.row, at.first, k, at.left);
+                if constexpr (READS_LATE) h[k] = load_h<true>(p, at, k);
                 values_of<IS_PRODUCT, true>(p, at, k, h[k], values[c]);
             }
             if constexpr (FINDS_AMAX) largest = largest_of(values[c], k, at.left, largest);
@@ -124,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         const auto load_row = [&](auto is_last) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k)
-                if (exists) h[k] = load_h<is_last.value>(p, at.row, at.first, k, at.left);
+                if (exists) h[k] = load_h<is_last.value>(p, at, k);
         };
         load_row(Bool<false>{});
         const auto of_row = [&](int k) { return h[k]; };

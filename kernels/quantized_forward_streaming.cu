@@ -34,9 +34,7 @@ __device__ inline float write_row(
         unpack(h, v);
         load_parameters(p, at, weight, bias);
         quantized_values<true>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
-#if HAS_RESIDUAL
-        if (p.residual_out.data) store_pack(ROW(residual_out, row) + at.col, 0, at.left(), h);
-#endif
+        Before::keep(At{p, row, at.col, at.left()}, 0, h);
         if constexpr (FINDS_AMAX) largest = largest_of(v, 0, at.left(), largest);
         if constexpr (SCALE == BY_BLOCK) {
             const Scale scale = scale_of(p, reduce_lanes<SET_LANES, Larger>(largest_of(v, 0, at.left(), 0.0f)));
@@ -78,10 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if (threadIdx.x == 0 && cluster_rank() == 0) store_scale(p, row, 0, scale);
         }
         largest = larger(largest, write_row(p, row, start, mean[0], rstd[0], given.power, reciprocal));
-        if (threadIdx.x == 0 && cluster_rank() == 0) {
-            if (IS_LAYER && p.mean) p.mean[row] = mean[0];
-            if (p.rstd) p.rstd[row] = rstd[0];
-        }
+        store_statistics<Norm>(p, row, mean[0], rstd[0]);
     }
     if constexpr (SCALE == FIND) finish_amax(p, largest);
     else if constexpr (FINDS_AMAX) fold_amax(p.amax, largest);

@@ -29,10 +29,10 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     const auto of_call = [&](unsigned long long row) { return g.first_row + row; };
     const auto exists = [&](int k) { return k < PACKS && is_in_row(k, 0, left); };
     const auto load_x = [&](unsigned long long row, int k) {
-        return without_empty(load_pack<Reuse::ByNone>(ROW(x, of_call(row)) + first, k, left));
+        return without_empty(load_pack<Hint::EvictFirst>(ROW(x, of_call(row)) + first, k, left));
     };
     const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
-        if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, of_call(row)) + first, k, left);
+        if constexpr (HAS_RESIDUAL) return load_pack<Hint::EvictFirst>(ROW(residual, of_call(row)) + first, k, left);
         else return {};
     };
     // Sends this rank's part of a row, and keeps it if rows are held.

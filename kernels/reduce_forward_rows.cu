@@ -66,10 +66,10 @@ reduce_forward_rows(
     };
     const auto exists = [&](int k) { return k < PACKS && is_in_row(k, 0, left); };
     const auto load_x = [&](unsigned long long row, int k) {
-        return without_empty(load_pack<Reuse::ByNone>(ROW(x, row) + first, k, left));
+        return without_empty(load_pack<Hint::EvictFirst>(ROW(x, row) + first, k, left));
     };
     const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
-        if constexpr (HAS_RESIDUAL) return load_pack<Reuse::ByNone>(ROW(residual, row - first_own) + first, k, left);
+        if constexpr (HAS_RESIDUAL) return load_pack<Hint::EvictFirst>(ROW(residual, row - first_own) + first, k, left);
         else return {};
     };
     // Sends a pack of a result to every other rank, one after the other: the addresses of all ranks

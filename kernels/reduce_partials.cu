@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) reduce_part
     const bool is_dbias = blockIdx.x >= tiles || !HAS_DWEIGHT;
     const unsigned long long tile = blockIdx.x >= tiles ? blockIdx.x - tiles : blockIdx.x;
     const unsigned long long col = (tile * THREADS_PER_ROW + thread) * PACK;
-    const float* partials = p.partials + (HAS_DWEIGHT && is_dbias ? p.partial_rows * stride : 0) + col;
+    const float* partials = p.workspace + (HAS_DWEIGHT && is_dbias ? p.partial_rows * stride : 0) + col;
     wait_for_earlier_kernels();
     admit_next_kernel();
 

@@ -46,10 +46,7 @@ __device__ inline void normalize_row(
         normalize(y, mean[0], rstd[0], weight, bias);
         store(k, pack<T>(y));
     }
-    if (threadIdx.x == 0) {
-        if (IS_LAYER && p.mean) p.mean[place] = mean[0];
-        if (p.rstd) p.rstd[place] = rstd[0];
-    }
+    store_statistics<Norm>(p, place, mean[0], rstd[0]);
 }
 
 // A thread's weights and biases: held in registers, or loaded on use.

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
     // Whether every row of both matrices begins on 16 bytes.
     unsigned long long bytes = (unsigned long long)p.codes.data | p.codes.row_stride | (unsigned long long)p.codes_t.data | p.codes_t.row_stride;
 #if HAS_ROW_GROUPS
-    bytes |= p.codes_group_stride;
+    bytes |= p.codes.group_stride;
 #endif
     const bool is_wide = bytes % STRIP == 0;
     wait_for_earlier_kernels();
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
             if (r < rows) {
                 const Code* from = ROW(codes, row0 + r) + col0 + strip;
                 if (is_wide && strip + STRIP <= cols) {
-                    load<16, Reuse::ByNone>(from, words);
+                    load<16, Hint::EvictFirst>(from, words);
                 } else {
                     for (int i = 0; i < STRIP && strip + i < cols; ++i) words[i / 4] |= unsigned(from[i].bits) << (8 * (i % 4));
                 }

@@ -72,7 +72,7 @@ impl Request {
         Request {
             arch,
             file: source::file_name(key.program),
-            source: source::text(key.program),
+            source: source::text(key),
             options: source::options(key, arch),
         }
     }

@@ -59,32 +59,33 @@ fn enqueue_plan(
     half: Option<&Half>,
 ) -> Result<(), Error> {
     let (stream, kernels) = (backend.stream(), backend.kernels());
-    // `partials` is the caller's workspace, or 0.
     let mut params = tensors.params();
     // Reports an earlier error that cudarc could not return, for example in its waits for events.
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let mut work = plan.steps.map(|_| None);
-    for (work, step) in work.iter_mut().zip(plan.steps) {
-        *work = step.map(|step| Work::new(step, plan, kernels)).transpose()?;
+    for (work, step) in work.iter_mut().zip(&plan.steps) {
+        *work = step.as_ref().map(|step| Work::new(step, plan, kernels)).transpose()?;
     }
     // `workspace_len` covers whole rows only; a phase may need more.
     let is_short = tensors.workspace_len().is_none_or(|given| given < plan.workspace.len);
     let allocated = (is_short && plan.workspace.len > 0)
         .then(|| Workspace::allocate(stream, kernels, plan.workspace.len))
         .transpose()?;
-    if let Some(workspace) = &allocated {
-        params.partials = workspace.address;
-    }
+    // The caller's, or 0.
+    let given = params[Tensor::Workspace].data;
+    let workspace = allocated.as_ref().map_or(given, |workspace| workspace.address);
     // The plan's length includes room for this alignment.
-    params.partials = params.partials.next_multiple_of(reduction::ALIGNMENT);
+    let workspace = workspace.next_multiple_of(reduction::ALIGNMENT);
+    params[Tensor::Workspace].data = workspace;
     set_call(&mut params, spec, problem)?;
     if let Some(half) = half {
         params.share = share(half.whole_cols);
     }
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
-    params.locks = params.partials + bytes_of(plan.workspace.locks);
-    params.row_sums = params.partials + bytes_of(plan.workspace.row_sums);
+    params.locks = workspace + bytes_of(plan.workspace.locks);
+    params.row_sums = workspace + bytes_of(plan.workspace.row_sums);
+    params.found = workspace;
     if let Some(quant) = &problem.quant {
         set_quant(&mut params, problem, quant);
     }
@@ -118,11 +119,10 @@ fn set_quant(params: &mut Params, problem: &Problem, quant: &QuantSpec) {
     params.scales_stride = scales_stride(quant, problem.cols);
     params.scales_columnwise_stride = scales_stride(&quant.columnwise(), problem.rows);
     (params.amax_floor, params.amax_ceiling) = (quant.amax_floor, quant.amax_ceiling);
-    params.found = params.partials;
     // The kernel that finds the scale writes it to `scales`; codes are then computed as with a
     // given scale.
     if quant.scale == ScaleKind::Current {
-        params.scale = params.scales;
+        params[Tensor::Scale] = params[Tensor::Scales];
     }
 }
 
@@ -181,7 +181,7 @@ const fn check_workspace(given: Option<usize>, needed: usize) -> Result<(), Erro
 /// its start is rounded up to an aligned address.
 pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
     let bits = |bits, tensor: Tensor| {
-        let matrix = params.tensor(tensor);
+        let Matrix { data, row_stride, group_stride } = params[tensor];
         let is_counted = match tensor.shape() {
             TensorShape::Matrix => true,
             // The reduction of partial sums writes gradients one element at a time.
@@ -195,13 +195,13 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
             | TensorShape::ScalesColumnwise => false,
         };
         // The start of every row is a sum of multiples of the row and group strides.
-        let strides = if problem.rows > 1 { matrix.row_stride | params.group_stride(tensor) } else { 0 };
+        let strides = if problem.rows > 1 { row_stride | group_stride } else { 0 };
         // The same holds for every part of a row.
         let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack has as many codes as the widest matrix has elements in 16 bytes.
         let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
-        if is_counted { bits | (matrix.data * scale) | (strides * size * scale) } else { bits }
+        if is_counted { bits | (data * scale) | (strides * size * scale) } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
 }
@@ -223,7 +223,7 @@ pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
     let part_stride = if problem.parts > 1 { problem.rows.wrapping_mul(problem.cols) as u64 } else { 0 };
     let mut params = Params { part_stride, ..Params::default() };
     for tensor in problem.tensors.iter().filter(|tensor| tensor.is_matrix()) {
-        params.place(tensor, Matrix { data: 0, row_stride: problem.cols as u64 }, 0);
+        params[tensor].row_stride = problem.cols as u64;
     }
     access_bytes(problem, &params)
 }
@@ -247,27 +247,39 @@ mod tests {
     }
 
     fn matrix(data: u64, row_stride: u64) -> Matrix {
-        Matrix { data, row_stride }
+        Matrix { data, row_stride, group_stride: 0 }
+    }
+
+    /// Parameters with these tensors.
+    fn params<const N: usize>(tensors: [(Tensor, Matrix); N]) -> Params {
+        tensors.into_iter().fold(Params::default(), |params, (tensor, at)| with(params, tensor, at))
+    }
+
+    fn with(mut params: Params, tensor: Tensor, at: Matrix) -> Params {
+        params[tensor] = at;
+        params
     }
 
     #[test]
     fn accesses_are_as_wide_as_every_address_and_stride_allows() {
         let forward = forward(2);
-        let aligned = Params { x: matrix(0x1000, 64), y: matrix(0x2000, 64), weight: 0x3000, ..Params::default() };
-        for (expected, params) in [
-            (16, aligned),
-            (2, Params { x: matrix(0x1002, 64), ..aligned }),
-            (2, Params { y: matrix(0x2000, 65), ..aligned }),
+        use Tensor::{Bias, Mean, Residual, Rstd, Weight, Workspace, X, Y};
+        let aligned = params([(X, matrix(0x1000, 64)), (Y, matrix(0x2000, 64)), (Weight, matrix(0x3000, 0))]);
+        for (expected, others) in [
+            (16, [].as_slice()),
+            (2, &[(X, matrix(0x1002, 64))]),
+            (2, &[(Y, matrix(0x2000, 65))]),
             // The lowest alignment counts, whichever tensors have it.
-            (2, Params { x: matrix(0x1002, 64), y: matrix(0x2002, 64), ..aligned }),
-            (2, Params { x: matrix(0x1000, 65), y: matrix(0x2000, 65), ..aligned }),
-            (2, Params { x: matrix(0x1002, 65), ..aligned }),
-            (4, Params { y: matrix(0x2000, 66), ..aligned }),
-            (8, Params { weight: 0x3008, ..aligned }),
-            (2, Params { bias: 0x3002, ..aligned }),
-            (4, Params { residual: matrix(0x4000, 65), ..aligned }),
-            (16, Params { rstd: 0x4004, mean: 0x4004, partials: 0x5004, ..aligned }),
+            (2, &[(X, matrix(0x1002, 64)), (Y, matrix(0x2002, 64))]),
+            (2, &[(X, matrix(0x1000, 65)), (Y, matrix(0x2000, 65))]),
+            (2, &[(X, matrix(0x1002, 65))]),
+            (4, &[(Y, matrix(0x2000, 66))]),
+            (8, &[(Weight, matrix(0x3008, 0))]),
+            (2, &[(Bias, matrix(0x3002, 0))]),
+            (4, &[(Residual, matrix(0x4000, 65))]),
+            (16, &[(Rstd, matrix(0x4004, 0)), (Mean, matrix(0x4004, 0)), (Workspace, matrix(0x5004, 0))]),
         ] {
+            let params = others.iter().fold(aligned, |params, &(tensor, at)| with(params, tensor, at));
             assert_eq!(access_bytes(&forward, &params), expected, "{params:?}");
         }
     }
@@ -277,18 +289,15 @@ mod tests {
     fn strides_count_in_the_dtype_of_their_matrix() {
         let (forward, backward) = (forward(2), backward(2));
         let odd = matrix(0x1000, 66);
-        for (expected, problem, params) in [
-            (4, forward, Params { x: odd, ..Params::default() }),
-            (4, forward, Params { y: odd, ..Params::default() }),
-            (8, forward, Params { residual: odd, ..Params::default() }),
-            (8, forward, Params { residual_out: odd, ..Params::default() }),
-            (4, backward, Params { dy: odd, ..Params::default() }),
-            (4, backward, Params { dx: odd, ..Params::default() }),
-            (8, backward, Params { x: odd, ..Params::default() }),
-            (8, backward, Params { dresidual_out: odd, ..Params::default() }),
-            (8, backward, Params { dresidual: odd, ..Params::default() }),
+        for (expected, problem, tensors) in [
+            (4, forward, [Tensor::X, Tensor::Y].as_slice()),
+            (8, forward, &[Tensor::Residual, Tensor::ResidualOut]),
+            (4, backward, &[Tensor::Dy, Tensor::Dx]),
+            (8, backward, &[Tensor::X, Tensor::DresidualOut, Tensor::Dresidual]),
         ] {
-            assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
+            for tensor in tensors {
+                assert_eq!(access_bytes(&problem, &params([(*tensor, odd)])), expected, "{tensor}");
+            }
         }
     }
 
@@ -316,8 +325,7 @@ mod tests {
             let stride = layout(row_stride, groups).group_stride(problem.rows_per_group) as u64;
             assert_eq!(stride, groups.unwrap_or(2 * row_stride) as u64);
             for tensor in [Tensor::X, Tensor::Y, Tensor::Residual, Tensor::ResidualOut] {
-                let mut params = Params::default();
-                params.place(tensor, matrix(0x1000, row_stride as u64), stride);
+                let params = params([(tensor, Matrix { group_stride: stride, ..matrix(0x1000, row_stride as u64) })]);
                 // A stride of an f32 residual stream has twice as many bytes.
                 let expected = if matches!(tensor, Tensor::X | Tensor::Y) { expected } else { 16.min(2 * expected) };
                 assert_eq!(access_bytes(&problem, &params), expected, "{params:?}");
@@ -349,7 +357,7 @@ mod tests {
 
     #[test]
     fn one_row_has_no_stride_to_align() {
-        let params = Params { x: matrix(0x1000, 65), y: matrix(0x2000, 67), ..Params::default() };
+        let params = params([(Tensor::X, matrix(0x1000, 65)), (Tensor::Y, matrix(0x2000, 67))]);
         assert_eq!(access_bytes(&forward(1), &params), 16);
         assert_eq!(access_bytes(&forward(2), &params), 2);
     }
@@ -360,7 +368,8 @@ mod tests {
         for rows in [1, 2] {
             for (expected, part_stride) in [(16, 128), (8, 132), (4, 130), (2, 129)] {
                 let problem = Problem { parts: 2, ..forward(rows) };
-                let params = Params { x: matrix(0x1000, 64), y: matrix(0x2000, 64), part_stride, ..Params::default() };
+                let tensors = [(Tensor::X, matrix(0x1000, 64)), (Tensor::Y, matrix(0x2000, 64))];
+                let params = Params { part_stride, ..params(tensors) };
                 assert_eq!(access_bytes(&problem, &params), expected, "{rows} {part_stride}");
             }
             let dense = |cols| dense_access_bytes(&Problem { cols, parts: 3, ..forward(rows) });
@@ -383,65 +392,5 @@ mod tests {
             assert_eq!((result.is_ok(), refused), (is_good, !is_good), "{given:?}");
         }
         assert!(check_workspace(Some(0), 0).is_ok());
-    }
-
-    /// Each tensor has its own fields, and these keep the values that were placed.
-    #[test]
-    fn tensors_are_where_they_were_placed() {
-        let mut params = Params::default();
-        for tensor in Tensor::ALL {
-            let matrix = matrix(1 + tensor as u64, if tensor.is_matrix() { 100 + tensor as u64 } else { 0 });
-            params.place(tensor, matrix, 200 + tensor as u64);
-        }
-        for tensor in Tensor::ALL {
-            let Matrix { data, row_stride } = params.tensor(tensor);
-            let stride = if tensor.is_matrix() { 100 + tensor as u64 } else { 0 };
-            assert_eq!((data, row_stride), (1 + tensor as u64, stride), "{tensor}");
-            // The rows of transposed codes are not grouped.
-            let has_groups = tensor.shape() == TensorShape::Matrix;
-            let group_stride = if has_groups { 200 + tensor as u64 } else { 0 };
-            assert_eq!(params.group_stride(tensor), group_stride, "{tensor}");
-        }
-    }
-
-    /// The name and kind of every field of `struct Params` in a source text; `parse` reads a line.
-    fn fields<'a>(
-        source: &'a str,
-        parse: fn(&'a str) -> Option<(&'a str, &'static str)>,
-    ) -> Vec<(&'a str, &'static str)> {
-        let body = source.split_once("struct Params {").unwrap().1.split_once("\n}").unwrap().0;
-        let mut fields: Vec<_> = body.lines().filter_map(|line| parse(line.trim())).collect();
-        // The C++ source declares x once for each direction.
-        fields.dedup();
-        fields
-    }
-
-    fn rust_field(line: &str) -> Option<(&str, &'static str)> {
-        let (name, kind) = line.strip_prefix("pub(crate) ")?.strip_suffix(',')?.split_once(": ")?;
-        Some((name, ["Matrix", "u64", "u32", "f32"].into_iter().find(|known| *known == kind)?))
-    }
-
-    fn cuda_field(line: &str) -> Option<(&str, &'static str)> {
-        let (kind, name) = line.split_once(';')?.0.rsplit_once(' ')?;
-        let kind = match kind {
-            "float" => "f32",
-            "unsigned" => "u32",
-            _ if kind.starts_with("Matrix<") => "Matrix",
-            _ if kind.ends_with('*') || kind == "unsigned long long" => "u64",
-            _ => panic!("{line}: neither matrix, pointer nor number"),
-        };
-        Some((name, kind))
-    }
-
-    #[test]
-    fn params_are_the_same_on_both_sides() {
-        let rust = fields(include_str!("params.rs"), rust_field);
-        assert_eq!(rust, fields(rmsnorm_kernels::PARAMS.text, cuda_field));
-        let bytes = |&(_, kind)| match kind {
-            "Matrix" => size_of::<Matrix>(),
-            "u64" => size_of::<u64>(),
-            _ => size_of::<u32>(),
-        };
-        assert_eq!(rust.iter().map(bytes).sum::<usize>(), size_of::<Params>(), "{rust:?}");
     }
 }

@@ -1,108 +1,254 @@
-//! The argument of every kernel: one struct, passed by value. `kernels/params.cuh` mirrors it.
-//! Fields of row groups, of a next norm and of parts come last, in this order; kernels without
-//! these features lack the trailing fields.
+//! The first argument of every kernel: a struct with the tensors and numbers of its call, passed by
+//! value. One table prints the struct for the compiler ([`source`]) and packs its values for a
+//! launch ([`Params::pack`]).
 //!
 //! The phases of a call on column-divided rows have a second argument, [`Columns`], which
-//! `kernels/columns.cuh` mirrors.
-//!
-//! Sizes are checked where a program is compiled (`static_assert`), names and order by tests.
+//! `kernels/columns.cuh` mirrors. Its size is checked where a program is compiled
+//! (`static_assert`), names and order by a test.
 
-use std::mem::offset_of;
+use std::ffi::c_void;
+use std::fmt::Write as _;
+use std::ops::{Index, IndexMut};
 
-use rmsnorm_gpu::program::CallKey;
-use rmsnorm_spec::Tensor;
+use rmsnorm_gpu::program::Accumulate;
+use rmsnorm_spec::{Access, Direction, Piece, Role, Tensor, TensorSet};
 
-/// A matrix on the device: the address of its first element, and the stride between rows in
-/// elements. Address 0 means absent.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+use crate::plan::KernelKey;
+
+/// Where a tensor lies on the device: the address of its first element, and the elements between
+/// rows and between groups of rows. Address 0 means absent; a vector has no strides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Matrix {
     pub(crate) data: u64,
     pub(crate) row_stride: u64,
+    pub(crate) group_stride: u64,
 }
 
-/// The run-time arguments of a kernel. Absent tensors have address 0.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Params {
-    /// x in forward; the normalized tensor in backward.
-    pub(crate) x: Matrix,
-    pub(crate) residual: Matrix,
-    pub(crate) dy: Matrix,
-    pub(crate) dresidual_out: Matrix,
-    pub(crate) y: Matrix,
-    pub(crate) residual_out: Matrix,
-    pub(crate) dx: Matrix,
-    pub(crate) weight: u64,
-    pub(crate) bias: u64,
-    /// Written by forward, read by backward.
-    pub(crate) mean: u64,
-    /// Written by forward, read by backward.
-    pub(crate) rstd: u64,
-    pub(crate) dweight: u64,
-    pub(crate) dbias: u64,
-    /// f32: partial sums of dweight, then of dbias, one row each.
-    pub(crate) partials: u64,
-    /// u32: spin locks of `GradReduction::Locks`, zeroed before each call.
-    pub(crate) locks: u64,
-    /// f32: mean_wdy and mean_wdy_xhat of every row, for a backward that reads memory twice.
-    pub(crate) row_sums: u64,
-    pub(crate) rows: u64,
-    pub(crate) cols: u64,
+/// Which programs have a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    All,
+    Backward,
+    Locks,
+    Codes,
+    Groups,
+    Parts,
+}
+
+/// A number of [`Params`].
+struct Number {
+    name: &'static str,
+    c_type: &'static str,
+    of: Of,
+    push: fn(&Params, &mut Packed),
+}
+
+/// Defines [`Params`] and its numbers. f32 come last, so that the compiler pads none but the end.
+macro_rules! params {
+    ($($(#[doc = $doc:literal])* $name:ident: $kind:ident as $c_type:literal, $of:ident;)+) => {
+        /// The run-time arguments of a call. Its kernels get those that they have code for.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct Params {
+            pub(crate) tensors: [Matrix; Tensor::COUNT],
+            $($(#[doc = $doc])* pub(crate) $name: $kind,)+
+        }
+
+        const NUMBERS: [Number; [$($c_type),+].len()] = [$(Number {
+            name: stringify!($name),
+            c_type: $c_type,
+            of: Of::$of,
+            push: |params, packed| packed.push(params.$name.to_ne_bytes()),
+        },)+];
+    };
+}
+
+params! {
+    rows: u64 as "unsigned long long", All;
+    cols: u64 as "unsigned long long", All;
     /// Sets of rows whose gradients are summed serially; chunk c has the rows c, c + chunks, ...
-    pub(crate) chunks: u64,
+    chunks: u64 as "unsigned long long", Backward;
     /// Rows of partial sums: one per chunk, one per group of `Locks`, or a few; none for a split
     /// call.
-    pub(crate) partial_rows: u64,
-    pub(crate) eps: f32,
-    pub(crate) weight_offset: f32,
-    /// 1 / cols, rounded: turns sums into averages.
-    pub(crate) share: f32,
-    /// Padding, so that Rust and CUDA agree on the size.
-    pub(crate) unused: u32,
-    pub(crate) dresidual: Matrix,
-    /// Absent, with all later fields, in kernels that write no codes.
-    pub(crate) codes: Matrix,
-    /// Transposed: its rows are columns.
-    pub(crate) codes_t: Matrix,
-    /// The scale that the caller passed, or that an earlier kernel wrote.
-    pub(crate) scale: u64,
-    pub(crate) scales: u64,
-    pub(crate) amax: u64,
+    partial_rows: u64 as "unsigned long long", Backward;
+    /// Mean_wdy and mean_wdy_xhat of every row, for a backward that reads memory twice.
+    row_sums: u64 as "float*", Backward;
+    /// Spin locks of `GradReduction::Locks`, zeroed before each call.
+    locks: u64 as "unsigned*", Locks;
     /// The largest magnitude, and the number of blocks that have contributed.
-    pub(crate) found: u64,
+    found: u64 as "unsigned*", Codes;
     /// Scales between rows or between groups, as the layout requires.
-    pub(crate) scales_stride: u64,
-    pub(crate) amax_floor: f32,
-    pub(crate) amax_ceiling: f32,
-    /// Transposed: its rows are columns.
-    pub(crate) codes_columnwise: Matrix,
-    pub(crate) scales_columnwise: u64,
+    scales_stride: u64 as "unsigned long long", Codes;
     /// Scales between columns or between groups, as the layout requires.
-    pub(crate) scales_columnwise_stride: u64,
-    /// Rows of a group. Absent, with all later fields, in kernels without row groups.
-    pub(crate) rows_per_group: u64,
+    scales_columnwise_stride: u64 as "unsigned long long", Codes;
+    /// Rows of a group.
+    rows_per_group: u64 as "unsigned long long", Groups;
     /// 2^64 / `rows_per_group`, rounded up: a product with it replaces a division.
-    pub(crate) group_reciprocal: u64,
-    pub(crate) x_group_stride: u64,
-    pub(crate) residual_group_stride: u64,
-    pub(crate) dy_group_stride: u64,
-    pub(crate) dresidual_out_group_stride: u64,
-    pub(crate) y_group_stride: u64,
-    pub(crate) residual_out_group_stride: u64,
-    pub(crate) dx_group_stride: u64,
-    pub(crate) dresidual_group_stride: u64,
-    pub(crate) codes_group_stride: u64,
-    /// Absent, with all later fields, in kernels without a second norm and without parts.
-    pub(crate) next_weight: u64,
-    pub(crate) next_bias: u64,
-    pub(crate) next_mean: u64,
-    pub(crate) next_rstd: u64,
-    /// x is the sum of this many matrices. Absent, with all later fields, in kernels with one
-    /// matrix.
-    pub(crate) parts: u64,
+    group_reciprocal: u64 as "unsigned long long", Groups;
+    /// The number of matrices that x is the sum of.
+    parts: u64 as "unsigned long long", Parts;
     /// Elements between parts.
-    pub(crate) part_stride: u64,
+    part_stride: u64 as "unsigned long long", Parts;
+    amax_floor: f32 as "float", Codes;
+    amax_ceiling: f32 as "float", Codes;
+    eps: f32 as "float", All;
+    weight_offset: f32 as "float", All;
+    /// 1 / cols, rounded: turns sums into averages.
+    share: f32 as "float", All;
+}
+
+impl Index<Tensor> for Params {
+    type Output = Matrix;
+
+    fn index(&self, tensor: Tensor) -> &Matrix {
+        &self.tensors[tensor as usize]
+    }
+}
+
+impl IndexMut<Tensor> for Params {
+    fn index_mut(&mut self, tensor: Tensor) -> &mut Matrix {
+        &mut self.tensors[tensor as usize]
+    }
+}
+
+/// A field of the struct of a kernel.
+#[derive(Clone, Copy)]
+enum Field {
+    Matrix(Tensor),
+    Vector(Tensor),
+    Number(&'static Number),
+}
+
+impl Field {
+    const fn name(self) -> &'static str {
+        match self {
+            Field::Matrix(tensor) | Field::Vector(tensor) => tensor.name(),
+            Field::Number(number) => number.name,
+        }
+    }
+
+    /// The type in C++, for a program of that direction.
+    fn c_type(self, direction: Direction) -> String {
+        match self {
+            Field::Matrix(tensor) => format!("Matrix<{}>", element(tensor, direction)),
+            Field::Vector(tensor) => format!("{}*", element(tensor, direction)),
+            Field::Number(number) => number.c_type.into(),
+        }
+    }
+}
+
+/// The C++ type of a tensor's elements.
+fn element(tensor: Tensor, direction: Direction) -> String {
+    let name = match tensor.role(direction) {
+        Role::Activation => "T",
+        Role::Weight => "W",
+        Role::Gradient => "G",
+        Role::Residual => "R",
+        Role::F32 => "float",
+        Role::Code => "Code",
+        Role::Scale => "void",
+    };
+    let is_read = tensor.access(direction) == Some(Access::Read);
+    format!("{}{name}", if is_read { "const " } else { "" })
+}
+
+/// The tensors that the program of a key has a field for: those of its direction, without the
+/// tensors of pieces and the optional ones that it has no code for.
+fn tensors(key: &KernelKey) -> TensorSet {
+    let info = key.program.info();
+    let (pieces, mut of_pieces, mut there) = (key.call.pieces(info.direction), TensorSet::NONE, TensorSet::NONE);
+    for piece in Piece::ALL {
+        let of_piece = piece.tensors(info.direction);
+        of_pieces = of_pieces.union(of_piece);
+        there = if pieces.has(piece) { there.union(of_piece) } else { there };
+    }
+    let all = info.direction.reads().union(info.direction.writes());
+    all.difference(of_pieces).union(there).difference(info.optional.difference(key.call.tensors))
+}
+
+/// The fields of the struct of a kernel, in order; or, `is_there` being false, all others.
+fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
+    let (tensors, call, is_backward) = (tensors(key), key.call, key.program.is_backward());
+    let tensors = if is_there { tensors } else { TensorSet::of(&Tensor::ALL).difference(tensors) };
+    let has = move |number: &Number| match number.of {
+        Of::All => true,
+        Of::Backward => is_backward,
+        Of::Locks => call.accumulate == Accumulate::Locks,
+        Of::Codes => call.quant.is_some(),
+        Of::Groups => call.has_row_groups,
+        Of::Parts => call.has_parts,
+    };
+    let numbers = NUMBERS.iter().filter(move |number| has(number) == is_there);
+    let matrices = tensors.intersection(TensorSet::MATRICES).iter().map(Field::Matrix);
+    matrices.chain(tensors.difference(TensorSet::MATRICES).iter().map(Field::Vector)).chain(numbers.map(Field::Number))
+}
+
+/// The name of [`source`] in compiler messages.
+pub(crate) const FILE: &str = "the kernel's Params";
+
+/// The C++ struct `Params` of a kernel. What its call does not have is a constant of the struct, so
+/// that code may name it.
+pub(crate) fn source(key: &KernelKey) -> String {
+    let direction = key.program.info().direction;
+    let mut text = String::from("struct Params {\n");
+    for field in fields(key, true) {
+        let _ = writeln!(text, "    {} {};", field.c_type(direction), field.name());
+    }
+    for field in fields(key, false) {
+        let _ = writeln!(text, "    static constexpr {} {} = {{}};", field.c_type(direction), field.name());
+    }
+    let bytes = Params::default().pack(key).len.next_multiple_of(size_of::<u64>());
+    let _ = writeln!(
+        text,
+        "}};\nstatic_assert(sizeof(Params) == {bytes}, \"rmsnorm-cuda/src/params.rs packs another struct\");"
+    );
+    text
+}
+
+/// The largest struct: every tensor as a matrix, and every number.
+const MOST_BYTES: usize = Tensor::COUNT * size_of::<Matrix>() + NUMBERS.len() * size_of::<u64>();
+
+/// The struct of a kernel, as bytes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed {
+    bytes: [u8; MOST_BYTES],
+    len: usize,
+}
+
+impl Packed {
+    /// The address of the struct, for the driver, which only reads it.
+    pub(crate) const fn address(&self) -> *mut c_void {
+        std::ptr::from_ref(&self.bytes).cast_mut().cast()
+    }
+
+    fn push<const N: usize>(&mut self, bytes: [u8; N]) {
+        if let Some(to) = self.bytes.get_mut(self.len..).and_then(|rest| rest.first_chunk_mut()) {
+            *to = bytes;
+        }
+        self.len += N;
+    }
+}
+
+impl Params {
+    /// The values of the fields that the kernel of a key has.
+    pub(crate) fn pack(&self, key: &KernelKey) -> Packed {
+        let mut packed = Packed { bytes: [0; MOST_BYTES], len: 0 };
+        for field in fields(key, true) {
+            match field {
+                Field::Matrix(tensor) => {
+                    let Matrix { data, row_stride, group_stride } = self[tensor];
+                    packed.push(data.to_ne_bytes());
+                    packed.push(row_stride.to_ne_bytes());
+                    if key.call.has_row_groups {
+                        packed.push(group_stride.to_ne_bytes());
+                    }
+                }
+                Field::Vector(tensor) => packed.push(self[tensor].data.to_ne_bytes()),
+                Field::Number(number) => (number.push)(self, &mut packed),
+            }
+        }
+        packed
+    }
 }
 
 /// The largest number of ranks that the columns of a row can be divided among.
@@ -122,77 +268,90 @@ pub(crate) struct Columns {
     pub(crate) columns: [f32; MOST_COLUMN_RANKS],
 }
 
-/// The table from tensors to fields, for reading and writing addresses and strides.
-macro_rules! fields_of_tensors {
-    (
-        in_groups { $($grouped:ident: $matrix:ident, $group_stride:ident;)* }
-        matrices { $($plain:ident: $strided:ident;)* }
-        vectors { $($vector:ident: $address:ident;)* }
-    ) => {
-        impl Params {
-            /// The address and row stride of a tensor; a vector has no row stride.
-            pub(crate) const fn tensor(&self, tensor: Tensor) -> Matrix {
-                match tensor {
-                    $(Tensor::$grouped => self.$matrix,)*
-                    $(Tensor::$plain => self.$strided,)*
-                    $(Tensor::$vector => Matrix { data: self.$address, row_stride: 0 },)*
-                }
-            }
+#[cfg(test)]
+mod tests {
+    use rmsnorm_gpu::program::CallKey;
+    use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
+    use rmsnorm_spec::{DType, Norm, Problem};
 
-            /// Elements between groups of a matrix; 0 for ungrouped tensors.
-            pub(crate) const fn group_stride(&self, tensor: Tensor) -> u64 {
-                match tensor {
-                    $(Tensor::$grouped => self.$group_stride,)*
-                    $(Tensor::$plain)|* | $(Tensor::$vector)|* => 0,
-                }
-            }
+    use super::*;
+    use crate::caps::Caps;
+    use crate::plan::{Program, plan};
 
-            /// Sets the address and strides of a tensor; a vector has no strides.
-            pub(crate) const fn place(&mut self, tensor: Tensor, matrix: Matrix, group_stride: u64) {
-                match tensor {
-                    $(Tensor::$grouped => (self.$matrix, self.$group_stride) = (matrix, group_stride),)*
-                    $(Tensor::$plain => self.$strided = matrix,)*
-                    $(Tensor::$vector => self.$address = matrix.data,)*
-                }
+    fn first_key(problem: &Problem) -> KernelKey {
+        plan(problem, 16, &Caps::h200()).keys().next().expect("a kernel")
+    }
+
+    fn names(source: &str, start: &str) -> String {
+        let names = source.lines().filter_map(|line| line.strip_prefix(start)?.strip_suffix(';'));
+        names.filter(|line| start.len() > 4 || !line.starts_with("static")).collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn a_struct_has_what_its_call_has() {
+        let forward = |tensors: &[Tensor]| first_key(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, tensors));
+        let plain = source(&forward(&[Tensor::Weight]));
+        let expected = "Matrix<const T> x; Matrix<T> y; const W* weight; float* mean; float* rstd; unsigned long long \
+                        rows; unsigned long long cols; float eps; float weight_offset; float share";
+        assert_eq!(names(&plain, "    "), expected);
+        assert!(
+            plain.contains("static constexpr const W* bias = {};") && plain.contains("sizeof(Params) == 88,"),
+            "{plain}"
+        );
+        let sum = source(&forward(&[Tensor::Residual]));
+        assert!(
+            sum.contains("\n    Matrix<const R> residual;\n") && sum.contains("\n    Matrix<R> residual_out;\n"),
+            "{sum}"
+        );
+        let backward = Problem::backward(Norm::Layer, 8192, 4096, DType::Bf16, &[Tensor::Dbias, Tensor::DresidualOut]);
+        let expected = "Matrix<const R> x; Matrix<const T> dy; Matrix<const R> dresidual_out; Matrix<T> dx; const float* \
+                        mean; const float* rstd; G* dbias; float* workspace; unsigned long long rows; unsigned long long \
+                        cols; unsigned long long chunks; unsigned long long partial_rows; float* row_sums; float eps; \
+                        float weight_offset; float share";
+        assert_eq!(names(&source(&first_key(&backward)), "    "), expected);
+    }
+
+    /// Every field is in the struct or a constant of it, whatever the key has.
+    #[test]
+    fn no_struct_lacks_a_name() {
+        let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
+        let key = first_key(&Problem::quantized_forward(Norm::Rms, 8192, 4096, DType::Bf16, quant, &[Tensor::CodesT]));
+        for program in Program::ALL {
+            for (has_row_groups, has_parts) in [(false, false), (true, false), (false, true)] {
+                let key = KernelKey { program, call: CallKey { has_row_groups, has_parts, ..key.call }, ..key };
+                let of = |is_there| fields(&key, is_there).map(Field::name).collect::<Vec<_>>();
+                let (there, others) = (of(true), of(false));
+                assert_eq!(there.len() + others.len(), Tensor::COUNT + NUMBERS.len(), "{key:?}");
+                assert!(there.iter().all(|name| !others.contains(name)), "{key:?}");
             }
         }
-    };
-}
-
-fields_of_tensors! {
-    in_groups {
-        X: x, x_group_stride;
-        Residual: residual, residual_group_stride;
-        Dy: dy, dy_group_stride;
-        DresidualOut: dresidual_out, dresidual_out_group_stride;
-        Y: y, y_group_stride;
-        ResidualOut: residual_out, residual_out_group_stride;
-        Dx: dx, dx_group_stride;
-        Dresidual: dresidual, dresidual_group_stride;
-        Codes: codes, codes_group_stride;
     }
-    // Transposed: their rows are columns.
-    matrices { CodesT: codes_t; CodesColumnwise: codes_columnwise; }
-    vectors {
-        Weight: weight; Bias: bias; Mean: mean; Rstd: rstd; Dweight: dweight; Dbias: dbias; Workspace: partials;
-        Scale: scale; Scales: scales; Amax: amax; ScalesColumnwise: scales_columnwise;
-        NextWeight: next_weight; NextBias: next_bias; NextMean: next_mean; NextRstd: next_rstd;
-    }
-}
 
-impl Params {
-    /// The size in bytes of the argument of a kernel: up to the last field that it reads.
-    pub(crate) const fn bytes(call: &CallKey) -> usize {
-        if call.has_parts {
-            size_of::<Params>()
-        } else if call.form.norms_twice() {
-            offset_of!(Params, parts)
-        } else if call.has_row_groups {
-            offset_of!(Params, next_weight)
-        } else if call.quant.is_some() {
-            offset_of!(Params, rows_per_group)
-        } else {
-            offset_of!(Params, codes)
+    /// The values come in the order of the fields, those of eight bytes first: the compiler pads
+    /// none of them.
+    #[test]
+    fn values_are_packed_as_the_struct_has_them() {
+        let mut params = Params { rows: 300, cols: 301, part_stride: 302, parts: 303, eps: 0.5, ..Params::default() };
+        (params.rows_per_group, params.group_reciprocal, params.share) = (304, 305, 0.25);
+        for tensor in Tensor::ALL {
+            let at = tensor as u64;
+            params[tensor] = Matrix { data: at, row_stride: 100 + at, group_stride: 200 + at };
         }
+        let key = first_key(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, &[Tensor::Bias]));
+        let packed = |has_row_groups, has_parts| {
+            let key = KernelKey { call: CallKey { has_row_groups, has_parts, ..key.call }, ..key };
+            let Packed { bytes, len } = params.pack(&key);
+            let words = bytes[..len - 12].chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+            let floats = bytes[len - 12..len].chunks(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap()));
+            assert_eq!(floats.collect::<Vec<_>>(), [0.5, 0.0, 0.25]);
+            words.collect::<Vec<_>>()
+        };
+        let [x, y, bias] = [Tensor::X, Tensor::Y, Tensor::Bias].map(|tensor| tensor as u64);
+        let [mean, rstd] = [Tensor::Mean, Tensor::Rstd].map(|tensor| tensor as u64);
+        assert_eq!(packed(false, false), [x, 100 + x, y, 100 + y, bias, mean, rstd, 300, 301]);
+        let groups = [x, 100 + x, 200 + x, y, 100 + y, 200 + y, bias, mean, rstd, 300, 301, 304, 305];
+        assert_eq!(packed(true, false), groups);
+        assert_eq!(packed(false, true), [x, 100 + x, y, 100 + y, bias, mean, rstd, 300, 301, 303, 302]);
+        assert!(NUMBERS.is_sorted_by_key(|number| number.c_type == "float"));
     }
 }

@@ -27,7 +27,7 @@ mod tuning;
 
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::tuning::{Rung, find};
-use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
 #[cfg(test)]
@@ -39,11 +39,32 @@ pub(crate) use tuning::{
     data::{Name, SPLIT_BYTES, Which},
 };
 
-const PLAIN: TensorSet = TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::Residual]);
-const FORWARD: TensorSet = PLAIN.with(Tensor::NextWeight).with(Tensor::NextBias);
-const CODES: TensorSet = PLAIN.with(Tensor::Amax).with(Tensor::Y).with(Tensor::CodesT);
-const GRADIENTS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
-const BACKWARD: TensorSet = GRADIENTS.with(Tensor::Weight).with(Tensor::DresidualOut).with(Tensor::Dresidual);
+/// Tensors for which no program is compiled anew: those of every call; those whose address kernels
+/// test (all that forward saves); and those that follow from the kind of scale or belong to programs of their own.
+const NO_OPTIONS: TensorSet = TensorSet::of(&[
+    Tensor::X,
+    Tensor::Dy,
+    Tensor::Dx,
+    Tensor::Workspace,
+    Tensor::ResidualOut,
+    Tensor::Mean,
+    Tensor::Rstd,
+    Tensor::Codes,
+    Tensor::Scale,
+    Tensor::Scales,
+    Tensor::CodesColumnwise,
+    Tensor::ScalesColumnwise,
+]);
+
+/// The optional tensors that forward reads.
+const FORWARD: TensorSet = Direction::Forward.reads().difference(NO_OPTIONS);
+/// The optional tensors of backward, and of its statistics, to which the residual's gradient is added afterwards.
+const BACKWARD: TensorSet = Direction::Backward.reads().union(Direction::Backward.writes()).difference(NO_OPTIONS);
+const BACKWARD_STATISTICS: TensorSet =
+    Direction::Backward.reads().difference(NO_OPTIONS).difference(Piece::Residual.tensors(Direction::Backward));
+/// The optional tensors of a quantized forward, and of its copy along columns, which reads them again.
+const CODES: TensorSet = COLUMNWISE.union(Direction::QuantizedForward.writes().difference(NO_OPTIONS));
+const COLUMNWISE: TensorSet = Direction::QuantizedForward.reads().difference(NO_OPTIONS);
 
 rmsnorm_gpu::programs! {
     /// `forward.cu`: a row stays on chip.
@@ -59,11 +80,11 @@ rmsnorm_gpu::programs! {
     /// `backward_split.cu`: the matrices fit the L2; some blocks handle rows, others columns.
     BackwardSplit = ("backward_split", Backward, BACKWARD);
     /// `backward_streaming.cu`, first pass: mean_wdy and mean_wdy_xhat of every row.
-    BackwardRowSums = ("backward_row_sums", Backward, TensorSet::of(&[Tensor::Weight]));
+    BackwardRowSums = ("backward_row_sums", Backward, BACKWARD_STATISTICS);
     /// `backward_streaming.cu`, second pass: dx and the partial sums of dweight and dbias.
     BackwardColumns = ("backward_columns", Backward, BACKWARD);
     /// `reduce_partials.cu`
-    ReducePartials = ("reduce_partials", Backward, GRADIENTS);
+    ReducePartials = ("reduce_partials", Backward, TensorSet::SUMS_OVER_ROWS);
     /// `quantized_forward.cu`: a row stays on chip.
     QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
     /// `quantized_forward_streaming.cu`: a row is too long to stay on chip.
@@ -71,29 +92,29 @@ rmsnorm_gpu::programs! {
     /// `transpose_codes.cu`
     TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::NONE);
     /// `columnwise.cu`
-    Columnwise = ("columnwise", QuantizedForward, PLAIN);
+    Columnwise = ("columnwise", QuantizedForward, COLUMNWISE);
     /// `clear.cu`: used in every direction.
     Clear = ("clear", Forward, TensorSet::NONE);
     /// `partial_statistics.cu`: the first phase of forward on column-divided rows.
-    PartialStatistics = ("partial_statistics", Forward, TensorSet::of(&[Tensor::Residual]));
+    PartialStatistics = ("partial_statistics", Forward, FORWARD.intersection(Piece::Residual.tensors(Direction::Forward)));
     /// `forward_with_statistics.cu`: the second phase of forward.
-    ForwardWithStatistics = ("forward_with_statistics", Forward, PLAIN);
+    ForwardWithStatistics = ("forward_with_statistics", Forward, FORWARD);
     /// `partial_backward_statistics.cu`: the first phase of backward.
-    PartialBackwardStatistics = ("partial_backward_statistics", Backward, TensorSet::of(&[Tensor::Weight]));
+    PartialBackwardStatistics = ("partial_backward_statistics", Backward, BACKWARD_STATISTICS);
     /// `backward_with_statistics.cu`: the second phase of backward, without the reduction of gradients.
     BackwardWithStatistics = ("backward_with_statistics", Backward, BACKWARD);
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
-    ReduceForward = ("reduce_forward", Forward, PLAIN);
+    ReduceForward = ("reduce_forward", Forward, FORWARD);
     /// `reduce_forward_rows.cu`: the same; each rank adds the rows that it owns.
     #[cfg(feature = "peers")]
-    ReduceForwardRows = ("reduce_forward_rows", Forward, PLAIN);
+    ReduceForwardRows = ("reduce_forward_rows", Forward, FORWARD);
     /// `gather_numbers.cu`: the exchange between the phases of a call on column-divided rows.
     #[cfg(feature = "peers")]
     GatherNumbers = ("gather_numbers", Forward, TensorSet::NONE);
     /// `forward_exchange.cu`: both phases of forward and the exchange, for rows that fit registers.
     #[cfg(feature = "peers")]
-    ForwardExchange = ("forward_exchange", Forward, PLAIN);
+    ForwardExchange = ("forward_exchange", Forward, FORWARD);
 }
 
 impl Program {

@@ -12,61 +12,62 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
 
 use crate::caps::Arch;
-use crate::params::{Columns, MOST_COLUMN_RANKS, Params};
+use crate::params::{self, Columns, MOST_COLUMN_RANKS};
 use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each header may use the headers before it.
-const HEADERS: [Source; 8] = [
+const HEADERS: [Source; 10] = [
     kernels::DTYPE,
     kernels::PARAMS,
     kernels::REDUCE,
     kernels::MEMORY,
-    kernels::NORMALIZE,
+    kernels::AT,
+    kernels::STATISTICS,
+    kernels::AFFINE,
     kernels::GRADIENTS,
     kernels::CODES,
     kernels::QUANTIZE,
 ];
 
-/// A program's own files; the last file gives the program its name.
+/// The number of [`HEADERS`] before the kernel's `Params`.
+const BEFORE_PARAMS: usize = 2;
+
+/// A program's own files, after those of the call's pieces; the last file gives the program its name.
 const fn files(program: Program) -> &'static [Source] {
     match program {
-        Program::Forward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::FORWARD],
-        Program::ForwardCluster => &[kernels::FORWARD_PARTS, kernels::FORWARD_CLUSTER],
-        Program::ForwardLong => &[kernels::FORWARD_PARTS, kernels::FORWARD_LONG],
-        Program::ForwardStreaming => &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
-        Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
-        Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
-        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING],
-        Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
-        Program::QuantizedForward => &[kernels::FORWARD_PARTS, kernels::FORWARD_ROWS, kernels::QUANTIZED_FORWARD],
-        Program::QuantizedForwardStreaming => {
-            &[kernels::FORWARD_PARTS, kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING]
+        Program::Forward => &[kernels::FORWARD],
+        Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
+        Program::ForwardLong => &[kernels::FORWARD_LONG],
+        Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
+        Program::Backward => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD],
+        Program::BackwardSplit => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
+        Program::BackwardRowSums | Program::BackwardColumns => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING]
         }
+        Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
+        Program::QuantizedForward => &[kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
-        Program::PartialStatistics => &[
-            kernels::FORWARD_PARTS,
-            kernels::FORWARD_VISITS,
-            kernels::COLUMNS,
-            kernels::FORWARD_COLUMNS,
-            kernels::COLUMN_STATISTICS,
-        ],
-        Program::ForwardWithStatistics => &[
-            kernels::FORWARD_PARTS,
-            kernels::FORWARD_VISITS,
-            kernels::COLUMNS,
-            kernels::FORWARD_COLUMNS,
-            kernels::FORWARD_GIVEN,
-        ],
-        Program::PartialBackwardStatistics => {
-            &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+        Program::PartialStatistics => {
+            &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::COLUMN_STATISTICS]
         }
-        Program::BackwardWithStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
+        Program::ForwardWithStatistics => {
+            &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::FORWARD_GIVEN]
+        }
+        Program::PartialBackwardStatistics => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+        }
+        Program::BackwardWithStatistics => {
+            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN]
+        }
         #[cfg(feature = "peers")]
-        Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
+        Program::ReduceForward => &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
-        Program::ReduceForwardRows => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS],
+        Program::ReduceForwardRows => {
+            &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS]
+        }
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
         #[cfg(feature = "peers")]
@@ -74,14 +75,72 @@ const fn files(program: Program) -> &'static [Source] {
     }
 }
 
+/// Whether the program is a schedule around `Before` and `After`.
+const fn has_pieces(program: Program) -> bool {
+    match program {
+        Program::Forward
+        | Program::ForwardCluster
+        | Program::ForwardLong
+        | Program::ForwardStreaming
+        | Program::QuantizedForward
+        | Program::QuantizedForwardStreaming
+        | Program::PartialStatistics
+        | Program::ForwardWithStatistics => true,
+        Program::Backward
+        | Program::BackwardSplit
+        | Program::BackwardRowSums
+        | Program::BackwardColumns
+        | Program::ReducePartials
+        | Program::TransposeCodes
+        | Program::Columnwise
+        | Program::Clear
+        | Program::PartialBackwardStatistics
+        | Program::BackwardWithStatistics => false,
+        #[cfg(feature = "peers")]
+        Program::ForwardExchange => true,
+        #[cfg(feature = "peers")]
+        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers => false,
+    }
+}
+
+/// What comes before the statistics of a call and after its norm: the files, and two types in them.
+/// A file is there only if its tensors are.
+fn pieces(call: &CallKey) -> (Vec<Source>, String) {
+    let (is_after, has_residual) = (call.form.is_residual_after(), call.tensors.has(Tensor::Residual));
+    let (mut files, before) = match (call.has_parts, has_residual && !is_after) {
+        (true, _) => (vec![kernels::NORM, kernels::PARTS], "Parts"),
+        (false, true) => (vec![kernels::NORM, kernels::X, kernels::RESIDUAL], "Residual"),
+        (false, false) => (vec![kernels::NORM, kernels::X], "X"),
+    };
+    files.push(kernels::STORE);
+    let after = match (is_after, call.form.norms_twice()) {
+        (false, _) => "Store",
+        (true, false) => "ResidualAfter<void>",
+        (true, true) => {
+            files.push(kernels::NEXT_NORM);
+            "ResidualAfter<NextNorm>"
+        }
+    };
+    if is_after {
+        files.push(kernels::RESIDUAL_AFTER);
+    }
+    (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))
+}
+
 /// The file of a program, as named in compiler messages.
 pub(crate) fn file_name(program: Program) -> &'static str {
     files(program).last().map_or("", |file| file.path)
 }
 
-/// Headers and program as one text. Compiler messages name the file and its line.
-pub(crate) fn text(program: Program) -> String {
-    HEADERS.iter().chain(files(program)).map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect()
+/// Headers, argument, pieces and program as one text. Compiler messages name the file and its line.
+pub(crate) fn text(key: &KernelKey) -> String {
+    let join = |files: &[Source]| {
+        files.iter().map(|Source { path, text }| format!("#line 1 \"{path}\"\n{text}\n")).collect::<String>()
+    };
+    let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
+    let params = format!("#line 1 \"{}\"\n{}\n", params::FILE, params::source(key));
+    let (of_call, types) = if has_pieces(key.program) { pieces(&key.call) } else { (Vec::new(), String::new()) };
+    [join(before), params, join(after), join(&of_call), types, join(files(key.program))].concat()
 }
 
 /// The compiler options of a kernel: the device, the language, and all parameters of the sources.
@@ -144,7 +203,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
@@ -167,7 +226,6 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
         ("HAS_ROW_GROUPS", has_row_groups.into()),
         ("HAS_PARTS", has_parts.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
-        ("RESIDUAL_AFTER", form.is_residual_after().into()),
         ("NORMS_TWICE", form.norms_twice().into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
@@ -189,7 +247,6 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
         ("BLOCK_VISITS", BLOCK_VISITS as u32),
         ("COLUMN_LANES", COLUMN_LANES),
         ("ROW_MULTIPLE", reduction::ROW_MULTIPLE),
-        ("PARAMS_BYTES", Params::bytes(&key.call) as u32),
     ]
 }
 
@@ -243,14 +300,13 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DRESIDUAL_AFTER=0 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
-            -DROW_MULTIPLE=8 -DPARAMS_BYTES=";
+            -DROW_MULTIPLE=8";
         let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";
-        let expected = format!("{expected}{} {tensors}", Params::bytes(&CALL));
-        assert_eq!(options(&KEY, Arch(90)).join(" "), expected);
+        assert_eq!(options(&KEY, Arch(90)).join(" "), format!("{expected} {tensors}"));
     }
 
     #[test]
@@ -283,34 +339,11 @@ mod tests {
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
             (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
-            (CallKey { form: Form::AddsToResidual, ..CALL }, "-DRESIDUAL_AFTER=1"),
+            (CallKey { has_row_groups: true, ..CALL }, "-DHAS_ROW_GROUPS=1"),
+            (CallKey { has_parts: true, ..CALL }, "-DHAS_PARTS=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
-    }
-
-    #[test]
-    fn rows_in_groups_a_second_norm_and_parts_take_more_params() {
-        let has = |call: CallKey, expected: &[&str]| {
-            let bytes = Params::bytes(&call);
-            let options = options(&KernelKey { call, ..KEY }, Arch(90));
-            let bytes = format!("-DPARAMS_BYTES={bytes}");
-            let mut expected = expected.iter().copied().chain([bytes.as_str()]);
-            assert!(expected.all(|expected| options.iter().any(|option| option == expected)), "{options:?}");
-        };
-        let groups = CallKey { has_row_groups: true, ..CALL };
-        has(groups, &["-DHAS_ROW_GROUPS=1"]);
-        let twice = CallKey { form: Form::AddsAndNorms, ..CALL };
-        has(twice, &["-DRESIDUAL_AFTER=1", "-DNORMS_TWICE=1", "-DHAS_ROW_GROUPS=0"]);
-        has(CallKey { form: Form::AddsAndNorms, ..groups }, &["-DHAS_ROW_GROUPS=1"]);
-        let parts = CallKey { has_parts: true, ..CALL };
-        has(parts, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=0"]);
-        has(CallKey { has_parts: true, ..groups }, &["-DHAS_PARTS=1", "-DHAS_ROW_GROUPS=1"]);
-        // Each call has the fields of the calls before it.
-        let bytes =
-            [CALL, CallKey { quant: Some(QUANT), ..CALL }, groups, twice, parts].map(|call| Params::bytes(&call));
-        assert!(bytes.is_sorted_by(|one, next| one < next), "{bytes:?}");
-        assert_eq!(bytes[4], size_of::<Params>());
     }
 
     /// `codes.cuh` and `quantize.cuh` define these numbers.
@@ -338,7 +371,6 @@ mod tests {
             );
             assert!(options.ends_with(&expected), "{options}: {expected}");
             assert!(options.contains("-DIS_QUANTIZED=1"), "{options}");
-            assert!(options.contains(&format!("-DPARAMS_BYTES={}", Params::bytes(&call))), "{options}");
         }
     }
 
@@ -348,8 +380,23 @@ mod tests {
             let options = options(&KernelKey { program, ..KEY }, Arch(90)).join(" ");
             let expected = format!("-DMOST_COLUMN_RANKS=64 -DCOLUMNS_BYTES={}", size_of::<Columns>());
             assert_eq!(options.contains(&expected), program.divides_columns(), "{program:?}: {options}");
-            assert_eq!(text(program).contains("struct Columns {"), program.divides_columns(), "{program:?}");
+            let text = text(&KernelKey { program, ..KEY });
+            assert_eq!(text.contains("struct Columns {"), program.divides_columns(), "{program:?}");
         }
+    }
+
+    /// The table of constants in `kernels/README.md`, if the package is in its repository.
+    #[test]
+    fn the_readme_has_every_constant() {
+        let Ok(page) = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/README.md")) else {
+            return;
+        };
+        let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+        let told: BTreeSet<_> = cells.flat_map(|cell| cell.trim_end_matches('`').split("`, `")).collect();
+        let call = CallKey { quant: Some(QUANT), ..CALL };
+        let keys = Program::ALL.map(|program| options(&KernelKey { program, call, ..KEY }, Arch(90)));
+        let names = keys.iter().flatten().filter_map(|option| option.strip_prefix("-D")?.split('=').next());
+        assert_eq!(told, names.collect());
     }
 
     #[test]
@@ -360,13 +407,23 @@ mod tests {
         }
     }
 
+    /// Calls that have each piece: `CALL`, whose residual is added before the norm, and these.
+    fn calls() -> [CallKey; 5] {
+        let alone = CallKey { tensors: CALL.tensors.without(Tensor::Residual), ..CALL };
+        let parts = CallKey { has_parts: true, ..CALL };
+        let [after, twice] = [Form::AddsToResidual, Form::AddsAndNorms].map(|form| CallKey { form, ..CALL });
+        [CALL, alone, parts, after, twice]
+    }
+
     #[test]
     fn a_program_has_its_headers_in_front_and_no_include() {
-        for program in Program::ALL {
-            let text = text(program);
+        for (program, call) in Program::ALL.into_iter().flat_map(|program| calls().map(|call| (program, call))) {
+            let text = text(&KernelKey { program, call, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            assert_eq!(files.len(), HEADERS.len() + super::files(program).len());
+            let of_call = if has_pieces(program) { pieces(&call).0.len() } else { 0 };
+            assert_eq!(files.len(), HEADERS.len() + 1 + of_call + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
+            assert_eq!(text.contains("using After = "), has_pieces(program), "{program:?}");
             assert!(!text.contains("#include"));
         }
     }
@@ -374,7 +431,9 @@ mod tests {
     #[test]
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
-        let used = HEADERS.iter().chain(Program::ALL.into_iter().flat_map(files)).map(|source| source.path).collect();
+        let of_programs = Program::ALL.into_iter().flat_map(files).copied();
+        let of_calls = calls().into_iter().flat_map(|call| pieces(&call).0);
+        let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
     }
 }

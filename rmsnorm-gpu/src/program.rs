@@ -2,8 +2,8 @@
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Storage, Tensor,
-    TensorSet,
+    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Piece, PieceSet, Problem, ResidualPlacement,
+    Storage, Tensor, TensorSet,
 };
 
 /// A program of a GPU: a text that is compiled for many keys.
@@ -79,6 +79,19 @@ pub struct CallKey {
     /// How the program quantizes, if it does. Run-time values are left out: the limits of `amax`
     /// and the `ld` of a layout.
     pub quant: Option<QuantSpec>,
+}
+
+impl CallKey {
+    /// The pieces that the code of a program of that direction has.
+    pub const fn pieces(&self, direction: Direction) -> PieceSet {
+        let has_residual = !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
+        PieceSet::NONE
+            .set(Piece::Parts, self.has_parts)
+            .set(Piece::Residual, has_residual && !self.form.is_residual_after())
+            .set(Piece::ResidualAfter, self.form.is_residual_after())
+            .set(Piece::NextNorm, self.form.norms_twice())
+            .set(Piece::Quantize, self.quant.is_some())
+    }
 }
 
 /// [`GradReduction`] without its number of groups, which is a run-time value.

@@ -54,4 +54,4 @@ pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormParams, NormSpec, 
 pub use piece::{Piece, PieceSet, Slot};
 pub use problem::{AnyCall, Checked, Problem, Span, Statistics, check_columns_form};
 pub use storage::{AnyElement, Code, F8E4M3, F8E5M2, Storage};
-pub use tensor::{Access, Direction, Tensor, TensorSet, TensorShape};
+pub use tensor::{Access, Direction, Role, Tensor, TensorSet, TensorShape};

@@ -56,27 +56,26 @@ impl Piece {
 
     /// The tensors that a call of that direction may have with the piece and not without it.
     pub const fn tensors(self, direction: Direction) -> TensorSet {
-        match (self, direction) {
-            (Piece::Residual, Direction::Forward | Direction::QuantizedForward)
-            | (Piece::ResidualAfter, Direction::Forward) => TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]),
-            (Piece::Residual, Direction::Backward) => TensorSet::of(&[Tensor::DresidualOut, Tensor::Dresidual]),
-            (Piece::NextNorm, Direction::Forward) => {
-                TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd])
-            }
-            (Piece::Quantize, Direction::QuantizedForward) => TensorSet::of(&[
-                Tensor::Codes,
-                Tensor::CodesT,
-                Tensor::Scale,
-                Tensor::Scales,
-                Tensor::Amax,
-                Tensor::CodesColumnwise,
-                Tensor::ScalesColumnwise,
-            ]),
-            (Piece::Parts, _)
-            | (Piece::ResidualAfter | Piece::NextNorm, Direction::Backward | Direction::QuantizedForward)
-            | (Piece::Quantize, Direction::Forward | Direction::Backward) => TensorSet::NONE,
-        }
+        Piece::TENSORS[self as usize][direction as usize]
     }
+
+    /// [`Piece::tensors`] of every piece, in each direction.
+    const TENSORS: [[TensorSet; Direction::ALL.len()]; Piece::ALL.len()] = {
+        let mut tensors = [[TensorSet::NONE; Direction::ALL.len()]; Piece::ALL.len()];
+        let mut index = 0;
+        while index < Direction::ALL.len() * Tensor::COUNT {
+            let (direction, tensor) = (Direction::ALL[index / Tensor::COUNT], Tensor::ALL[index % Tensor::COUNT]);
+            if let (Some(piece), Some(_)) = (tensor.piece(), tensor.access(direction)) {
+                let set = &mut tensors[piece as usize][direction as usize];
+                *set = set.with(tensor);
+            }
+            index += 1;
+        }
+        // A residual has the same tensors before and after the norm, but only forward adds it after the norm.
+        let forward = Direction::Forward as usize;
+        tensors[Piece::ResidualAfter as usize][forward] = tensors[Piece::Residual as usize][forward];
+        tensors
+    };
 }
 
 set_of! {

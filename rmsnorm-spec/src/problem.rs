@@ -14,7 +14,7 @@ use crate::args::Views;
 use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
     AnyBackward, AnyForward, Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward,
-    GradReduction, GradStore, Norm, NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Scales, Source,
+    GradReduction, GradStore, Norm, NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Role, Scales, Source,
     Storage, Tensor, TensorSet, Visitor,
 };
 pub use call::{AnyCall, Statistics};
@@ -212,7 +212,7 @@ impl Problem {
     /// The storage of a tensor's elements; `None` for codes and scales of a call that is not
     /// quantized.
     pub const fn storage(&self, tensor: Tensor) -> Option<Storage> {
-        let is_gradient = matches!(tensor, Tensor::Dweight | Tensor::Dbias);
+        let is_gradient = matches!(tensor.role(self.direction), Role::Gradient);
         if is_gradient && !matches!(self.grad_store, GradStore::Rounded) {
             return Some(Storage::Float(DType::F32));
         }

@@ -46,6 +46,11 @@ macro_rules! set_of {
                 self.0 == 0
             }
 
+            /// The number of values.
+            pub const fn len(self) -> usize {
+                self.0.count_ones() as usize
+            }
+
             /// The values in both sets.
             pub const fn intersection(self, other: $set) -> Self {
                 $set(self.0 & other.0)

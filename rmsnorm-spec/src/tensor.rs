@@ -6,7 +6,7 @@
 use std::fmt;
 
 use crate::quant::QuantSpec;
-use crate::{DType, DTypes, Storage};
+use crate::{DType, DTypes, Piece, Storage};
 
 /// The direction of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,66 +34,159 @@ impl Direction {
             Direction::QuantizedForward => "quantized_forward",
         }
     }
+
+    /// The tensors that a call of this direction may read.
+    pub const fn reads(self) -> TensorSet {
+        self.tensors()[Access::Read as usize]
+    }
+
+    /// The tensors that a call of this direction may write.
+    pub const fn writes(self) -> TensorSet {
+        self.tensors()[Access::Write as usize]
+    }
+
+    /// By access, computed when the crate is compiled.
+    const fn tensors(self) -> [TensorSet; 2] {
+        const OF: [[TensorSet; 2]; Direction::ALL.len()] = {
+            let mut of = [[TensorSet::NONE; 2]; Direction::ALL.len()];
+            let mut index = 0;
+            while index < Direction::ALL.len() * Tensor::COUNT {
+                let (direction, tensor) = (Direction::ALL[index / Tensor::COUNT], Tensor::ALL[index % Tensor::COUNT]);
+                if let Some(access) = tensor.access(direction) {
+                    let set = &mut of[direction as usize][access as usize];
+                    *set = set.with(tensor);
+                }
+                index += 1;
+            }
+            of
+        };
+        OF[self as usize]
+    }
 }
 
-/// A tensor of a call, named as in the argument structs. The order is the order of validation, and
-/// part of the identity of the conformance suite's cases: add a new tensor at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Tensor {
+/// Defines the tensors from a table with one row per tensor: its name, shape and role, its access
+/// in each direction, and the piece of a norm that it belongs to, if it belongs to one.
+macro_rules! tensors {
+    ($($(#[doc = $doc:literal])+ $tensor:ident =
+        $name:literal, $shape:ident, $role:ident, [$($access:ident),+] $(, of $piece:ident)?;)+) => {
+        /// A tensor of a call, named as in the argument structs. The order is the order of
+        /// validation, and part of the identity of the conformance suite's cases: add a new tensor
+        /// at the end.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum Tensor {
+            $($(#[doc = $doc])+ $tensor,)+
+        }
+
+        impl Tensor {
+            /// Every tensor, in the order of declaration.
+            pub const ALL: [Tensor; [$($name),+].len()] = [$(Tensor::$tensor),+];
+
+            const fn facts(self) -> &'static Facts {
+                match self {
+                    $(Tensor::$tensor => &Facts {
+                        name: $name,
+                        shape: TensorShape::$shape,
+                        role: Role::$role,
+                        access: [$(Facts::$access),+],
+                        pieces: &[$(Piece::$piece)?],
+                    },)+
+                }
+            }
+        }
+    };
+}
+
+/// A row of the table.
+struct Facts {
+    name: &'static str,
+    shape: TensorShape,
+    role: Role,
+    /// In the order of [`Direction::ALL`].
+    access: [Option<Access>; Direction::ALL.len()],
+    /// None or one.
+    pieces: &'static [Piece],
+}
+
+impl Facts {
+    const READ: Option<Access> = Some(Access::Read);
+    const WRITE: Option<Access> = Some(Access::Write);
+    const NONE: Option<Access> = None;
+}
+
+tensors! {
     /// The tensor to normalize; in backward, the tensor that forward normalized.
-    X,
+    X = "x", Matrix, Activation, [READ, READ, READ];
     /// Added to `x` before the norm, or to the result after it.
-    Residual,
+    Residual = "residual", Matrix, Residual, [READ, NONE, READ], of Residual;
     /// Multiplied with the normalized row.
-    Weight,
+    Weight = "weight", Cols, Weight, [READ, READ, READ];
     /// Added last.
-    Bias,
+    Bias = "bias", Cols, Weight, [READ, NONE, READ];
     /// The result. In a set without `X` it overwrites `x`: the call is in place.
-    Y,
+    Y = "y", Matrix, Activation, [WRITE, NONE, WRITE];
     /// The rounded sum of `residual` and `x`, or of `residual` and the norm of `x`. In a set
     /// without `Residual` it overwrites the residual.
-    ResidualOut,
+    ResidualOut = "residual_out", Matrix, Residual, [WRITE, NONE, WRITE], of Residual;
     /// The mean of every row.
-    Mean,
+    Mean = "mean", Rows, F32, [WRITE, READ, WRITE];
     /// `1 / sqrt(var + eps)` of every row.
-    Rstd,
+    Rstd = "rstd", Rows, F32, [WRITE, READ, WRITE];
     /// The gradient of `y`.
-    Dy,
+    Dy = "dy", Matrix, Activation, [NONE, READ, NONE];
     /// The gradient of `residual_out` from later layers.
-    DresidualOut,
+    DresidualOut = "dresidual_out", Matrix, Residual, [NONE, READ, NONE], of Residual;
     /// The gradient of `x` and of `residual`.
-    Dx,
+    Dx = "dx", Matrix, Activation, [NONE, WRITE, NONE];
     /// The gradient of `weight`.
-    Dweight,
+    Dweight = "dweight", Cols, Gradient, [NONE, WRITE, NONE];
     /// The gradient of `bias`.
-    Dbias,
+    Dbias = "dbias", Cols, Gradient, [NONE, WRITE, NONE];
     /// Memory for partial sums.
-    Workspace,
+    Workspace = "workspace", Workspace, F32, [NONE, WRITE, NONE];
     /// The gradient of `residual`: equal to `dx`, in the residual stream's dtype.
-    Dresidual,
+    Dresidual = "dresidual", Matrix, Residual, [NONE, WRITE, NONE], of Residual;
     /// The result as 8-bit codes.
-    Codes,
+    Codes = "codes", Matrix, Code, [NONE, NONE, WRITE], of Quantize;
     /// The same codes, transposed.
-    CodesT,
+    CodesT = "codes_t", Transposed, Code, [NONE, NONE, WRITE], of Quantize;
     /// The per-tensor scale that the caller passes.
-    Scale,
+    Scale = "scale", One, F32, [NONE, NONE, READ], of Quantize;
     /// The scales that the call computes.
-    Scales,
+    Scales = "scales", Scales, Scale, [NONE, NONE, WRITE], of Quantize;
     /// The largest magnitude of the quantized values.
-    Amax,
+    Amax = "amax", One, F32, [NONE, NONE, WRITE], of Quantize;
     /// The quantized transpose of the result, with scales along columns.
-    CodesColumnwise,
+    CodesColumnwise = "codes_columnwise", Transposed, Code, [NONE, NONE, WRITE], of Quantize;
     /// The scales of `codes_columnwise`.
-    ScalesColumnwise,
+    ScalesColumnwise = "scales_columnwise", ScalesColumnwise, Scale, [NONE, NONE, WRITE], of Quantize;
     /// The weight of the next norm, which normalizes `residual_out`.
-    NextWeight,
+    NextWeight = "next_weight", Cols, Weight, [READ, NONE, NONE], of NextNorm;
     /// The bias of the next norm.
-    NextBias,
+    NextBias = "next_bias", Cols, Weight, [READ, NONE, NONE], of NextNorm;
     /// The mean of every row of `residual_out`, from the next norm.
-    NextMean,
+    NextMean = "next_mean", Rows, F32, [WRITE, NONE, NONE], of NextNorm;
     /// `1 / sqrt(var + eps)` of every row of `residual_out`, from the next norm.
-    NextRstd,
+    NextRstd = "next_rstd", Rows, F32, [WRITE, NONE, NONE], of NextNorm;
+}
+
+/// What the elements of a tensor are: values of one of the call's dtypes, or of another type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Values of the activations' dtype.
+    Activation,
+    /// Parameters of the norm.
+    Weight,
+    /// Gradients of parameters: of their dtype, or f32 sums ([`Problem::storage`](crate::Problem::storage)).
+    Gradient,
+    /// Values of the residual stream.
+    Residual,
+    /// Values that are f32 in every call.
+    F32,
+    /// 8-bit codes.
+    Code,
+    /// Scales, as f32 or as bytes.
+    Scale,
 }
 
 /// The shape of a tensor.
@@ -127,69 +220,12 @@ pub enum Access {
 }
 
 impl Tensor {
-    /// Every tensor, in the order of declaration.
-    pub const ALL: [Tensor; 26] = [
-        Tensor::X,
-        Tensor::Residual,
-        Tensor::Weight,
-        Tensor::Bias,
-        Tensor::Y,
-        Tensor::ResidualOut,
-        Tensor::Mean,
-        Tensor::Rstd,
-        Tensor::Dy,
-        Tensor::DresidualOut,
-        Tensor::Dx,
-        Tensor::Dweight,
-        Tensor::Dbias,
-        Tensor::Workspace,
-        Tensor::Dresidual,
-        Tensor::Codes,
-        Tensor::CodesT,
-        Tensor::Scale,
-        Tensor::Scales,
-        Tensor::Amax,
-        Tensor::CodesColumnwise,
-        Tensor::ScalesColumnwise,
-        Tensor::NextWeight,
-        Tensor::NextBias,
-        Tensor::NextMean,
-        Tensor::NextRstd,
-    ];
-
     /// The number of tensors.
     pub const COUNT: usize = Tensor::ALL.len();
 
     /// The name in the argument structs, in errors, kernels and files.
     pub const fn name(self) -> &'static str {
-        match self {
-            Tensor::X => "x",
-            Tensor::Residual => "residual",
-            Tensor::Weight => "weight",
-            Tensor::Bias => "bias",
-            Tensor::Y => "y",
-            Tensor::ResidualOut => "residual_out",
-            Tensor::Mean => "mean",
-            Tensor::Rstd => "rstd",
-            Tensor::Dy => "dy",
-            Tensor::DresidualOut => "dresidual_out",
-            Tensor::Dx => "dx",
-            Tensor::Dweight => "dweight",
-            Tensor::Dbias => "dbias",
-            Tensor::Workspace => "workspace",
-            Tensor::Dresidual => "dresidual",
-            Tensor::Codes => "codes",
-            Tensor::CodesT => "codes_t",
-            Tensor::Scale => "scale",
-            Tensor::Scales => "scales",
-            Tensor::Amax => "amax",
-            Tensor::CodesColumnwise => "codes_columnwise",
-            Tensor::ScalesColumnwise => "scales_columnwise",
-            Tensor::NextWeight => "next_weight",
-            Tensor::NextBias => "next_bias",
-            Tensor::NextMean => "next_mean",
-            Tensor::NextRstd => "next_rstd",
-        }
+        self.facts().name
     }
 
     /// The tensor of that [`name`](Self::name), if there is one.
@@ -199,56 +235,28 @@ impl Tensor {
 
     /// The shape.
     pub const fn shape(self) -> TensorShape {
-        match self {
-            Tensor::X
-            | Tensor::Residual
-            | Tensor::Dy
-            | Tensor::DresidualOut
-            | Tensor::Y
-            | Tensor::ResidualOut
-            | Tensor::Dx
-            | Tensor::Dresidual
-            | Tensor::Codes => TensorShape::Matrix,
-            Tensor::CodesT | Tensor::CodesColumnwise => TensorShape::Transposed,
-            Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias | Tensor::NextWeight | Tensor::NextBias => {
-                TensorShape::Cols
-            }
-            Tensor::Mean | Tensor::Rstd | Tensor::NextMean | Tensor::NextRstd => TensorShape::Rows,
-            Tensor::Workspace => TensorShape::Workspace,
-            Tensor::Scale | Tensor::Amax => TensorShape::One,
-            Tensor::Scales => TensorShape::Scales,
-            Tensor::ScalesColumnwise => TensorShape::ScalesColumnwise,
+        self.facts().shape
+    }
+
+    /// What its elements are in a call of that direction. Backward's `x` is of the residual stream,
+    /// which forward normalized.
+    pub const fn role(self, direction: Direction) -> Role {
+        match (self, direction) {
+            (Tensor::X, Direction::Backward) => Role::Residual,
+            (tensor, _) => tensor.facts().role,
         }
     }
 
     /// The dtype in a call of that direction, for tensors of floats: codes are not floats, and
-    /// scales need not be. Backward's `x` has the dtype of the residual stream, which forward
-    /// normalized.
+    /// scales need not be.
     pub const fn dtype(self, direction: Direction, dtypes: DTypes) -> Option<DType> {
-        Some(match (self, direction) {
-            (Tensor::X, Direction::Forward | Direction::QuantizedForward)
-            | (Tensor::Dy | Tensor::Y | Tensor::Dx, _) => dtypes.activation,
-            (Tensor::X, Direction::Backward) => dtypes.residual,
-            (Tensor::Residual | Tensor::ResidualOut | Tensor::DresidualOut | Tensor::Dresidual, _) => dtypes.residual,
-            (
-                Tensor::Weight | Tensor::Bias | Tensor::Dweight | Tensor::Dbias | Tensor::NextWeight | Tensor::NextBias,
-                _,
-            ) => dtypes.weight,
-            (
-                Tensor::Mean
-                | Tensor::Rstd
-                | Tensor::Workspace
-                | Tensor::Scale
-                | Tensor::Amax
-                | Tensor::NextMean
-                | Tensor::NextRstd,
-                _,
-            ) => DType::F32,
-            (
-                Tensor::Codes | Tensor::CodesT | Tensor::Scales | Tensor::CodesColumnwise | Tensor::ScalesColumnwise,
-                _,
-            ) => return None,
-        })
+        match self.role(direction) {
+            Role::Activation => Some(dtypes.activation),
+            Role::Weight | Role::Gradient => Some(dtypes.weight),
+            Role::Residual => Some(dtypes.residual),
+            Role::F32 => Some(DType::F32),
+            Role::Code | Role::Scale => None,
+        }
     }
 
     /// The storage of its elements in a call of that direction; `None` for codes and scales of a
@@ -272,57 +280,14 @@ impl Tensor {
 
     /// The access of a call of that direction; `None` if the call has no such tensor.
     pub const fn access(self, direction: Direction) -> Option<Access> {
-        match (self, direction) {
-            (Tensor::X | Tensor::Weight, _)
-            | (Tensor::Residual | Tensor::Bias, Direction::Forward | Direction::QuantizedForward)
-            | (Tensor::NextWeight | Tensor::NextBias, Direction::Forward)
-            | (Tensor::Scale, Direction::QuantizedForward)
-            | (Tensor::Dy | Tensor::DresidualOut | Tensor::Mean | Tensor::Rstd, Direction::Backward) => {
-                Some(Access::Read)
-            }
-            (
-                Tensor::Y | Tensor::ResidualOut | Tensor::Mean | Tensor::Rstd,
-                Direction::Forward | Direction::QuantizedForward,
-            )
-            | (Tensor::NextMean | Tensor::NextRstd, Direction::Forward)
-            | (
-                Tensor::Codes
-                | Tensor::CodesT
-                | Tensor::Scales
-                | Tensor::Amax
-                | Tensor::CodesColumnwise
-                | Tensor::ScalesColumnwise,
-                Direction::QuantizedForward,
-            )
-            | (
-                Tensor::Dx | Tensor::Dweight | Tensor::Dbias | Tensor::Workspace | Tensor::Dresidual,
-                Direction::Backward,
-            ) => Some(Access::Write),
-            (Tensor::Residual | Tensor::Bias | Tensor::Y | Tensor::ResidualOut, Direction::Backward)
-            | (
-                Tensor::Dy
-                | Tensor::DresidualOut
-                | Tensor::Dx
-                | Tensor::Dweight
-                | Tensor::Dbias
-                | Tensor::Workspace
-                | Tensor::Dresidual,
-                Direction::Forward | Direction::QuantizedForward,
-            )
-            | (
-                Tensor::Codes
-                | Tensor::CodesT
-                | Tensor::Scale
-                | Tensor::Scales
-                | Tensor::Amax
-                | Tensor::CodesColumnwise
-                | Tensor::ScalesColumnwise,
-                Direction::Forward | Direction::Backward,
-            )
-            | (
-                Tensor::NextWeight | Tensor::NextBias | Tensor::NextMean | Tensor::NextRstd,
-                Direction::Backward | Direction::QuantizedForward,
-            ) => None,
+        self.facts().access[direction as usize]
+    }
+
+    /// The piece of a norm that it belongs to: [`Piece::tensors`].
+    pub const fn piece(self) -> Option<Piece> {
+        match self.facts().pieces {
+            [piece, ..] => Some(*piece),
+            [] => None,
         }
     }
 
@@ -354,9 +319,22 @@ impl TensorSet {
         self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
     }
 
+    /// The matrices, with a row stride.
+    pub const MATRICES: TensorSet = {
+        let (mut set, mut index) = (TensorSet::NONE, 0);
+        while index < Tensor::COUNT {
+            set = set.set(Tensor::ALL[index], Tensor::ALL[index].is_matrix());
+            index += 1;
+        }
+        set
+    };
+
+    /// The sums over the rows.
+    pub const SUMS_OVER_ROWS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
+
     /// The number of sums over the rows: `dweight`, `dbias`, both or none.
     pub const fn sums_over_rows(self) -> usize {
-        self.has(Tensor::Dweight) as usize + self.has(Tensor::Dbias) as usize
+        self.intersection(TensorSet::SUMS_OVER_ROWS).len()
     }
 }
 
@@ -377,9 +355,10 @@ mod tests {
     /// The argument structs as documented.
     #[test]
     fn each_direction_has_the_tensors_of_its_arguments() {
-        let names = |direction, access| {
-            let is = |tensor: &Tensor| tensor.access(direction) == Some(access);
-            Tensor::ALL.into_iter().filter(is).map(Tensor::name).collect::<Vec<_>>().join(" ")
+        let names = |direction: Direction, access| {
+            let tensors = if access == Access::Read { direction.reads() } else { direction.writes() };
+            assert!(tensors.iter().all(|tensor| tensor.access(direction) == Some(access)), "{tensors:?}");
+            tensors.iter().map(Tensor::name).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias next_weight next_bias");
         assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd next_mean next_rstd");
@@ -433,10 +412,9 @@ mod tests {
         assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias, NextWeight, NextBias]));
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd, NextMean, NextRstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
-        let matrices = Tensor::ALL.into_iter().filter(|tensor| tensor.is_matrix()).collect::<TensorSet>();
         let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];
         assert_eq!(with(TensorShape::Matrix), TensorSet::of(&of_rows));
-        assert_eq!(matrices, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
+        assert_eq!(TensorSet::MATRICES, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
         assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT, CodesColumnwise]));
         assert_eq!(with(TensorShape::One), TensorSet::of(&[Scale, Amax]));
         assert_eq!(with(TensorShape::Scales), TensorSet::of(&[Scales]));

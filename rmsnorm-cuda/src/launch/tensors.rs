@@ -40,10 +40,10 @@ impl<'a> Tensors<'a> {
         // Kernels read an element of a row before they write it. In place, both addresses are the
         // same.
         if self.problem.tensors.is_in_place() {
-            (params.x, params.x_group_stride) = (params.y, params.y_group_stride);
+            params[Tensor::X] = params[Tensor::Y];
         }
         if !self.problem.tensors.has(Tensor::Residual) {
-            (params.residual, params.residual_group_stride) = (params.residual_out, params.residual_out_group_stride);
+            params[Tensor::Residual] = params[Tensor::ResidualOut];
         }
         params
     }
@@ -54,10 +54,10 @@ impl<'a> Tensors<'a> {
     }
 
     fn hold(&mut self, tensor: Tensor, layout: &RowLayout, (data, in_use): (sys::CUdeviceptr, SyncOnDrop<'a>)) {
-        let matrix = Matrix { data, row_stride: layout.row_stride as u64 };
         // The rows of transposed codes are columns, which are not grouped.
-        let groups = self.problem.rows_per_group.filter(|_| tensor.shape() != TensorShape::Transposed);
-        self.params.place(tensor, matrix, layout.group_stride(groups) as u64);
+        let groups = self.problem.rows_per_group.filter(|_| tensor.shape() == TensorShape::Matrix);
+        let row_stride = if tensor.is_matrix() { layout.row_stride as u64 } else { 0 };
+        self.params[tensor] = Matrix { data, row_stride, group_stride: layout.group_stride(groups) as u64 };
         self.uses[tensor as usize] = Some(in_use);
     }
 

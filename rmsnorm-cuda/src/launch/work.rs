@@ -8,29 +8,29 @@ use rmsnorm_spec::{Error, Tensor};
 
 use crate::error::device_error;
 use crate::kernel::Kernels;
-use crate::params::{Columns, Matrix, Params};
+use crate::params::{Columns, Params};
 use crate::plan::{Plan, Step};
 
 /// A step of a plan, with its kernel.
 #[derive(Clone, Copy)]
-pub(super) enum Work {
-    Clear { launch: Launch, tensor: Tensor, first: usize, bytes: usize },
-    Launch(Launch),
+pub(super) struct Work<'a> {
+    step: &'a Step,
+    launch: Launch,
 }
 
-impl Work {
+impl<'a> Work<'a> {
     /// Gets the kernel of a step of `plan`.
-    pub(super) fn new(step: Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
-        Ok(match step {
-            Step::Clear { key, grid, tensor, first, bytes } => {
+    pub(super) fn new(step: &'a Step, plan: &Plan, kernels: &Kernels) -> Result<Self, Error> {
+        let launch = match *step {
+            Step::Clear { key, grid, .. } => {
                 let threads = key.tile.threads_per_row;
-                let launch = Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes: 0, cluster: 1 };
-                Work::Clear { launch, tensor, first, bytes }
+                Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes: 0, cluster: 1 }
             }
             Step::Launch { key, grid, cluster, threads, shared_bytes } => {
-                Work::Launch(Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes, cluster })
+                Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes, cluster }
             }
-        })
+        };
+        Ok(Work { step, launch })
     }
 
     /// `columns` is `Some` for a phase of a call on column-divided rows.
@@ -41,47 +41,25 @@ impl Work {
         columns: Option<&Columns>,
         overlap: bool,
     ) -> Result<(), Error> {
-        match self {
-            Work::Clear { launch, tensor, first, bytes } => {
+        let params = match self.step {
+            Step::Clear { key, tensor, first, bytes, .. } => {
                 // `clear.cu` zeroes `cols` bytes at `y`.
-                let y = Matrix { data: params.tensor(tensor).data + first as u64, row_stride: 0 };
-                launch.enqueue(stream, &Params { y, cols: bytes as u64, ..Params::default() }, None, overlap)
+                let mut cleared = Params { cols: *bytes as u64, ..Params::default() };
+                cleared[Tensor::Y].data = params[*tensor].data + *first as u64;
+                cleared.pack(key)
             }
-            Work::Launch(launch) => launch.enqueue(stream, params, columns, overlap),
-        }
-    }
-}
-
-/// One kernel launch.
-#[derive(Clone, Copy)]
-pub(crate) struct Launch {
-    pub(crate) kernel: sys::CUfunction,
-    pub(crate) grid: u32,
-    pub(crate) threads: u32,
-    pub(crate) shared_bytes: u32,
-    pub(crate) cluster: u32,
-}
-
-impl Launch {
-    fn enqueue(
-        self,
-        stream: &CudaStream,
-        params: &Params,
-        columns: Option<&Columns>,
-        overlap: bool,
-    ) -> Result<(), Error> {
+            Step::Launch { key, .. } => params.pack(key),
+        };
         let columns = columns.map_or(std::ptr::null(), std::ptr::from_ref);
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast(), columns.cast_mut().cast()];
+        let mut arguments = [params.address(), columns.cast_mut().cast()];
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
         //   ends, so the work may run whenever its stream or a graph comes to it, even after the
         //   backend was dropped;
-        // - arguments: the kernel's first parameter is a `Params`, or, where rows are not grouped,
-        //   no codes are written, there is no second norm or x is not a sum of parts, the leading
-        //   fields of it (`Params::bytes`). The phases of a call on column-divided rows have a
-        //   second parameter, a `Columns`, which is passed with every such plan
-        //   (`launch::columns`); with a kernel of one parameter the driver does not read the second
-        //   address. Sizes were checked where the kernel was compiled;
+        // - arguments: the kernel's first parameter is the struct that its key has packed. The phases
+        //   of a call on column-divided rows have a second parameter, a `Columns`, which is passed
+        //   with every such plan (`launch::columns`); with a kernel of one parameter the driver does
+        //   not read the second address. Sizes were checked where the kernel was compiled;
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access of
         //   the kernel for (rows, cols), and for the given number of parts of x, lies in a live
         //   tensor; a cleared range lies in the workspace, or in an output that has at least its
@@ -96,9 +74,21 @@ impl Launch {
         // - order: a kernel that reads data of an earlier kernel, such as rstd, first waits for
         //   that kernel (`wait_for_earlier_kernels`); cudarc's events, held in `Tensors`, order the
         //   accesses with those on other streams.
-        unsafe { self.call(stream, &mut arguments, overlap) }
+        unsafe { self.launch.call(stream, &mut arguments, overlap) }
     }
+}
 
+/// One kernel launch.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch {
+    pub(crate) kernel: sys::CUfunction,
+    pub(crate) grid: u32,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
+    pub(crate) cluster: u32,
+}
+
+impl Launch {
     /// `overlap`: the kernel may start while the previous kernel on the stream runs; it waits for
     /// that kernel itself before it accesses memory (programmatic dependent launch).
     ///

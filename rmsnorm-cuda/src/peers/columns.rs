@@ -50,11 +50,12 @@ fn in_one_kernel(
     // Reports an earlier error that cudarc could not return, for example in its waits for events.
     group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
     let kernel = load(kernels, &plan.key)?;
+    let params = params.pack(&plan.key);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     plan.pieces(problem.rows).try_for_each(|Piece { first_row, rows, grid }| {
         let peers = group.peers(first_row, rows);
         let mut arguments = [
-            std::ptr::from_ref(&params).cast_mut().cast(),
+            params.address(),
             std::ptr::from_ref(&peers).cast_mut().cast(),
             std::ptr::from_ref(&of_ranks).cast_mut().cast(),
         ];
@@ -62,9 +63,8 @@ fn in_one_kernel(
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
         //   ends;
-        // - arguments: its parameters are a `Params`, or the leading fields of it that calls
-        //   without row groups have, a `Peers` and a `Columns`, whose sizes were checked where it
-        //   was compiled;
+        // - arguments: its parameters are the struct that its key has packed, a `Peers` and a
+        //   `Columns`, whose sizes were checked where it was compiled;
         // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's
         //   columns; the piece has rows of the call; the key's access_bytes divide all addresses
         //   and strides; in place, the thread that stores an element has read it before;
@@ -120,14 +120,14 @@ fn gather(group: &PeerGroup, rows: usize, shares: &RowShares, mut all: CudaViewM
     stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
     let plan = gather_numbers::plan(&group.group, kernels.caps())?;
     let kernel = load(kernels, &plan.key)?;
-    let params = Params { rows: rows as u64, ..Params::default() };
+    let params = Params { rows: rows as u64, ..Params::default() }.pack(&plan.key);
     let numbers = (shares.unit / rows) as u32;
     let (address, _in_use) = all.device_ptr_mut(stream);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
     plan.pieces(rows).try_for_each(|piece| {
         let peers = group.peers(piece.first_row, piece.rows);
         let mut arguments = [
-            std::ptr::from_ref(&params).cast_mut().cast(),
+            params.address(),
             std::ptr::from_ref(&peers).cast_mut().cast(),
             std::ptr::from_ref(&address).cast_mut().cast(),
             std::ptr::from_ref(&numbers).cast_mut().cast(),
@@ -136,9 +136,8 @@ fn gather(group: &PeerGroup, rows: usize, shares: &RowShares, mut all: CudaViewM
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
         //   ends;
-        // - arguments: its parameters are a `Params`, or the leading fields of it that calls
-        //   without row groups have, a `Peers`, whose sizes were checked where it was compiled, an
-        //   address and a 32-bit number;
+        // - arguments: its parameters are the struct that its key has packed, a `Peers`, whose sizes
+        //   were checked where it was compiled, an address and a 32-bit number;
         // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the
         //   call;
         // - slots: the memory of this rank and of its peers stays allocated while a group of them

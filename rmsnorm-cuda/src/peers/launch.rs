@@ -12,7 +12,7 @@ use crate::caps::Arch;
 use crate::error::device_error;
 use crate::kernel::Kernels;
 use crate::launch::{self, Launch, Tensors};
-use crate::params::Params;
+use crate::params::Packed;
 use crate::plan::KernelKey;
 use crate::plan::ranks::{Piece, Plan};
 use crate::plan::{reduce_forward, reduce_forward_rows};
@@ -65,6 +65,7 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
         return rows::enqueue(group, &params, &plan, Owned::of_whole(group, problem));
     }
     let kernel = load(kernels, &plan.key)?;
+    let params = params.pack(&plan.key);
     plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
 }
 
@@ -88,19 +89,19 @@ pub(super) fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction
 fn launch_one(
     group: &PeerGroup,
     kernel: sys::CUfunction,
-    params: &Params,
+    params: &Packed,
     plan: &Plan,
     piece: Piece,
 ) -> Result<(), Error> {
     let Piece { first_row, rows, grid } = piece;
     let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
     let peers = group.peers(first_row, rows);
-    let mut arguments = [std::ptr::from_ref(params).cast_mut().cast(), std::ptr::from_ref(&peers).cast_mut().cast()];
+    let mut arguments = [params.address(), std::ptr::from_ref(&peers).cast_mut().cast()];
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
     // SAFETY:
     // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-    // - arguments: its parameters are a `Params`, or the leading fields of it that calls without
-    //   row groups have, and a `Peers`, whose sizes were checked where it was compiled;
+    // - arguments: its parameters are the struct that its key has packed, and a `Peers`, whose sizes
+    //   were checked where it was compiled;
     // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
     //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; the
     //   piece has rows of the call; the key's access_bytes divide all addresses and strides;

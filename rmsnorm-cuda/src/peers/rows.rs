@@ -10,7 +10,7 @@ use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
 use crate::launch::{self, Launch, Tensors};
-use crate::params::Params;
+use crate::params::{Packed, Params};
 use crate::plan::ranks::{Piece, Plan};
 use crate::plan::reduce_forward_rows::{self, Sends};
 
@@ -86,13 +86,14 @@ pub(super) fn plan(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> R
 /// on this thread.
 pub(super) fn enqueue(group: &PeerGroup, params: &Params, plan: &Plan, owned: Owned) -> Result<(), Error> {
     let kernel = load(group.backend.kernels(), &plan.key)?;
-    plan.pieces(owned.rows_per_rank).try_for_each(|piece| launch_one(group, kernel, params, plan, owned, piece))
+    let params = params.pack(&plan.key);
+    plan.pieces(owned.rows_per_rank).try_for_each(|piece| launch_one(group, kernel, &params, plan, owned, piece))
 }
 
 fn launch_one(
     group: &PeerGroup,
     kernel: sys::CUfunction,
-    params: &Params,
+    params: &Packed,
     plan: &Plan,
     owned: Owned,
     piece: Piece,
@@ -104,7 +105,7 @@ fn launch_one(
     let [rows_per_rank, first_own, first_of_y] = [rows_per_rank, first_own, first_of_y].map(|rows| rows as u64);
     let sends = sends as u32;
     let mut arguments = [
-        std::ptr::from_ref(params).cast_mut().cast(),
+        params.address(),
         std::ptr::from_ref(&peers).cast_mut().cast(),
         std::ptr::from_ref(&rows_per_rank).cast_mut().cast(),
         std::ptr::from_ref(&first_own).cast_mut().cast(),
@@ -114,9 +115,8 @@ fn launch_one(
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
     // SAFETY:
     // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-    // - arguments: its parameters are a `Params`, or the leading fields of it that calls without
-    //   row groups have, a `Peers`, whose sizes were checked where it was compiled, three 64-bit
-    //   numbers and a 32-bit one;
+    // - arguments: its parameters are the struct that its key has packed, a `Peers`, whose sizes
+    //   were checked where it was compiled, three 64-bit numbers and a 32-bit one;
     // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
     //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; in
     //   tensors that hold only this rank's rows it accesses those rows alone, from the first of

@@ -6,7 +6,7 @@ use std::ops::Range;
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::find;
-use rmsnorm_spec::{DTypes, GradReduction, Problem, Tensor};
+use rmsnorm_spec::{DTypes, Direction, GradReduction, Problem, Storage, Tensor, TensorSet};
 
 use super::tuning::{Ladders, Tuning};
 use super::{COLUMN_LANES, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
@@ -67,11 +67,14 @@ pub(super) fn most_tuned_blocks(packs: u32) -> u32 {
     (MOST_SMS * 2048 / packs.max(1)).clamp(1, 2 * MOST_SMS)
 }
 
-/// Packs of a step, with three matrices of any dtype, that fit the shared memory of every device,
+/// The matrices that backward reads, and that its ring holds.
+const RING: TensorSet = Direction::Backward.reads().intersection(TensorSet::MATRICES);
+
+/// Packs of a step, with all matrices of any dtype, that fit the shared memory of every device,
 /// or of every device with clusters.
 pub(super) const fn most_owned_packs(has_clusters: bool) -> u32 {
     let shared = if has_clusters { LEAST_SHARED_WITH_CLUSTERS } else { LEAST_SHARED };
-    ((shared - RESERVED_BYTES) / (3 * 16)) as u32
+    ((shared - RESERVED_BYTES) / (RING.len() * 16)) as u32
 }
 
 /// An upper bound of the workspace of this problem's plan, for any legal table and any device with
@@ -343,8 +346,8 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
 /// Dynamic shared memory of a block: the ring of rows, or the exchange of its groups at the end of
 /// a chunk.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
-    let DTypes { activation, residual, .. } = problem.dtypes;
-    let streams = activation.size() + residual.size() * (1 + usize::from(problem.has(Tensor::DresidualOut)));
+    let streams: usize =
+        problem.tensors.intersection(RING).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size).sum();
     let owned = (tile.pack * tile.packs * tile.threads()) as usize;
     let ring = (tile.stages * tile.unroll) as usize * owned * streams;
     let gradients = problem.tensors.sums_over_rows();

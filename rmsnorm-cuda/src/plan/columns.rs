@@ -4,7 +4,7 @@
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{Direction, Norm, Problem};
 #[cfg(any(test, feature = "peers"))]
-use rmsnorm_spec::{Tensor, TensorSet};
+use rmsnorm_spec::{Piece, TensorSet};
 
 use super::backward::{finish, most_rows};
 use super::{MOST_BLOCKS, Plan, Program, Reads, Step, Tile, key, pack};
@@ -43,10 +43,10 @@ const COLUMNS_ROUNDS: u64 = 2;
 #[cfg(any(test, feature = "peers"))]
 pub(crate) fn first_half(problem: &Problem) -> Problem {
     let read = match problem.direction {
-        Direction::Backward => TensorSet::of(&[Tensor::Dy, Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd]),
-        Direction::Forward | Direction::QuantizedForward => {
-            TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Y, Tensor::ResidualOut])
-        }
+        // The residual's gradient is added afterwards.
+        Direction::Backward => Direction::Backward.reads().difference(Piece::Residual.tensors(Direction::Backward)),
+        // In place, y has x.
+        Direction::Forward | Direction::QuantizedForward => TensorSet::MATRICES,
     };
     Problem { tensors: problem.tensors.intersection(read), ..*problem }
 }

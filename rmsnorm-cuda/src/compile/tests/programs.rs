@@ -3,6 +3,8 @@
 //!
 //! Without NVRTC the tests print why and pass, unless `RMSNORM_REQUIRE` names `nvrtc`.
 
+mod listing;
+
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use rmsnorm_conformance::testing::{skip_or_fail, swept};
-use rmsnorm_gpu::program::CallKey;
+use rmsnorm_gpu::program::{CallKey, QuantNumbers};
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{
@@ -21,7 +23,7 @@ use rmsnorm_spec::{
 
 use super::super::*;
 use crate::caps::Caps;
-use crate::plan::{Program, columns, drawn_devices, plan};
+use crate::plan::{Program, Tile, columns, drawn_devices, plan};
 
 /// The columns that plans were tuned for, and the most that a cluster holds.
 const TUNED_COLS: [usize; 45] = [
@@ -90,6 +92,8 @@ struct Usage {
 struct Outcome {
     job: Job,
     usage: Usage,
+    code_bytes: usize,
+    code_hash: String,
     time: Duration,
 }
 
@@ -261,7 +265,10 @@ fn compile_one(nvrtc: &Nvrtc, job: Job) -> Result<Outcome, Error> {
     let entry = job.key.program.info().stem;
     let usage = usage(&log).into_iter().find(|usage| usage.kernel == entry);
     let usage = usage.unwrap_or_else(|| panic!("no kernel {entry}: {log}"));
-    Ok(Outcome { job, usage, time: start.elapsed() })
+    let code = listing::code(&cubin, entry);
+    let mut code_hash = Id::of(MAGIC, [format!("{code:?}").as_str()]).to_string();
+    code_hash.truncate(8);
+    Ok(Outcome { job, usage, code_bytes: code.len(), code_hash, time: start.elapsed() })
 }
 
 /// Parses the assembler's messages, which come in this order for each kernel.
@@ -324,6 +331,7 @@ fn tuned_programs_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned());
     report("tuned", &outcomes);
+    listing::compare(nvrtc, &outcomes);
     let most = |job: &Job| if job.key.call.form.norms_twice() { MOST_SPILLED_TWICE } else { MOST_SPILLED };
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > most(&outcome.job)).count();
     assert_eq!(
@@ -337,6 +345,7 @@ fn tuned_programs_of_codes_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned_to_codes());
     report("tuned to codes", &outcomes);
+    listing::compare(nvrtc, &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_TO_CODES).count();
     assert_eq!(spilling, 0, "tuned programs spill more than {MOST_SPILLED_TO_CODES} bytes; the table has them");
 }
@@ -346,6 +355,7 @@ fn programs_of_parts_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &of_parts());
     report("parts", &outcomes);
+    listing::compare(nvrtc, &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_OF_PARTS).count();
     assert_eq!(
         spilling, 0,
@@ -489,6 +499,7 @@ fn halves_on_columns_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &of_columns());
     report("columns", &outcomes);
+    listing::compare(nvrtc, &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
     assert_eq!(spilling, 0, "halves on columns spill more than {MOST_SPILLED} bytes; the table has them");
 }
@@ -584,6 +595,7 @@ fn tuned_programs_of_ranks_compile_and_spill_nothing() {
     let Some(nvrtc) = nvrtc() else { return };
     let outcomes = compile_all(nvrtc, &tuned_of_ranks());
     report("tuned of ranks", &outcomes);
+    listing::compare(nvrtc, &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > 0).count();
     assert_eq!(spilling, 0, "tuned programs spill; the table has them");
 }

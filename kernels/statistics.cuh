@@ -1,20 +1,4 @@
-// Operations of forward on one pack, and the statistics of a row.
-//
-// RESIDUAL_AFTER: residual_out is the rounded sum of the residual and the norm. NORMS_TWICE: y is a
-// second norm, applied to that sum with its own parameters. math.md, equations (13) and (14).
-// HAS_PARTS: x is the sum of several matrices. math.md, equation (1').
-
-#define RESIDUAL_BEFORE (HAS_RESIDUAL && !RESIDUAL_AFTER)
-
-// Whether the norm's input is a rounded sum: of x and the residual, of the parts of x, or of both.
-#define IS_SUM (RESIDUAL_BEFORE || HAS_PARTS)
-
-// The type of the norm's input h: x, or the rounded sum.
-#if IS_SUM
-using H = R;
-#else
-using H = T;
-#endif
+// Statistics of a row: mean and rstd, math.md, equations (2) to (4).
 
 // Adds a pack to the thread's partial sums of h.
 template <class E>
@@ -145,38 +129,27 @@ __device__ inline void find_statistics(
     find_statistics(p, sums, [&](int u) { return sum_packs<TOGETHER>(row(u)); }, about, meanwhile, mean, rstd);
 }
 
-// Replaces h with y in `values`.
-template <bool ADDS_BIAS = HAS_BIAS>
-__device__ inline void normalize(
-    float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
-) {
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) {
-        float x_hat = (values[i] - mean) * rstd;
-#if CAST_BEFORE_WEIGHT
-        x_hat = to_f32(from_f32<T>(x_hat));
-#endif
-        values[i] = x_hat * weight[i];
-        if constexpr (ADDS_BIAS) values[i] += bias[i];
+// Stores the statistics of row `row`, in one thread of the row's blocks. N: `Norm`, `NextNorm`.
+template <class N>
+__device__ inline void store_statistics(const Params& p, unsigned long long row, float mean, float rstd) {
+    if (threadIdx.x == 0 && cluster_rank() == 0) {
+        if (IS_LAYER && N::means(p)) N::means(p)[row] = mean;
+        if (N::rstds(p)) N::rstds(p)[row] = rstd;
     }
 }
 
-// residual_out from the norm and the residual. Columns past the end of the row are undefined, but
-// zeros if a second norm follows.
-__device__ inline Pack<R> add_residual(const float (&normed)[PACK], const Pack<R>& residual, int k, int left) {
-    float sum[PACK];
-    unpack(residual, sum);
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum[i] = !NORMS_TWICE || is_in_row(k, i, left) ? sum[i] + normed[i] : 0.0f;
-    return pack<R>(sum);
-}
-
-// h = x + residual, rounded as it is stored.
-__device__ inline Pack<R> add_residual(const Pack<T>& x, const Pack<R>& residual) {
-    float sum[PACK], addend[PACK];
-    unpack(x, sum);
-    unpack(residual, addend);
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
-    return pack<R>(sum);
+// The same for COUNT rows: `at(u)` is a place in row u, if it `exists`.
+template <int COUNT, class Exists, class AtRow>
+__device__ inline void store_statistics(
+    bool is_writer, float* means, float* rstds, const Exists& exists, const AtRow& at, const float (&mean)[COUNT], const float (&rstd)[COUNT]
+) {
+    if (is_writer) {
+        #pragma unroll
+        for (int u = 0; u < COUNT; ++u) {
+            if (exists(u)) {
+                if (IS_LAYER && means) means[at(u).row] = mean[u];
+                if (rstds) rstds[at(u).row] = rstd[u];
+            }
+        }
+    }
 }

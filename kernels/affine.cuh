@@ -1,0 +1,27 @@
+// The affine part of a norm, and the sum that one may normalize.
+
+// Replaces h with y in `values`, math.md, equations (5) and (6).
+template <bool SHIFTS = HAS_BIAS>
+__device__ inline void normalize(
+    float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
+) {
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) {
+        float x_hat = (values[i] - mean) * rstd;
+#if CAST_BEFORE_WEIGHT
+        x_hat = to_f32(from_f32<T>(x_hat));
+#endif
+        values[i] = x_hat * weight[i];
+        if constexpr (SHIFTS) values[i] += bias[i];
+    }
+}
+
+// h = x + residual, rounded as it is stored.
+__device__ inline Pack<R> add_residual(const Pack<T>& x, const Pack<R>& residual) {
+    float sum[PACK], addend[PACK];
+    unpack(x, sum);
+    unpack(residual, addend);
+    #pragma unroll
+    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+    return pack<R>(sum);
+}

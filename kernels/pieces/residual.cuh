@@ -1,0 +1,54 @@
+// Before the statistics: h = x + residual, rounded: math.md, equation (1).
+struct Residual {
+    using Value = R;
+    using First = X;
+    static constexpr bool IS_READ_ONCE = false;
+
+    template <Hint HINT>
+    __device__ static Pack<R> load(const At& at, int k) { return add<HINT>(X::load<HINT>(at, k), at, k); }
+
+    template <Hint HINT>
+    __device__ static Pack<R> add(const Pack<T>& x, const At& at, int k) {
+        return add_residual(x, load_pack<HINT>(AT(residual), k, at.left));
+    }
+
+    template <Hint HINT>
+    __device__ static void load_row(const At& at, Pack<R> (&h)[PACKS]) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) h[k] = load<HINT>(at, k);
+    }
+
+    __device__ static bool keeps(const Params& p) { return p.residual_out.data; }
+
+    __device__ static void keep(const At& at, int k, const Pack<R>& h) {
+        if (at.p.residual_out.data) store_pack(AT(residual_out), k, at.left, h);
+    }
+
+    __device__ static void keep_row(const At& at, const Pack<R> (&h)[PACKS]) {
+        if (at.p.residual_out.data) {
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) store_pack(AT(residual_out), k, at.left, h[k]);
+        }
+    }
+
+    struct Slot {
+        Pack<T> x[PACKS][THREADS];
+        Pack<R> residual[PACKS][THREADS]; // replaced by h once it is computed
+
+        __device__ void start(const At& at, int k) {
+            start_copy(&x[k][threadIdx.x], AT(x), k, at.left);
+            start_copy(&residual[k][threadIdx.x], AT(residual), k, at.left);
+        }
+
+        __device__ void finish(const At& at) {
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k) {
+                Pack<R>& h = residual[k][threadIdx.x];
+                h = add_residual(x[k][threadIdx.x], h);
+                keep(at, k, h);
+            }
+        }
+
+        __device__ Pack<R> pack(int k) const { return residual[k][threadIdx.x]; }
+    };
+};

@@ -1,0 +1,37 @@
+// Before the statistics: x alone.
+struct X {
+    using Value = T;
+    // What `add` starts from.
+    using First = X;
+    // Whether a row is read from memory once only.
+    static constexpr bool IS_READ_ONCE = false;
+
+    template <Hint HINT>
+    __device__ static Pack<T> load(const At& at, int k) { return load_pack<HINT>(AT(x), k, at.left); }
+
+    template <Hint HINT>
+    __device__ static Pack<T> add(const Pack<T>& x, const At&, int) { return x; }
+
+    template <Hint HINT>
+    __device__ static void load_row(const At& at, Pack<T> (&h)[PACKS]) {
+        #pragma unroll
+        for (int k = 0; k < PACKS; ++k) h[k] = load<HINT>(at, k);
+    }
+
+    // Whether the call wants to have h.
+    __device__ static bool keeps(const Params&) { return false; }
+
+    // Stores h if the call wants to have it. After the last load of the row: in place
+    // residual_out overwrites x or the residual.
+    __device__ static void keep(const At&, int, const Pack<T>&) {}
+    __device__ static void keep_row(const At&, const Pack<T> (&)[PACKS]) {}
+
+    // A row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
+    struct Slot {
+        Pack<T> x[PACKS][THREADS];
+
+        __device__ void start(const At& at, int k) { start_copy(&x[k][threadIdx.x], AT(x), k, at.left); }
+        __device__ void finish(const At&) {}
+        __device__ Pack<T> pack(int k) const { return x[k][threadIdx.x]; }
+    };
+};
