@@ -26,36 +26,31 @@ fn main(me: Me) {
             // A missing row is all zeros.
             let row_J = row + J * turn_rows;
             let exists_J = row_J < params.rows;
-            var statistics_J = Statistics();
+            var statistics_J = RowStatistics();
             @unroll(K) {
-                var x_J_K = Kept_R();
-                var dy_J_K = Kept_T();
+                var held_J_K = Held_0();
             }
             if (exists_J) {
                 statistics_J = load_statistics(row_J);
                 @unroll(K) {
-                    x_J_K = load_x(row_J, thread, K);
-                    dy_J_K = load_dy(row_J, thread, K);
+                    held_J_K = load_0(row_J, thread, K);
                 }
-            }
-            @unroll(K) {
-                var dresidual_out_J_K = Kept_R();
             }
             if (exists_J && !IS_READ_AGAIN) {
                 @unroll(K) {
-                    dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
+                    held_J_K = load_late_0(held_J_K, row_J, thread, K);
                 }
             }
         }
         // `step * params.zero` is 0, but unknown to the compiler, which would otherwise hoist this
         // load and keep it in registers.
         @unroll(K) {
-            var weight_K = load_weight(0u, thread + step * params.zero, K);
+            var weight_K = load_weight_0(thread + step * params.zero, K);
         }
         @unroll(J) {
             var sums_J = Sum();
             @unroll(K) {
-                let terms_J_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                let terms_J_K = terms_of(thread, K, held_J_K, weight_K, statistics_J);
                 sums_J += sums_of(terms_J_K);
                 if (!IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat)); }
                 if (!IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, terms_J_K.dy); }
@@ -69,18 +64,14 @@ fn main(me: Me) {
                 @unroll(K) {
                     if (IS_READ_AGAIN) {
                         let place = thread + params.zero;
-                        x_J_K = load_x(row_J, place, K);
-                        dy_J_K = load_dy(row_J, place, K);
-                        weight_K = load_weight(0u, place, K);
-                        dresidual_out_J_K = load_dresidual_out(row_J, thread, K);
+                        held_J_K = load_0(row_J, place, K);
+                        weight_K = load_weight_0(place, K);
+                        held_J_K = load_late_0(held_J_K, row_J, thread, K);
                     }
-                    let again_K = terms_of(thread, K, x_J_K, dy_J_K, weight_K, statistics_J);
+                    let again_K = terms_of(thread, K, held_J_K, weight_K, statistics_J);
                     if (IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(again_K.dy, again_K.x_hat)); }
                     if (IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, again_K.dy); }
-                    var dx_K = dx_pair_of(again_K, statistics_J.rstd, averages_J);
-                    if (HAS_DRESIDUAL_OUT) { dx_K = plus(dx_K, pair_R(dresidual_out_J_K)); }
-                    store_dx(row_J, thread, K, kept_T(dx_K));
-                    store_dresidual(row_J, thread, K, kept_R(dx_K));
+                    pull_before(row_J, thread, K, held_J_K, dx_pair_of(again_K, statistics_J.rstd, averages_J));
                 }
             }
         }

@@ -10,17 +10,16 @@ fn main(me: Me) {
     let k = work_of(me) % tiles;
     if (chunk >= params.chunks) { return; }
     let rows_of_step = WORKGROUP / THREADS_PER_ROW * params.chunks;
-    let weight = load_weight(0u, thread, k);
+    let weight = load_weight_0(thread, k);
     var dweight = Pair();
     var dbias = Pair();
     for (var row = lane / THREADS_PER_ROW * params.chunks + chunk; row < params.rows; row += rows_of_step) {
         let statistics = load_statistics(row);
         let averages = load_row_sums(row);
-        let terms = terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics);
-        var dx = dx_pair_of(terms, statistics.rstd, averages);
-        if (HAS_DRESIDUAL_OUT) { dx = plus(dx, pair_R(load_dresidual_out(row, thread, k))); }
-        store_dx(row, thread, k, kept_T(dx));
-        store_dresidual(row, thread, k, kept_R(dx));
+        let held = load_0(row, thread, k);
+        let terms = terms_of(thread, k, held, weight, statistics);
+        let dx = dx_pair_of(terms, statistics.rstd, averages);
+        pull_before(row, thread, k, load_late_0(held, row, thread, k), dx);
         if (HAS_DWEIGHT) { dweight = plus(dweight, times(terms.dy, terms.x_hat)); }
         if (HAS_DBIAS) { dbias = plus(dbias, terms.dy); }
     }

@@ -14,8 +14,8 @@ fn main(me: Me) {
         let pairs = pairs_of(thread);
         var block = Sum();
         for (var k = 0u; k < pairs; k += 1u) {
-            let weight = load_weight(0u, thread, k);
-            block += sums_of(terms_of(thread, k, load_x(row, thread, k), load_dy(row, thread, k), weight, statistics));
+            let weight = load_weight_0(thread, k);
+            block += sums_of(terms_of(thread, k, load_0(row, thread, k), weight, statistics));
             if (ends_block(thread, k + 1u)) {
                 sums += block;
                 block = Sum();

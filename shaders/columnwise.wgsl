@@ -24,7 +24,7 @@ fn at_scales_columnwise(col: u32, group: u32) -> u32 {
 // Zeros for a missing row.
 fn v_at(row: u32, thread: u32, k: u32, weight: Kept_W, bias: Kept_W) -> Pair {
     if (row >= params.rows) { return Pair(); }
-    return v_of(h_of(load_addends(row, thread, k)), load_mean(row), load_rstd(row), weight, bias);
+    return v_of(h_0(load_0(row, thread, k)), load_statistics(row), weight, bias);
 }
 
 fn v_of_rows(row: u32, thread: u32, k: u32, weight: Kept_W, bias: Kept_W) -> Rows {
@@ -67,8 +67,8 @@ fn main(me: Me) {
     let k = work_of(me) % across;
     for (var i = lane; i < TILE_COLS * SETS; i += WORKGROUP) { atomicStore(&magnitudes[i], 0u); }
     workgroupBarrier();
-    let weight = load_weight(0u, thread, k);
-    let bias = load_bias(0u, thread, k);
+    let weight = load_weight_0(thread, k);
+    let bias = load_bias_0(thread, k);
     // Columns within the tile.
     let lo = column(thread, 0u, 0u);
     let hi = column(thread, 0u, 1u);

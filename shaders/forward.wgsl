@@ -1,4 +1,5 @@
-// Forward: math.md, equations (1) to (6). A row stays in the registers of its threads.
+// Forward: math.md, equations (1) to (6), (13) and (14). A row stays in the registers of its
+// threads. N counts norms: the next norm is the same code on the sum that replaces the row.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
@@ -8,13 +9,13 @@ fn main(me: Me) {
     // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     @unroll(K) {
-        var addends_K = Addends();
+        var held_0_K = Held_0();
     }
     // All loads come before the first sum, because its rounding branches, and compilers do not move
     // loads across a branch.
     if (exists) {
         @unroll(K) {
-            addends_K = load_addends(row, thread, K);
+            held_0_K = load_0(row, thread, K);
         }
     }
     // With few rows latency dominates, so weights are loaded together with x. With many rows this
@@ -23,44 +24,34 @@ fn main(me: Me) {
         var weight_K = Kept_W();
         var bias_K = Kept_W();
         if (IS_EARLY) {
-            weight_K = load_weight(0u, thread, K);
-            bias_K = load_bias(0u, thread, K);
+            weight_K = load_weight_0(thread, K);
+            bias_K = load_bias_0(thread, K);
         }
     }
-    @unroll(K) {
-        let h_K = h_of(addends_K);
-    }
-    var mean = 0.0;
-    if (IS_LAYER) {
+    @unroll(N) {
+        @include(statistics_held)
         @unroll(K) {
-            mean += sum_of(pair_H(h_K));
+            var held_N1_K = Held_N1();
         }
-        mean = first_mean(mean, lane);
-    }
-    var about = Sum();
-    @unroll(K) {
-        about += about_mean(thread, K, pair_H(h_K), mean);
-    }
-    let statistics = statistics_of(mean, about, lane);
-    if (!exists) { return; }
-    // Loads come before stores, which compilers must assume to alias. They are loaded in batches:
-    // registers for eight packs of weights and biases would cost an H200 a third of its resident
-    // workgroups.
-    @unroll(K of BATCH) {
-        if (!IS_EARLY) {
-            @unroll(K) {
-                weight_K = load_weight(0u, thread, K);
-                bias_K = load_bias(0u, thread, K);
+        if (exists) {
+            // Loads come before stores, which compilers must assume to alias. They are loaded in
+            // batches: registers for eight packs of weights and biases would cost an H200 a third
+            // of its resident workgroups.
+            @unroll(K of BATCH) {
+                if (!IS_EARLY || N > 0) {
+                    @unroll(K) {
+                        weight_K = load_weight_N(thread, K);
+                        bias_K = load_bias_N(thread, K);
+                    }
+                }
+                @unroll(K) {
+                    held_N_K = load_late_N(held_N_K, row, thread, K);
+                }
+                @unroll(K) {
+                    held_N1_K = put_N(row, thread, K, held_N_K, h_N_K, statistics_N, weight_K, bias_K);
+                }
             }
-        }
-        if (RESIDUAL_AFTER && !IS_RESIDUAL_EARLY) {
-            @unroll(K) {
-                addends_K.residual = load_residual(row, thread, K);
-            }
-        }
-        @unroll(K) {
-            write_y(row, thread, K, h_K, addends_K.residual, statistics.mean, statistics.rstd, weight_K, bias_K);
+            store_statistics_N(row, thread, statistics_N);
         }
     }
-    write_statistics(row, thread, statistics);
 }

@@ -1,7 +1,7 @@
-// Forward for rows that exceed the registers: math.md, equations (1) to (6). A row is read once per
-// sum, or once for both sums, and again for y, except for the packs of the last iteration, which
-// are still in registers. Works in place: a thread reads only columns that it owns, and reads h
-// before writing y.
+// Forward for rows that exceed the registers: math.md, equations (1) to (6), (13) and (14). A row is
+// read for its statistics, and again for y, except for the packs of the last iteration, which are
+// still in registers. Works in place: a thread reads only columns that it owns, and reads h before
+// writing y. N counts norms, as in forward.wgsl.
 
 @compute @workgroup_size(WORKGROUP)
 fn main(me: Me) {
@@ -11,81 +11,45 @@ fn main(me: Me) {
     // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
-    @unroll(K) {
-        var addends_K = Addends();
-    }
-    var mean = 0.0;
-    var about = Sum();
-    if (IS_VISITED_ONCE) {
-        var moments = Moments();
-        var block = Moments();
-        for (var turn = 0u; turn < turns; turn += 1u) {
-            @unroll(K) {
-                addends_K = load_addends(row, thread, turn * PACKS + K);
-            }
-            @unroll(K) {
-                block = with_pair(block, thread, turn * PACKS + K, pair_H(h_of(addends_K)));
-            }
-            if (ends_block(thread, (turn + 1u) * PACKS)) {
-                moments = merged(moments, block);
-                block = Moments();
-            }
+    var visit_0 = Visit();
+    @unroll(N) {
+        @unroll(K) {
+            var held_N_K = Held_N();
         }
-        mean = first_mean(sum_of_moments(moments), lane);
-        about = moments_about(mean, moments);
-    } else {
-        if (IS_LAYER) {
-            var block = 0.0;
-            for (var turn = 0u; turn < turns; turn += 1u) {
+        @include(statistics_streamed)
+        var visit_N1 = Visit();
+        var block_N1 = Visit();
+        for (var left = turns; left > 0u; left -= 1u) {
+            // From the end: the columns read last are most likely in a cache. Before a next norm
+            // from the start: its sums have the order of programs that hold a row in registers.
+            let turn = select(left - 1u, turns - left, N1 < NORMS);
+            let first = turn * PACKS;
+            if (left < turns || NORMS > 1u) {
                 @unroll(K) {
-                    addends_K = load_addends(row, thread, turn * PACKS + K);
+                    held_N_K = load_N(row, thread, first + K);
                 }
+            }
+            @unroll(K) {
+                let weight_K = load_weight_N(thread, first + K);
+                let bias_K = load_bias_N(thread, first + K);
+            }
+            @unroll(K) {
+                held_N_K = load_late_N(held_N_K, row, thread, first + K);
+            }
+            @unroll(K) {
+                let h_N_K = h_N(held_N_K);
+                let next_K = put_N(row, thread, first + K, held_N_K, h_N_K, statistics_N, weight_K, bias_K);
+            }
+            if (N1 < NORMS) {
                 @unroll(K) {
-                    block += sum_of(pair_H(h_of(addends_K)));
+                    block_N1 = visited(block_N1, thread, first + K, pair_N1(next_K));
                 }
                 if (ends_block(thread, (turn + 1u) * PACKS)) {
-                    mean += block;
-                    block = 0.0;
+                    visit_N1 = joined(visit_N1, block_N1);
+                    block_N1 = Visit();
                 }
             }
-            mean = first_mean(mean, lane);
         }
-        var block = Sum();
-        for (var turn = 0u; turn < turns; turn += 1u) {
-            @unroll(K) {
-                addends_K = load_addends(row, thread, turn * PACKS + K);
-            }
-            @unroll(K) {
-                block += about_mean(thread, turn * PACKS + K, pair_H(h_of(addends_K)), mean);
-            }
-            if (ends_block(thread, (turn + 1u) * PACKS)) {
-                about += block;
-                block = Sum();
-            }
-        }
+        if (exists) { store_statistics_N(row, thread, statistics_N); }
     }
-    let statistics = statistics_of(mean, about, lane);
-    if (!exists) { return; }
-    // From the end: the columns read last are most likely in a cache.
-    for (var left = turns; left > 0u; left -= 1u) {
-        let first = (left - 1u) * PACKS;
-        if (left < turns) {
-            @unroll(K) {
-                addends_K = load_addends(row, thread, first + K);
-            }
-        }
-        @unroll(K) {
-            let weight_K = load_weight(0u, thread, first + K);
-            let bias_K = load_bias(0u, thread, first + K);
-        }
-        if (RESIDUAL_AFTER) {
-            @unroll(K) {
-                addends_K.residual = load_residual(row, thread, first + K);
-            }
-        }
-        @unroll(K) {
-            write_y(row, thread, first + K, h_of(addends_K), addends_K.residual, statistics.mean, statistics.rstd, weight_K, bias_K);
-        }
-    }
-    write_statistics(row, thread, statistics);
 }

@@ -1,28 +1,20 @@
 // Shared by the backward programs: the terms of math.md, equations (7) to (12), for one pair. A Sum
 // is sum(wdy * x_hat) and, for layer norm, sum(wdy).
 
-struct Statistics {
-    mean: f32,
-    rstd: f32,
-}
-
-// The mean is 0 for RMS norm.
-fn load_statistics(row: u32) -> Statistics { return Statistics(load_mean(row), load_rstd(row)); }
-
 struct Terms {
     x_hat: Pair,
     dy: Pair,
     wdy: Pair,
 }
 
-fn terms_of(thread: u32, k: u32, x: Kept_R, dy: Kept_T, weight: Kept_W, row: Statistics) -> Terms {
-    let values = pair_R(x);
-    let dys = pair_T(dy);
-    if (!IS_LAYER) { return Terms(Pair(values.lo * row.rstd, values.hi * row.rstd), dys, weighted(dys, weight)); }
+fn terms_of(thread: u32, k: u32, held: Held_0, weight: Kept_W, row: RowStatistics) -> Terms {
+    let values = pair_R(held.x);
+    let dy = pull_after(held);
+    if (!IS_LAYER) { return Terms(Pair(values.lo * row.rstd, values.hi * row.rstd), dy, pull_weight(dy, weight)); }
     // Past the end dy is 0, but x_hat may overflow.
     let lo = within(column(thread, k, 0u), (values.lo - row.mean) * row.rstd);
     let hi = within(column(thread, k, 1u), (values.hi - row.mean) * row.rstd);
-    return Terms(Pair(lo, hi), dys, weighted(dys, weight));
+    return Terms(Pair(lo, hi), dy, pull_weight(dy, weight));
 }
 
 // The thread's part of the row's sums.

@@ -1,9 +1,10 @@
-//! The WGSL of `rmsnorm-wgpu` as text: one file per phase, and shared files. `source.rs` of that
-//! crate assembles programs.
+//! The WGSL of `rmsnorm-wgpu` as text: one file per schedule or piece, and shared files.
+//! `source.rs` of that crate assembles programs.
 #![forbid(unsafe_code)]
 
 rmsnorm_gpu::sources! {
     "shaders", [".wgsl"];
+    AFFINE = "affine.wgsl",
     ATOMICS = "atomics.wgsl",
     BACKWARD = "backward.wgsl",
     BACKWARD_COLUMNS = "backward_columns.wgsl",
@@ -16,25 +17,26 @@ rmsnorm_gpu::sources! {
     FOLD = "fold.wgsl",
     FORWARD = "forward.wgsl",
     FORWARD_STREAMING = "forward_streaming.wgsl",
-    FORWARD_STREAMING_TWICE = "forward_streaming_twice.wgsl",
-    FORWARD_TWICE = "forward_twice.wgsl",
     GRADIENTS = "gradients.wgsl",
     IO_BF16 = "io_bf16.wgsl",
     IO_F16 = "io_f16.wgsl",
     IO_F32 = "io_f32.wgsl",
-    NEXT_NORM = "next_norm.wgsl",
-    NORMALIZE = "normalize.wgsl",
-    PARAMETERS = "parameters.wgsl",
-    PARAMS = "params.wgsl",
+    ME = "me.wgsl",
     PARTIALS = "partials.wgsl",
-    QUANTIZE = "quantize.wgsl",
+    QUANTIZE = "pieces/quantize.wgsl",
     QUANTIZED_FORWARD = "quantized_forward.wgsl",
     QUANTIZED_FORWARD_STREAMING = "quantized_forward_streaming.wgsl",
     REDUCE_PARTIALS = "reduce_partials.wgsl",
     REDUCE_SUBGROUP = "reduce_subgroup.wgsl",
     REDUCE_WORKGROUP = "reduce_workgroup.wgsl",
+    RESIDUAL = "pieces/residual.wgsl",
+    RESIDUAL_AFTER = "pieces/residual_after.wgsl",
     SCALES = "scales.wgsl",
     STATISTICS = "statistics.wgsl",
+    STATISTICS_HELD = "statistics_held.wgsl",
+    STATISTICS_STREAMED = "statistics_streamed.wgsl",
+    SUM_LAYER = "sum_layer.wgsl",
+    SUM_RMS = "sum_rms.wgsl",
     TENSOR_SCALE = "tensor_scale.wgsl",
     THREADS = "threads.wgsl",
     TRANSPOSE_CODES = "transpose_codes.wgsl",

@@ -10,37 +10,25 @@ fn main(me: Me) {
     let exists = row < params.rows;
     clear_row_magnitude(lane);
     @unroll(K) {
-        var addends_K = Addends();
+        var held_0_K = Held_0();
     }
     // All loads come before the first sum, as in `forward.wgsl`.
     if (exists) {
         @unroll(K) {
-            addends_K = load_addends(row, thread, K);
+            held_0_K = load_0(row, thread, K);
         }
     }
     var of_row = given_scale();
-    @unroll(K) {
-        let h_K = h_of(addends_K);
+    @unroll(N) {
+        @include(statistics_held)
     }
-    var mean = 0.0;
-    if (IS_LAYER) {
-        @unroll(K) {
-            mean += sum_of(pair_H(h_K));
-        }
-        mean = first_mean(mean, lane);
-    }
-    var about = Sum();
-    @unroll(K) {
-        about += about_mean(thread, K, pair_H(h_K), mean);
-    }
-    let statistics = statistics_of(mean, about, lane);
     @unroll(K) {
         var v_K = Pair();
     }
     var magnitude = 0u;
     if (SCALE == FIND || SCALE == BY_ROW) {
         @unroll(K) {
-            v_K = v_of(h_K, statistics.mean, statistics.rstd, load_weight(0u, thread, K), load_bias(0u, thread, K));
+            v_K = v_of(h_0_K, statistics_0, load_weight_0(thread, K), load_bias_0(thread, K));
         }
         @unroll(K) {
             magnitude = max(magnitude, largest_of_pair(thread, K, v_K));
@@ -54,17 +42,17 @@ fn main(me: Me) {
         // Loads come before stores, as in `forward.wgsl`. Codes take a quarter of the registers.
         @unroll(K of BATCH) {
             @unroll(K) {
-                if (SCALE != BY_ROW) { v_K = v_of(h_K, statistics.mean, statistics.rstd, load_weight(0u, thread, K), load_bias(0u, thread, K)); }
+                if (SCALE != BY_ROW) { v_K = v_of(h_0_K, statistics_0, load_weight_0(thread, K), load_bias_0(thread, K)); }
                 if (FINDS_AMAX) { magnitude = max(magnitude, largest_of_pair(thread, K, v_K)); }
                 let codes_K = codes_of(row, exists, lane, K, v_K, of_row);
             }
             if (exists) {
                 @unroll(K) {
-                    write_pair(row, thread, K, h_K, v_K, codes_K);
+                    put_0(row, thread, K, h_0_K, v_K, codes_K);
                 }
             }
         }
-        if (exists) { write_statistics(row, thread, statistics); }
+        if (exists) { store_statistics_0(row, thread, statistics_0); }
     }
     if (FINDS_AMAX) { fold_magnitude(select(0u, magnitude, exists), lane); }
 }

@@ -27,6 +27,5 @@ fn main(me: Me) {
         workgroupBarrier();
     }
     if (lane >= THREADS_PER_ROW) { return; }
-    if (HAS_DWEIGHT && gradient == 0u) { store_dweight(col, sum); }
-    if (HAS_DBIAS && gradient == DBIAS) { store_dbias(col, sum); }
+    store_gradient(gradient, col, sum);
 }

@@ -1,6 +1,19 @@
 // Sums over the threads of a row, in an order that depends only on the tile: shuffles within a
 // subgroup, then workgroup memory across subgroups.
 
+struct Me {
+    @builtin(subgroup_invocation_id) in_subgroup: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+}
+
+// WGSL does not guarantee that subgroups follow the local index. Subgroups should be full; if one is
+// not, results are wrong, but no index is out of bounds.
+fn lane_of(me: Me) -> u32 { return min(me.subgroup * SUBGROUP + me.in_subgroup, WORKGROUP - 1u); }
+
+fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
+
 var<workgroup> exchange: array<Sum, 2u * SUBGROUPS>;
 var<private> turn: u32 = 0u;
 

@@ -18,11 +18,6 @@ fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
 // gives two different means.
 fn first_mean(part: f32, lane: u32) -> f32 { return sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x; }
 
-struct RowStatistics {
-    mean: f32,
-    rstd: f32,
-}
-
 // Mean and rstd, from the threads' sums about a first mean: math.md, 5.1.
 fn statistics_of(mean: f32, about: Sum, lane: u32) -> RowStatistics {
     let sums = sum_parts(sum_threads(about, lane));
@@ -83,8 +78,32 @@ fn moments_about(mean: f32, moments: Moments) -> Sum {
     return sum_from(max(moved.squares, 0.0), moved.rest);
 }
 
-fn write_statistics(row: u32, thread: u32, statistics: RowStatistics) {
-    if (thread > 0u) { return; }
-    store_mean(row, statistics.mean);
-    store_rstd(row, statistics.rstd);
+// A thread's sums of a first visit to its part of a row that streams, from which the mean follows:
+// moments if it is the only visit, else the values, or the squares of RMS norm.
+struct Visit {
+    moments: Moments,
+    sum: f32,
+    about: Sum,
+}
+
+fn visited(visit: Visit, thread: u32, k: u32, h: Pair) -> Visit {
+    if (IS_VISITED_ONCE) { return Visit(with_pair(visit.moments, thread, k, h), 0.0, Sum()); }
+    if (IS_LAYER) { return Visit(Moments(), visit.sum + sum_of(h), Sum()); }
+    return Visit(Moments(), 0.0, visit.about + about_mean(thread, k, h, 0.0));
+}
+
+fn joined(one: Visit, other: Visit) -> Visit {
+    if (IS_VISITED_ONCE) { return Visit(merged(one.moments, other.moments), 0.0, Sum()); }
+    return Visit(Moments(), one.sum + other.sum, one.about + other.about);
+}
+
+fn mean_of(visit: Visit, lane: u32) -> f32 {
+    if (IS_VISITED_ONCE) { return first_mean(sum_of_moments(visit.moments), lane); }
+    if (IS_LAYER) { return first_mean(visit.sum, lane); }
+    return 0.0;
+}
+
+fn about_of(visit: Visit, mean: f32) -> Sum {
+    if (IS_VISITED_ONCE) { return moments_about(mean, visit.moments); }
+    return visit.about;
 }

@@ -50,3 +50,6 @@ fn total(values: vec4<f32>) -> f32 {
     let halves = values.xy + values.zw;
     return halves.x + halves.y;
 }
+
+// Elements between partial rows of dweight or dbias.
+fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * PADDING; }

@@ -8,7 +8,6 @@ use std::path::Path;
 use rmsnorm_core::{AnyBackend, DType, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
-use crate::figure::read_text;
 use crate::{BenchError, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
 
 /// The commit that the program was built from, with a `+` if the tree had uncommitted changes;
@@ -275,6 +274,14 @@ impl Measured {
     pub fn has_gaps(&self) -> bool {
         self.mode == Mode::Events.name()
     }
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// If it cannot be read as text.
+pub(crate) fn read_text(path: &Path) -> Result<String, BenchError> {
+    std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use rmsnorm_core::{DType, Norm};
 use serde::Deserialize;
 
 use crate::BenchError;
-use crate::document::{Document, Measured, Report};
-use crate::selection::MOST_ELEMENTS;
+use crate::document::{Document, Measured, Report, read_text};
+use crate::shapes::MOST_ELEMENTS;
 use crate::{Op, Shape};
 
 /// What is measured: figures of equal subjects compare.
@@ -239,14 +239,6 @@ impl Figure {
             && [Some(self.us), self.copy_gbs].into_iter().flatten().all(is_positive)
             && (is_positive(self.gbs) || self.subject.norm.is_empty())
     }
-}
-
-/// The text of a file.
-///
-/// # Errors
-/// If it cannot be read as text.
-pub(crate) fn read_text(path: &Path) -> Result<String, BenchError> {
-    std::fs::read_to_string(path).map_err(|error| BenchError::Input(format!("cannot read {}: {error}", path.display())))
 }
 
 /// The figures of a document.

@@ -32,8 +32,10 @@ pub mod tune;
 mod workload;
 
 pub use clock::{Samples, Sampling, Timing, alternate};
+pub use devices::measure;
 pub use error::BenchError;
-pub use measurable::{Measurable, Measurement, Mode, Sets, measure};
-pub use operation::{Op, Operation, REDUCTIONS, Shape, reduction_name};
+pub use measurable::{Measurable, Measurement, Mode, Sets};
+pub use operation::{Op, Operation, REDUCTIONS, reduction_name};
 pub use quant::Quant;
+pub use shapes::Shape;
 pub use workload::{Workload, problem, workload_bytes};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{AnyBackend, Element, Error, NormBackend};
+use rmsnorm_core::{Element, Error, NormBackend};
 use rmsnorm_tuning::Tunable;
 
 use crate::Shape;
@@ -123,22 +123,4 @@ pub trait Measurement {
 
     /// Measures this backend.
     fn run<D: Measurable>(self, device: &D) -> Self::Output;
-}
-
-/// Runs a measurement on any backend. On a CUDA device it runs on a stream whose calls can be
-/// captured into a graph.
-///
-/// # Errors
-/// `Device` if there is no such stream, `Unsupported` for a backend without a timer.
-pub fn measure<M: Measurement>(backend: &AnyBackend, measurement: M) -> Result<M::Output, Error> {
-    if let Some(backend) = backend.as_cpu() {
-        Ok(measurement.run(backend))
-    } else if let Some(backend) = backend.as_cuda() {
-        Ok(measurement.run(&crate::devices::cuda::capturable(backend)?))
-    } else if let Some(backend) = backend.as_wgpu() {
-        Ok(measurement.run(backend))
-    } else {
-        let rule = format!("{} cannot be measured: it has no timer", backend.device());
-        Err(Error::Unsupported { rule })
-    }
 }

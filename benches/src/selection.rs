@@ -14,10 +14,6 @@ use crate::{
     BenchError, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
 };
 
-/// The largest number of elements of a matrix: no size in bytes overflows with it. The device's own
-/// limit is checked later.
-pub const MOST_ELEMENTS: usize = isize::MAX as usize >> 8;
-
 /// The measurements to make: the product of all lists.
 #[derive(Clone, Debug)]
 pub struct Selection {

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::figure::{Figure, Subject, sources};
 
+/// Times up to this multiple of the fastest are level with it: two runs of one program differ by as much.
+const LEVEL: f64 = 1.005;
+
 /// The table in Markdown. The first source is the one that the others are compared with: `1.20x` behind a time says that
 /// the first takes so much less. Subjects that only one source has are left out unless there is but one source; `None` if
 /// that leaves nothing.
@@ -36,7 +39,7 @@ pub fn table(figures: &[Figure]) -> Option<String> {
 }
 
 /// A table for a page: a line per subject, sorted by `order`, a column per source, and the share of its copy that the first source of ours
-/// reaches. The fastest of a line is bold. Times have three significant digits, in ms if all of them are above 1 ms. `+`
+/// reaches. The fastest of a line is bold, and every time that is level with it. Times have three significant digits, in ms if all of them are above 1 ms. `+`
 /// behind a time marks gaps between launches, which keep it from being the fastest.
 pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String {
     let sources = sources(figures);
@@ -65,7 +68,7 @@ pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String
     for subject in subjects {
         let of = |source: &str| figures.iter().find(|figure| figure.subject == *subject && figure.source == source);
         let times = sources.iter().filter_map(|source| of(source)).filter(|figure| !figure.has_gaps);
-        let best = times.map(|figure| three_digits(scale * figure.us)).min_by(|a, b| value(a).total_cmp(&value(b)));
+        let best = times.map(|figure| value(&three_digits(scale * figure.us))).min_by(f64::total_cmp);
         let mut name = subject.title();
         if dtypes.len() > 1 {
             name = format!("{name}, {}", subject.dtype);
@@ -79,7 +82,7 @@ pub fn page<K: Ord>(figures: &[Figure], order: impl Fn(&Subject) -> K) -> String
                 let time = three_digits(scale * figure.us);
                 match figure.has_gaps {
                     true => time + "+",
-                    false if best.as_ref() == Some(&time) => format!("**{time}**"),
+                    false if best.is_some_and(|best| value(&time) <= LEVEL * best) => format!("**{time}**"),
                     false => time,
                 }
             }));

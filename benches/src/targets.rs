@@ -7,7 +7,8 @@ use std::path::Path;
 use rmsnorm_core::{DType, Device, Norm};
 use serde::Deserialize;
 
-use crate::figure::{Figure, Subject, read_text};
+use crate::document::read_text;
+use crate::figure::{Figure, Subject};
 use crate::{BenchError, Op, Shape};
 
 /// The file. The comment in `targets.toml` describes the entries.

@@ -14,14 +14,21 @@ pub(crate) struct Args<const D: usize> {
     pub(crate) bias: Option<Tensor<1>>,
     /// The weight of the next norm.
     pub(crate) next_weight: Option<Tensor<1>>,
+    pub(crate) next_bias: Option<Tensor<1>>,
 }
 
 impl<const D: usize> Args<D> {
+    /// The tensors of a norm without a residual.
+    pub(crate) const fn of(x: Tensor<D>, weight: Tensor<1>, bias: Option<Tensor<1>>) -> Self {
+        Args { x, residual: None, weight, bias, next_weight: None, next_bias: None }
+    }
+
     /// The vectors with their names.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = (&'static str, &Tensor<1>)> {
-        let (bias, next_weight) = (self.bias.as_ref(), self.next_weight.as_ref());
-        [("weight", Some(&self.weight)), ("bias", bias), ("next_weight", next_weight)]
+        let next = [("next_weight", self.next_weight.as_ref()), ("next_bias", self.next_bias.as_ref())];
+        [("weight", Some(&self.weight)), ("bias", self.bias.as_ref())]
             .into_iter()
+            .chain(next)
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 

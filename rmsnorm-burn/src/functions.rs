@@ -1,9 +1,8 @@
-//! The functions.
+//! Common norms as functions of one line.
 
 use burn::tensor::Tensor;
-use rmsnorm_core::{Norm, NormParams};
 
-use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
+use crate::Norm;
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -28,7 +27,7 @@ use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normali
 /// assert!(x.grad(&gradients).is_some() && weight.grad(&gradients).is_some());
 /// ```
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(NormParams::new(Norm::Rms, eps), x, weight, None)
+    Norm::rms(eps).apply(x, weight)
 }
 
 /// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
@@ -37,7 +36,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Te
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize(NormParams::gemma(eps), x, weight, None)
+    Norm::gemma(eps).apply(x, weight)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
@@ -53,7 +52,7 @@ pub fn gemma_rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64)
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, bias: Option<Tensor<1>>, eps: f64) -> Tensor<D> {
-    normalize(NormParams::new(Norm::Layer, eps), x, weight, bias)
+    Norm::layer(eps).bias(bias).apply(x, weight)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
@@ -86,7 +85,7 @@ pub fn add_rms_norm<const D: usize>(
     weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
+    Norm::rms(eps).residual(residual).apply(x, weight)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
@@ -104,7 +103,7 @@ pub fn add_layer_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    add_normalize(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
+    Norm::layer(eps).residual(residual).bias(bias).apply(x, weight)
 }
 
 /// `residual` plus the RMS norm of `x`, rounded once, to the dtype of `residual`, as at the end of
@@ -135,7 +134,7 @@ pub fn add_layer_norm<const D: usize>(
 /// assert_eq!(residual.into_data().try_to_vec::<f32>().unwrap(), [2.0, 1.0]);
 /// ```
 pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize_add(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
+    Norm::rms(eps).residual_after(residual).apply(x, weight)
 }
 
 /// [`rms_norm_add`] with `1 + weight`, which is not rounded: the norms after attention and after
@@ -144,7 +143,7 @@ pub fn rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: T
 /// # Panics
 /// As [the crate](crate#panics) says.
 pub fn gemma_rms_norm_add<const D: usize>(x: Tensor<D>, residual: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
-    normalize_add(NormParams::gemma(eps), x, residual, weight, None)
+    Norm::gemma(eps).residual_after(residual).apply(x, weight)
 }
 
 /// `residual` plus the layer norm of `x`, rounded once: as [`rms_norm_add`], with a gradient of
@@ -162,7 +161,7 @@ pub fn layer_norm_add<const D: usize>(
     bias: Option<Tensor<1>>,
     eps: f64,
 ) -> Tensor<D> {
-    normalize_add(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
+    Norm::layer(eps).residual_after(residual).bias(bias).apply(x, weight)
 }
 
 /// Two norms around a residual, in one pass over memory. Returns `(y, h)`: `h` is [`rms_norm_add`]
@@ -203,7 +202,7 @@ pub fn rms_norm_add_rms_norm<const D: usize>(
     next_weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    normalize_add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, next_weight)
+    Norm::rms(eps).residual_after(residual).next_norm(next_weight).apply(x, weight)
 }
 
 /// [`rms_norm_add_rms_norm`] with `1 + weight` and `1 + next_weight`, which are not rounded: the
@@ -218,5 +217,5 @@ pub fn gemma_rms_norm_add_rms_norm<const D: usize>(
     next_weight: Tensor<1>,
     eps: f64,
 ) -> (Tensor<D>, Tensor<D>) {
-    normalize_add_normalize(NormParams::gemma(eps), x, residual, weight, next_weight)
+    Norm::gemma(eps).residual_after(residual).next_norm(next_weight).apply(x, weight)
 }

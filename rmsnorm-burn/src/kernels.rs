@@ -43,6 +43,7 @@ pub(crate) struct ForwardCall<B: Backend> {
     pub(crate) bias: Option<FloatTensor<B>>,
     /// The weight of the next norm, if there is one, in the dtype of the weight.
     pub(crate) next_weight: Option<FloatTensor<B>>,
+    pub(crate) next_bias: Option<FloatTensor<B>>,
     pub(crate) wanted: TensorSet,
 }
 
@@ -145,6 +146,7 @@ pub(crate) trait Kernels: Backend {
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
         #[extension_type] next_weight: Maybe<Self>,
+        #[extension_type] next_bias: Maybe<Self>,
         spec: NormParams,
         wanted: TensorSet,
     ) -> Forwarded<Self>;
@@ -170,11 +172,13 @@ impl<B: Run> Kernels for B {
         weight: FloatTensor<B>,
         bias: Maybe<B>,
         next_weight: Maybe<B>,
+        next_bias: Maybe<B>,
         spec: NormParams,
         wanted: TensorSet,
     ) -> Forwarded<B> {
-        let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
-        or_panic(B::run_forward(ForwardCall { spec, x, residual, weight, bias, next_weight, wanted }))
+        let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
+        let [residual, bias, next_weight, next_bias] = optional;
+        or_panic(B::run_forward(ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted }))
     }
 
     fn backward(
@@ -196,6 +200,7 @@ fn forwarded(
     x: &TensorSpec,
     residual: &MaybeMetadata,
     _: &TensorSpec,
+    _: &MaybeMetadata,
     _: &MaybeMetadata,
     _: &MaybeMetadata,
     _: &NormParams,

@@ -9,6 +9,7 @@
 //! | [`add_rms_norm`], [`add_layer_norm`] | `h = residual + x`, and the norm of `h` |
 //! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `h = residual +` the norm of `x` |
 //! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | `h` as above, and the norm of `h` with a second weight |
+//! | [`Norm`] | a norm as a value: these, and every other combination of the pieces |
 //! | [`nn`] | modules that are configured and saved like burn's |
 //!
 //! # Shapes
@@ -67,8 +68,8 @@ mod functions;
 mod kernels;
 mod native;
 pub mod nn;
+pub mod norm;
 mod ops;
-mod path;
 mod slow;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
@@ -86,3 +87,4 @@ pub use functions::{
     add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
     layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
+pub use norm::Norm;

@@ -36,6 +36,7 @@ pub(crate) trait NormOps: Backend {
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
         #[extension_type] next_weight: Maybe<Self>,
+        #[extension_type] next_bias: Maybe<Self>,
         spec: NormParams,
     ) -> Forwarded<Self>;
 }
@@ -51,11 +52,12 @@ macro_rules! without_autodiff {
                 weight: FloatTensor<Self>,
                 bias: Maybe<Self>,
                 next_weight: Maybe<Self>,
+                next_bias: Maybe<Self>,
                 spec: NormParams,
             ) -> Forwarded<Self> {
-                let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
-                let wanted = TensorSet::NONE;
-                ForwardCall::<Self> { spec, x, residual, weight, bias, next_weight, wanted }.call()
+                let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
+                let ([residual, bias, next_weight, next_bias], wanted) = (optional, TensorSet::NONE);
+                ForwardCall::<Self> { spec, x, residual, weight, bias, next_weight, next_bias, wanted }.call()
             }
         }
     };
@@ -75,13 +77,15 @@ impl<B: Kernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         weight: Tracked<B>,
         bias: Maybe<Self>,
         next_weight: Maybe<Self>,
+        next_bias: Maybe<Self>,
         spec: NormParams,
     ) -> Forwarded<Self> {
-        let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::into_option);
+        let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
+        let [residual, bias, next_weight, next_bias] = optional;
         match residual {
             None => Forwarded::of(Some(normalize::apply::<B, C>(spec, x, weight, bias, None)), None),
             Some(residual) => {
-                let (y, sum) = sum::apply::<B, C>(spec, x, residual, weight, bias, next_weight);
+                let (y, sum) = sum::apply::<B, C>(spec, x, residual, weight, bias, [next_weight, next_bias]);
                 Forwarded::of(y, Some(sum))
             }
         }

@@ -97,6 +97,7 @@ pub(crate) struct ForwardCall<'a, S> {
     pub(crate) bias: Option<Operand<'a, S>>,
     /// The weight of the next norm, if there is one after the sum.
     pub(crate) next_weight: Option<Operand<'a, S>>,
+    pub(crate) next_bias: Option<Operand<'a, S>>,
     /// Whether there will be a backward pass.
     pub(crate) save: bool,
 }

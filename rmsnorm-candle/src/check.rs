@@ -11,14 +11,10 @@ pub(crate) struct Args<'a> {
     pub(crate) weight: &'a Tensor,
     pub(crate) bias: Option<&'a Tensor>,
     pub(crate) next_weight: Option<&'a Tensor>,
+    pub(crate) next_bias: Option<&'a Tensor>,
 }
 
 impl<'a> Args<'a> {
-    /// The tensors of a norm with only a weight.
-    pub(crate) const fn of(x: &'a Tensor, weight: &'a Tensor) -> Self {
-        Args { x, residual: None, weight, bias: None, next_weight: None }
-    }
-
     /// All tensors with their names.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
         [("x", Some(self.x)), ("residual", self.residual)]
@@ -29,8 +25,10 @@ impl<'a> Args<'a> {
 
     /// The parameters with their names.
     pub(crate) fn vectors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
-        [("weight", Some(self.weight)), ("bias", self.bias), ("next_weight", self.next_weight)]
+        let next = [("next_weight", self.next_weight), ("next_bias", self.next_bias)];
+        [("weight", Some(self.weight)), ("bias", self.bias)]
             .into_iter()
+            .chain(next)
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 

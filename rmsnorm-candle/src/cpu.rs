@@ -57,6 +57,9 @@ impl Kernels for CpuStorage {
             if let Some(next_weight) = call.next_weight {
                 inputs = inputs.next_weight(vector(next_weight)?);
             }
+            if let Some(next_bias) = call.next_bias {
+                inputs = inputs.next_bias(vector(next_bias)?);
+            }
             let made = CpuBackend::new().forward_vec(spec, inputs, wanted).map_err(Error::wrap)?;
             Ok(Forwarded {
                 y: wanted.has(Tensor::Y).then(|| T::to_cpu_storage_owned(made.y)),

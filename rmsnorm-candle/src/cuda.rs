@@ -71,6 +71,7 @@ impl Kernels for CudaStorage {
         args.bias = call.bias.map(vector).transpose()?;
         args.residual = call.residual.map(rows).transpose()?.map(Source::Read);
         args.next_weight = call.next_weight.map(vector).transpose()?;
+        args.next_bias = call.next_bias.map(vector).transpose()?;
         args.y = lend(&mut made.y, len)?.map(Rows::dense);
         args.residual_out = lend(&mut made.residual_out, len)?.map(Rows::dense);
         args.mean = lend(&mut made.mean, spec.rows)?;

@@ -1,14 +1,8 @@
-//! The functions, and the choice of our kernels or candle's operations.
+//! Common norms as functions of one line.
 
-use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::{Norm, NormParams};
+use candle_core::{Result, Tensor};
 
-use crate::check::Args;
-use crate::native::mix;
-use crate::ops::normalize::Normalize;
-use crate::ops::{in_place, sum};
-use crate::rows::{is_regular, regular};
-use crate::slow;
+use crate::Norm;
 
 /// RMS norm over the last dimension: `x / sqrt(avg(x^2) + eps) * weight`, rounded once.
 ///
@@ -32,13 +26,13 @@ use crate::slow;
 /// # }
 /// ```
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(NormParams::new(Norm::Rms, eps), x, weight, None)
+    Norm::rms(eps).apply(x, weight)
 }
 
 /// RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma. Otherwise as
 /// [`rms_norm`].
 pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize(NormParams::gemma(eps), x, weight, None)
+    Norm::gemma(eps).apply(x, weight)
 }
 
 /// Layer norm over the last dimension: `(x - mean) / sqrt(var + eps) * weight + bias`, rounded
@@ -51,7 +45,7 @@ pub fn gemma_rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// # Gradients
 /// Of `x`, `weight` and `bias`. See [the crate](crate) for dtypes, devices and errors.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-    normalize(NormParams::new(Norm::Layer, eps), x, weight, bias)
+    Norm::layer(eps).bias(bias).apply(x, weight)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the RMS norm of `h` in the dtype of
@@ -77,7 +71,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) 
 /// # }
 /// ```
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
-    add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
+    Norm::rms(eps).residual(residual).apply(x, weight)
 }
 
 /// `h = residual + x`, rounded to the dtype of `residual`, and the layer norm of `h`: as
@@ -92,7 +86,7 @@ pub fn add_layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    add_normalize(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
+    Norm::layer(eps).residual(residual).bias(bias).apply(x, weight)
 }
 
 /// `residual` plus the RMS norm of `x`: `residual + x / sqrt(avg(x^2) + eps) * weight`, in the
@@ -106,12 +100,12 @@ pub fn add_layer_norm(
 /// the norm's backward takes it in the dtype of `x`, like the gradient of a y. See
 /// [the crate](crate) for dtypes, devices and errors.
 pub fn rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize_add(NormParams::new(Norm::Rms, eps), x, residual, weight, None)
+    Norm::rms(eps).residual_after(residual).apply(x, weight)
 }
 
 /// As [`rms_norm_add`], with `1 + weight`, as in Gemma's layers.
 pub fn gemma_rms_norm_add(x: &Tensor, residual: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    normalize_add(NormParams::gemma(eps), x, residual, weight, None)
+    Norm::gemma(eps).residual_after(residual).apply(x, weight)
 }
 
 /// `residual` plus the layer norm of `x`: as [`rms_norm_add`], with a gradient of `bias` too. If
@@ -127,7 +121,7 @@ pub fn layer_norm_add(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    normalize_add(NormParams::new(Norm::Layer, eps), x, residual, weight, bias)
+    Norm::layer(eps).residual_after(residual).bias(bias).apply(x, weight)
 }
 
 /// `h` of [`rms_norm_add`], and the RMS norm of `h` in the dtype of `x`, in one pass over memory.
@@ -159,7 +153,7 @@ pub fn rms_norm_add_rms_norm(
     next_weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    normalize_add_normalize(NormParams::new(Norm::Rms, eps), x, residual, weight, next_weight)
+    Norm::rms(eps).residual_after(residual).next_norm(next_weight).apply(x, weight)
 }
 
 /// As [`rms_norm_add_rms_norm`], both with `1 + weight`: the norms after one part of a Gemma layer
@@ -171,7 +165,7 @@ pub fn gemma_rms_norm_add_rms_norm(
     next_weight: &Tensor,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    normalize_add_normalize(NormParams::gemma(eps), x, residual, weight, next_weight)
+    Norm::gemma(eps).residual_after(residual).next_norm(next_weight).apply(x, weight)
 }
 
 /// [`rms_norm`] that overwrites `x`, for inference.
@@ -202,110 +196,15 @@ pub fn gemma_rms_norm_add_rms_norm(
 /// # }
 /// ```
 pub fn rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(NormParams::new(Norm::Rms, eps), x, weight, None)
+    Norm::rms(eps).apply_in_place(x, weight)
 }
 
 /// [`gemma_rms_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn gemma_rms_norm_in_place(x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-    overwrite(NormParams::gemma(eps), x, weight, None)
+    Norm::gemma(eps).apply_in_place(x, weight)
 }
 
 /// [`layer_norm`] that overwrites `x`, as [`rms_norm_in_place`].
 pub fn layer_norm_in_place(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<()> {
-    overwrite(NormParams::new(Norm::Layer, eps), x, weight, bias)
-}
-
-/// `x` normalized.
-pub(crate) fn normalize(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    if has_kernels(&spec, &Args { bias, ..Args::of(x, weight) })? {
-        return Normalize::apply(spec, &regular(x)?, &weight.contiguous()?, contiguous(bias)?.as_ref());
-    }
-    slow::normalize(&spec, x, weight, bias, x.dtype())
-}
-
-/// `x + residual`, and its norm.
-pub(crate) fn add_normalize(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<(Tensor, Tensor)> {
-    if has_kernels(&spec, &Args { residual: Some(residual), bias, ..Args::of(x, weight) })? {
-        let (x, residual, weight) = (regular(x)?, regular(residual)?, weight.contiguous()?);
-        return sum::add_normalize(spec, &x, &residual, &weight, contiguous(bias)?.as_ref());
-    }
-    let residual_out = slow::add(x, residual)?;
-    Ok((slow::normalize(&spec, &residual_out, weight, bias, x.dtype())?, residual_out))
-}
-
-/// `residual` plus the norm of `x`.
-pub(crate) fn normalize_add(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
-    if has_kernels(&spec, &Args { residual: Some(residual), bias, ..Args::of(x, weight) })? {
-        let (x, residual, weight) = (regular(x)?, regular(residual)?, weight.contiguous()?);
-        return sum::normalize_add(spec, &x, &residual, &weight, contiguous(bias)?.as_ref());
-    }
-    slow::normalize_add(&spec, x, residual, weight, bias)
-}
-
-/// `residual` plus the norm of `x`, and the next norm of that sum.
-pub(crate) fn normalize_add_normalize(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    next_weight: &Tensor,
-) -> Result<(Tensor, Tensor)> {
-    let args = Args { residual: Some(residual), next_weight: Some(next_weight), ..Args::of(x, weight) };
-    if has_kernels(&spec, &args)? {
-        let (weight, next_weight) = (weight.contiguous()?, next_weight.contiguous()?);
-        return sum::normalize_add_normalize(spec, &regular(x)?, &regular(residual)?, &weight, &next_weight);
-    }
-    let residual_out = slow::normalize_add(&spec, x, residual, weight, None)?;
-    Ok((slow::normalize(&spec, &residual_out, next_weight, None, x.dtype())?, residual_out))
-}
-
-/// Normalizes `x` in place.
-pub(crate) fn overwrite(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    let args = Args { bias, ..Args::of(x, weight) };
-    let (has_kernels, name) = (has_kernels(&spec, &args)?, spec.name());
-    if let Some((arg, _)) = args.all().find(|(_, tensor)| tensor.track_op()) {
-        bail!(
-            "{name} in place has no gradient, and {arg} is part of a graph: detach() it, or use the form that returns y"
-        );
-    }
-    if !has_kernels {
-        if !x.is_contiguous() {
-            bail!("{name} in place with candle's own operations needs a contiguous x, got {:?}", x.layout());
-        }
-        let y = slow::normalize(&spec, x, weight, bias, x.dtype())?;
-        return x.slice_set(&y, 0, 0);
-    }
-    if !is_regular(x.layout()) {
-        let rule = "the rows of x must not overlap nor need more than two strides: use the form that returns y";
-        bail!("{name} in place: {rule}, got {:?}", x.layout());
-    }
-    in_place::apply(spec, x, &weight.contiguous()?, contiguous(bias)?.as_ref())
-}
-
-fn contiguous(bias: Option<&Tensor>) -> Result<Option<Tensor>> {
-    bias.map(Tensor::contiguous).transpose()
-}
-
-/// Whether our kernels take these tensors: their device and dtypes.
-///
-/// # Errors
-/// As [`Args::check`].
-fn has_kernels(spec: &NormParams, args: &Args<'_>) -> Result<bool> {
-    args.check(spec)?;
-    let &Args { x, residual, weight, .. } = args;
-    let is_one_dtype = args.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());
-    let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
-    Ok(is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some())
+    Norm::layer(eps).bias(bias).apply_in_place(x, weight)
 }

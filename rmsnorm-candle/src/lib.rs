@@ -10,6 +10,7 @@
 //! | [`rms_norm_add`], [`gemma_rms_norm_add`], [`layer_norm_add`] | `h = residual +` the norm of `x` |
 //! | [`rms_norm_add_rms_norm`], [`gemma_rms_norm_add_rms_norm`] | `h` as above, and the norm of `h` |
 //! | [`rms_norm_in_place`], [`gemma_rms_norm_in_place`], [`layer_norm_in_place`] | overwrites `x` with the norm, for inference |
+//! | [`Norm`] | a norm as a value: these, and every other combination of the pieces |
 //! | [`nn`] | modules that load from a `VarBuilder`, like those of candle-nn |
 //!
 //! # Shapes
@@ -58,7 +59,7 @@
 //! | a weight cast to bf16 | the f32 weight, without a cast |
 //! | strided norms of q and k: mistral.rs | [`rms_norm`] of the heads from `narrow`, before the transpose; or in place |
 //! | `residual + norm(x)`: mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
-//! | `residual + norm(x)` and its next norm | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)`; for layer norms, two calls |
+//! | `residual + norm(x)` and its next norm | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)` |
 //!
 //! # Threads
 //! Large calls are split over rayon's pool, which candle uses too. Results do not depend on the
@@ -86,6 +87,7 @@ mod cuda;
 mod functions;
 mod native;
 pub mod nn;
+pub mod norm;
 mod ops;
 mod rows;
 mod slow;
@@ -104,3 +106,4 @@ pub use functions::{
     gemma_rms_norm_in_place, layer_norm, layer_norm_add, layer_norm_in_place, rms_norm, rms_norm_add,
     rms_norm_add_rms_norm, rms_norm_in_place,
 };
+pub use norm::Norm;

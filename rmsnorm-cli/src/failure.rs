@@ -1,11 +1,10 @@
-//! Failures of the program: one line on stderr and an exit code.
+//! Failures of the program: one line on stderr and an exit code. Notes, which are lines there too.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use rmsnorm_bench::BenchError;
 use rmsnorm_core::Error;
-
-use crate::output::tell;
 
 /// Why a command did not succeed.
 #[derive(Debug)]
@@ -63,4 +62,16 @@ impl From<String> for Failure {
     fn from(message: String) -> Self {
         Failure::Input(message)
     }
+}
+
+/// Prints a line to stderr. A closed or full stderr is ignored, as the exit code still reports the
+/// outcome.
+pub fn tell(line: &str) {
+    let _ = io::stderr().write_all(format!("{}\n", one_line(line)).as_bytes());
+}
+
+/// The message with its control characters escaped. Names from files may hold any, and these must
+/// neither break the line nor reach the terminal.
+fn one_line(message: &str) -> String {
+    message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }

@@ -30,18 +30,6 @@ pub fn printed(outcome: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line to stderr. A closed or full stderr is ignored, as the exit code still reports the
-/// outcome.
-pub fn tell(line: &str) {
-    let _ = io::stderr().write_all(format!("{}\n", one_line(line)).as_bytes());
-}
-
-/// The message with its control characters escaped. Names from files may hold any, and these must
-/// neither break the line nor reach the terminal.
-fn one_line(message: &str) -> String {
-    message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-}
-
 /// A destination for the bytes of a whole file.
 #[derive(Debug)]
 pub enum Output {

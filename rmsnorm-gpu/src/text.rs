@@ -23,7 +23,7 @@ pub const fn revision(sources: &[Source]) -> u64 {
 
 /// Defines a constant for each listed file of the crate's folder. Arguments: the folder's name in
 /// the repository, then a name and a file for each constant. Also defines `ALL`, `REVISION`, and a
-/// test that every file with one of the endings there and in `pieces/` is listed.
+/// test that every file with one of the endings is listed.
 #[macro_export]
 macro_rules! sources {
     ($folder:literal, $endings:expr; $($name:ident = $file:literal,)*) => {
@@ -45,11 +45,12 @@ macro_rules! sources {
         #[test]
         fn every_file_of_the_folder_is_listed() {
             use std::collections::BTreeSet;
-            let names = ["", "pieces/"].into_iter().flat_map(|below| {
-                let files = std::fs::read_dir(format!("{}/{below}", env!("CARGO_MANIFEST_DIR"))).into_iter().flatten();
-                files.map(move |file| format!("{}/{below}{}", $folder, file.expect("a file").file_name().display()))
-            });
-            let there = names.filter(|name| $endings.iter().any(|ending| name.ends_with(ending)));
+            let names = |folder: &str| {
+                let entries = std::fs::read_dir(format!("{}/{folder}", env!("CARGO_MANIFEST_DIR")));
+                let entries = entries.into_iter().flatten().map(|entry| entry.expect("a file").file_name());
+                entries.map(|name| format!("{}/{folder}{}", $folder, name.display())).collect::<Vec<_>>()
+            };
+            let there = ["", "pieces/"].into_iter().flat_map(names).filter(|name| $endings.iter().any(|ending| name.ends_with(ending)));
             assert_eq!(there.collect::<BTreeSet<_>>(), ALL.iter().map(|source| source.path.into()).collect());
         }
     };

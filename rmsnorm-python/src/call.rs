@@ -89,6 +89,13 @@ impl Call {
         Ok(Problem { direction, dtypes, tensors, has_weight_offset, cast_order, residual_placement, quant, ..problem })
     }
 
+    /// Compiles its kernels for a CUDA device.
+    pub(crate) fn prepare(&self, ordinal: usize) -> Result<(), Error> {
+        let backend = device::cuda(ordinal)?;
+        let _current = device::KeepCurrent::new()?;
+        backend.prepare(&self.problem()?)
+    }
+
     /// Runs on the backend of `place`, in the order of its stream.
     ///
     /// # Safety

@@ -9,8 +9,6 @@ use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::cuda::CudaBackend;
 use rmsnorm_core::cuda::cudarc::driver::sys;
 
-use crate::call::Call;
-
 /// The CPU backend with `threads` threads, or the default number.
 pub(crate) fn cpu(threads: Option<usize>) -> Result<CpuBackend, Error> {
     match threads {
@@ -74,11 +72,4 @@ impl Drop for KeepCurrent {
         // reports.
         let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
     }
-}
-
-/// Compiles the kernels of a call for a CUDA device.
-pub(crate) fn prepare(ordinal: usize, call: &Call) -> Result<(), Error> {
-    let backend = cuda(ordinal)?;
-    let _current = KeepCurrent::new()?;
-    backend.prepare(&call.problem()?)
 }

@@ -23,7 +23,6 @@ use rmsnorm_core::{
 };
 
 use crate::call::Call;
-use crate::device;
 use crate::foreign::{Place, python_name, shape_of};
 pub(crate) use api::xla_layouts;
 use frame::{Array, Frame, invalid};
@@ -171,7 +170,7 @@ fn initialize(frame: &Frame<'_>, direction: Direction) -> Result<(), Error> {
         return Ok(());
     }
     if let Some(call) = calls(frame, direction)?.first() {
-        device::prepare(key.0, call)?;
+        call.prepare(key.0)?;
     }
     PREPARED.write().unwrap_or_else(PoisonError::into_inner).insert(key);
     Ok(())

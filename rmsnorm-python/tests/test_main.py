@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import types
@@ -15,17 +16,20 @@ from rmsnorm import __main__ as report
 _RUN = "; import runpy; runpy.run_module('rmsnorm', run_name='__main__')"
 
 
-def _report(before, *, path=()):
+_NO_FRAMEWORKS = "import sys; sys.modules.update(numpy=None, torch=None, jax=None)"
+
+
+def _report(before, *, path=(), stdout=subprocess.PIPE):
     """(exit code, output) of the report in a fresh interpreter that runs the statement first."""
     folders = [*map(str, path), str(pathlib.Path(rmsnorm.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-    done = subprocess.run([sys.executable, "-c", before + _RUN], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", before + _RUN], env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout
 
 
 def test_without_frameworks_it_lists_devices_and_says_what_to_install():
-    code, text = _report("import sys; sys.modules.update(numpy=None, torch=None, jax=None)")
+    code, text = _report(_NO_FRAMEWORKS)
     assert code == 0
     for line in [f"rmsnorm {rmsnorm.__version__}, commit ", "NumPy is not", "PyTorch is not", "JAX is not"]:
         assert f"\n{line}" in f"\n{text}", text
@@ -110,3 +114,11 @@ def test_jax_on_cuda_without_kernels_fails_and_says_why(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     _, cuda = report.jax_devices(jax)
     assert cuda[2].endswith(f"; fix: {report.FIX_JAX_CUDA}"), cuda
+
+
+def test_a_reader_that_closes_the_pipe_ends_it_without_a_traceback():
+    read, write = os.pipe()
+    os.close(read)
+    code, _ = _report(_NO_FRAMEWORKS, stdout=write)
+    os.close(write)
+    assert code == -signal.SIGPIPE

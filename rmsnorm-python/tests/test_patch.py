@@ -857,9 +857,9 @@ def test_what_is_left_is_said():
 @pytest.mark.parametrize("count", range(1, 6))
 def test_the_text_names_three_of_a_kind(count):
     lines = repr(rt.patch(torch.nn.Sequential(*(torch.nn.LayerNorm(8) for _ in range(count)), torch.nn.BatchNorm1d(8)))).splitlines()
-    names = ", ".join(map(str, range(min(count, 3)))) + ", .." * (count > 3)
-    assert lines[:3] == [f"{count} norms by rmsnorm:", f"  {count} x LayerNorm: layer_norm ({names})", "1 left as they are:"]
-    assert len(lines) == 4 and lines[3].startswith("  1 x BatchNorm1d: ") and lines[3].endswith(f" ({count})")
+    names = "module" + "s" * (count > 1) + " " + ", ".join(map(str, range(min(count, 3)))) + ", .." * (count > 3)
+    assert lines[:3] == [f"norms replaced: {count}", f"  {count} x LayerNorm by layer_norm ({names})", "norms left as they are: 1"]
+    assert len(lines) == 4 and lines[3].startswith("  1 x BatchNorm1d: ") and lines[3].endswith(f" (module {count})")
 
 
 def test_a_forward_of_the_module_itself_is_its_own_or_the_module_is_left():

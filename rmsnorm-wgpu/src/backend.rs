@@ -15,6 +15,7 @@ use wgpu::{
 
 use crate::adapter::{self, Health};
 use crate::caps::{Caps, F16};
+use crate::check_f16;
 use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
 use crate::kernel::Kernels;
 use crate::launch::{self, Work};
@@ -165,7 +166,7 @@ impl WgpuBackend {
                           request it with required_limits: adapter.limits()";
             return Err(unavailable(reason));
         }
-        let caps = Caps::read(&device, &queue);
+        let caps = Caps::read(&device, check_f16::best_form(&device, &queue));
         let identity = identity(&device, &caps);
         let Chosen { table, source } = choose(&identity, Tuning::from_table).map_err(unavailable)?;
         let caps = Caps { tuning: table.map_or(caps.tuning, |table| KEPT.keep(table)), ..caps };

@@ -1,11 +1,33 @@
 //! Capabilities of a device that plans and programs depend on, read once.
 
-mod f16;
+use wgpu::{Device, DeviceType, Features};
 
-use wgpu::{Device, DeviceType, Features, Queue};
+use crate::plan::tuning::Tuning;
+use crate::unfit::PlanError;
 
-use crate::plan::{PlanError, Tuning};
-pub(crate) use f16::F16;
+/// How programs convert f16. All three give the same bits, except for NaN payloads. If a compiler
+/// contracts a conversion with a multiplication and an addition (rounding once), results may differ
+/// within the error bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum F16 {
+    /// With integer arithmetic.
+    Integers,
+    /// `unpack2x16float` for values that are not subnormal, otherwise integer arithmetic. wgpu
+    /// lacks the function on a few software devices.
+    Unpacks,
+    /// With `unpack2x16float` and `pack2x16float`.
+    Converts,
+}
+
+impl F16 {
+    /// The same without the device's conversions.
+    pub(crate) const fn without_conversions(self) -> Self {
+        match self {
+            F16::Converts => F16::Unpacks,
+            F16::Unpacks | F16::Integers => self,
+        }
+    }
+}
 
 /// The device properties that a plan depends on. They are the limits requested for the device,
 /// which may be lower than the adapter's.
@@ -33,8 +55,9 @@ pub(crate) struct Caps {
 }
 
 impl Caps {
-    /// The capabilities of a device, from the features and limits that it was created with.
-    pub(crate) fn read(device: &Device, queue: &Queue) -> Self {
+    /// The capabilities of a device that converts f16 in this way, from the features and limits that
+    /// it was created with.
+    pub(crate) fn read(device: &Device, f16: F16) -> Self {
         let (limits, info) = (device.limits(), device.adapter_info());
         let is_fixed = info.subgroup_min_size == info.subgroup_max_size
             && is_usable_subgroup(info.subgroup_min_size)
@@ -52,7 +75,7 @@ impl Caps {
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,
             },
-            f16: F16::of(device, queue),
+            f16,
             tuning: Tuning::H200,
         }
     }

@@ -17,7 +17,7 @@ use wgpu::{
 
 use crate::caps::{Caps, F16};
 use crate::error::{BACKEND, scoped, unsupported};
-use crate::params::Params;
+use crate::params::{self, Uniform};
 use crate::plan::{KernelKey, Plan};
 use crate::source;
 
@@ -32,6 +32,8 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) struct Kernel {
     pub(crate) pipeline: ComputePipeline,
     pub(crate) layout: BindGroupLayout,
+    /// The parameters that the program reads.
+    pub(crate) uniform: Uniform,
     /// Storage buffers, without the uniform buffer.
     pub(crate) bindings: Vec<source::Binding>,
 }
@@ -118,8 +120,9 @@ impl Kernels {
     fn make(&self, key: &KernelKey) -> Kernel {
         let (device, bindings) = (&self.device, source::bindings(key));
         let label = Some(key.program.info().stem);
-        let descriptor =
-            ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(source::text(key, self.f16).into()) };
+        let text = source::text(key, self.f16);
+        let uniform = Uniform::of(&text);
+        let descriptor = ShaderModuleDescriptor { label, source: ShaderSource::Wgsl(text.into()) };
         let module =
             if self.is_trusted { trusted::module(device, descriptor) } else { device.create_shader_module(descriptor) };
         let entry = |binding, ty, smallest| BindGroupLayoutEntry {
@@ -128,7 +131,7 @@ impl Kernels {
             ty: BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: BufferSize::new(smallest) },
             count: None,
         };
-        let params = entry(source::PARAMS_BINDING, BufferBindingType::Uniform, size_of::<Params>() as u64);
+        let params = entry(params::BINDING, BufferBindingType::Uniform, uniform.size());
         let storage = bindings.iter().map(|binding| {
             let ty = BufferBindingType::Storage { read_only: !binding.is_written };
             entry(binding.number(), ty, u64::from(binding.unit))
@@ -152,7 +155,7 @@ impl Kernels {
             },
             cache: self.disk.as_ref().map(|disk| &disk.cache),
         });
-        Kernel { pipeline, layout, bindings }
+        Kernel { pipeline, layout, uniform, bindings }
     }
 }
 

@@ -15,7 +15,7 @@ use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 use crate::backend::WgpuBackend;
 use crate::error::{BACKEND, invalid, unsupported};
 use crate::kernel::Kernel;
-use crate::params::Params;
+use crate::params::Numbers;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
 use crate::recording::Target;
 use crate::view::WgpuSlice;
@@ -156,7 +156,7 @@ pub(crate) fn copy<T: Element>(
     }
     let access = Access::of_copy(from.offset(), to.offset(), T::DTYPE, len as u64);
     let plan = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), backend.caps())?;
-    work(backend, &plan, &tensors, None, Params::default())
+    work(backend, &plan, &tensors, None, Numbers::default())
 }
 
 fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
@@ -172,19 +172,19 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
         .then(|| Workspace::of_call(backend, tensors.get(Tensor::Workspace), plan.workspace.len))
         .transpose()?;
     // Equal for all dispatches of the call.
-    let params = Params {
+    let numbers = Numbers {
         eps: spec.eps,
         weight_offset: spec.weight_offset,
         share: (1.0 / problem.cols as f64) as f32,
         partial_rows: plan.partial_rows,
         rows_per_group: rows_per_group(problem)?,
-        ..problem.quant.map_or_else(Params::default, |quant| of_quant(&quant, problem))
+        ..problem.quant.map_or_else(Numbers::default, |quant| of_quant(&quant, problem))
     };
-    work(backend, &plan, &tensors, workspace.as_ref(), params)
+    work(backend, &plan, &tensors, workspace.as_ref(), numbers)
 }
 
 /// The parameters of a quantized call that describe its scales.
-fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
+fn of_quant(quant: &QuantSpec, problem: &Problem) -> Numbers {
     let stride = |quant: &QuantSpec, cols: usize| {
         let groups = quant.scale.groups(cols).unwrap_or(0);
         let stride = match quant.layout {
@@ -197,12 +197,12 @@ fn of_quant(quant: &QuantSpec, problem: &Problem) -> Params {
     // Scales fit a binding, so strides that are used fit 32 bits. The addition turns -0.0, whose
     // bits would compare as the largest, into 0.0.
     let bits = |amax: f32| (amax + 0.0).to_bits();
-    Params {
+    Numbers {
         scales_stride: stride(quant, problem.cols),
         scales_columnwise_stride: stride(&quant.columnwise(), problem.rows),
         amax_floor: bits(quant.amax_floor),
         amax_ceiling: bits(quant.amax_ceiling),
-        ..Params::default()
+        ..Numbers::default()
     }
 }
 
@@ -226,14 +226,14 @@ fn work(
     plan: &Plan,
     tensors: &Tensors<'_>,
     workspace: Option<&Workspace>,
-    params: Params,
+    numbers: Numbers,
 ) -> Result<Work, Error> {
     let mut groups = Groups::new(backend, tensors, workspace);
     let mut kernels = Vec::with_capacity(plan.steps.len());
     for step in &plan.steps {
         let Step::Dispatch(dispatch) = step else { continue };
         let kernel = backend.kernels().get(&dispatch.key, plan)?;
-        groups.add(&kernel, dispatch, of_dispatch(params, dispatch, tensors.cols(), plan))?;
+        groups.add(&kernel, dispatch, of_dispatch(numbers, dispatch, tensors.cols(), plan))?;
         kernels.push(kernel);
     }
     let mut dispatches = kernels.into_iter().zip(groups.make()?);
@@ -254,12 +254,12 @@ fn work(
 }
 
 /// The parameters of one dispatch, without the places of its tensors.
-fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> Params {
+fn of_dispatch(numbers: Numbers, dispatch: &Dispatch, cols: u64, plan: &Plan) -> Numbers {
     let rows = dispatch.rows.end - dispatch.rows.start;
     // A copy or a clear is one row with its length as the number of columns.
     let is_one_row = matches!(dispatch.key.program, Program::Copy | Program::Clear);
     let (rows, cols) = if is_one_row { (1, rows) } else { (rows, cols) };
-    Params {
+    Numbers {
         // The plan keeps both within a binding, hence within 32 bits.
         rows: rows as u32,
         cols: cols as u32,
@@ -268,7 +268,7 @@ fn of_dispatch(params: Params, dispatch: &Dispatch, cols: u64, plan: &Plan) -> P
         first_chunk: dispatch.first_chunk,
         accumulates: u32::from(dispatch.accumulates),
         row_sums: plan.workspace.row_sums as u32,
-        first_in_group: dispatch.rows.start.checked_rem(u64::from(params.rows_per_group)).unwrap_or_default() as u32,
-        ..params
+        first_in_group: dispatch.rows.start.checked_rem(u64::from(numbers.rows_per_group)).unwrap_or_default() as u32,
+        ..numbers
     }
 }

@@ -19,6 +19,7 @@
 //! | `adapter` | adapters and devices that this crate opens |
 //! | `view` | elements of a buffer |
 //! | `caps` | the capabilities of a device, read once |
+//! | `check_f16` | whether the device converts f16 exactly |
 //! | `plan` | a pure function of problem, layout and caps: kernels, their sizes and their rows |
 //! | `params` | the uniform buffer of every kernel |
 //! | `source` | the text of a kernel: constants and accessors, then files of `shaders/` |
@@ -31,6 +32,7 @@
 mod adapter;
 mod backend;
 mod caps;
+mod check_f16;
 mod error;
 #[cfg(feature = "conformance")]
 mod harness;
@@ -42,6 +44,7 @@ mod recording;
 mod source;
 #[cfg(feature = "conformance")]
 mod tunable;
+mod unfit;
 mod view;
 
 pub use backend::WgpuBackend;

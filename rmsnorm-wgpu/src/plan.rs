@@ -12,55 +12,71 @@ mod quantized_forward;
 mod ranges;
 #[cfg(test)]
 mod tests;
-mod tuning;
-mod unfit;
+pub(crate) mod tuning;
 
 use std::ops::Range;
 
 use rmsnorm_gpu::program::CallKey;
-use rmsnorm_spec::{DType, Direction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+use crate::unfit::PlanError;
 #[cfg(test)]
 pub(crate) use quantized_forward::{ALONG_FROM, FOUND_FROM, SIDE, gathers_scales};
 pub(crate) use quantized_forward::{COLUMNWISE_TILE, lanes_of_set};
 pub(crate) use ranges::{Layout, Placed};
-pub(crate) use tuning::{KEPT, Tuning};
+pub(crate) use tuning::{KEPT, MOST_PACKS, PAIR, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
-pub(crate) use unfit::PlanError;
 
-const INPUTS: TensorSet = TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::Weight, Tensor::Bias]);
-const OUTPUTS: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::ResidualOut, Tensor::Mean, Tensor::Rstd]);
-const NEXT: TensorSet = TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
-const CODES: TensorSet = TensorSet::of(&[Tensor::Codes, Tensor::Scale, Tensor::Scales, Tensor::Amax]);
-const ALONG: TensorSet = TensorSet::of(&[Tensor::CodesColumnwise, Tensor::ScalesColumnwise]);
+/// The tensors of calls of a direction, or only the inputs. The workspace is left out: the other
+/// tensors determine the part of it that a program uses.
+const fn tensors(direction: Direction, are_inputs: bool) -> TensorSet {
+    let (mut set, mut index) = (TensorSet::NONE, 0);
+    while index < Tensor::COUNT {
+        let tensor = Tensor::ALL[index];
+        let is_there = match tensor.access(direction) {
+            Some(rmsnorm_spec::Access::Read) => true,
+            Some(rmsnorm_spec::Access::Write) => !are_inputs && !matches!(tensor, Tensor::Workspace),
+            None => false,
+        };
+        set = set.set(tensor, is_there);
+        index += 1;
+    }
+    set
+}
+
+const FORWARD: TensorSet = tensors(Direction::Forward, false);
+const BACKWARD: TensorSet = tensors(Direction::Backward, false);
+const ROW_SUMS: TensorSet = tensors(Direction::Backward, true).difference(Piece::Residual.tensors(Direction::Backward));
 const GRADIENTS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
-const ROW_SUMS: TensorSet = TensorSet::of(&[Tensor::X, Tensor::Weight, Tensor::Mean, Tensor::Rstd, Tensor::Dy]);
-const STREAMS: TensorSet = TensorSet::of(&[Tensor::DresidualOut, Tensor::Dx, Tensor::Dresidual]);
+/// The inputs of the codes, without a given scale.
+const INPUTS: TensorSet = tensors(Direction::QuantizedForward, true).without(Tensor::Scale);
+const COLUMNWISE: TensorSet = tensors(Direction::QuantizedForward, false).without(Tensor::CodesT);
+const ALONG: TensorSet = TensorSet::of(&[Tensor::CodesColumnwise, Tensor::ScalesColumnwise]);
+const CODES: TensorSet = COLUMNWISE.difference(ALONG);
 
 rmsnorm_gpu::programs! {
     /// `forward.wgsl`: a row stays in registers.
-    Forward = ("forward", Forward, INPUTS.union(OUTPUTS).union(NEXT));
+    Forward = ("forward", Forward, FORWARD);
     /// `forward_streaming.wgsl`: a row is read two or three times, in a loop.
-    ForwardStreaming = ("forward_streaming", Forward, INPUTS.union(OUTPUTS).union(NEXT));
+    ForwardStreaming = ("forward_streaming", Forward, FORWARD);
     /// `backward.wgsl`: a row stays in registers.
-    Backward = ("backward", Backward, ROW_SUMS.union(STREAMS).union(GRADIENTS));
+    Backward = ("backward", Backward, BACKWARD);
     /// `backward_row_sums.wgsl`, for streamed rows: mean_wdy and mean_wdy_xhat of every row.
     BackwardRowSums = ("backward_row_sums", Backward, ROW_SUMS);
     /// `backward_columns.wgsl`, for streamed rows: dx and the partial sums of dweight and dbias.
-    BackwardColumns = ("backward_columns", Backward, ROW_SUMS.union(STREAMS).union(GRADIENTS));
+    BackwardColumns = ("backward_columns", Backward, BACKWARD);
     /// `reduce_partials.wgsl`
     ReducePartials = ("reduce_partials", Backward, GRADIENTS);
     /// `quantized_forward.wgsl`: a row stays in registers.
-    QuantizedForward = ("quantized_forward", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES));
+    QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
     /// `quantized_forward_streaming.wgsl`: a row is read two to four times, in a loop.
-    QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES));
+    QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, CODES);
     /// `transpose_codes.wgsl`
     TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::of(&[Tensor::Codes, Tensor::CodesT]));
-    /// `columnwise.wgsl`. Includes the files of programs that write codes, so it has accessors for
-    /// all their tensors.
-    Columnwise = ("columnwise", QuantizedForward, INPUTS.union(OUTPUTS).union(CODES).union(ALONG));
+    /// `columnwise.wgsl`.
+    Columnwise = ("columnwise", QuantizedForward, COLUMNWISE);
     /// `tensor_scale.wgsl`: the scale of a tensor, from its amax.
     TensorScale = ("tensor_scale", QuantizedForward, TensorSet::of(&[Tensor::Scales]));
     /// `clear.wgsl`: zeroes a tensor for the next program.
@@ -71,8 +87,7 @@ rmsnorm_gpu::programs! {
 
 impl Program {
     /// The properties of a program. Its text has code for the optional tensors, and omits tensors
-    /// that a call does not have; a copy has x and y. The workspace is not listed: the other
-    /// tensors determine the part of it that a program uses.
+    /// that a call does not have; a copy has x and y.
     pub(crate) const fn info(self) -> rmsnorm_gpu::program::Program {
         let (stem, direction, optional) = self.row();
         let is_reduction = matches!(self, Program::ReducePartials);
@@ -280,13 +295,6 @@ pub(crate) struct Workspace {
     /// Total elements, with room for the rounding; 0 if nothing is bound.
     pub(crate) len: u64,
 }
-
-/// Columns of a pair of quads, the unit of columns that a thread owns.
-pub(crate) const PAIR: usize = 8;
-
-/// Maximum pairs of a row in a thread's registers (forward), and minimum pairs of a block of a
-/// longer row (`ends_block`).
-pub(crate) const MOST_PACKS: u32 = 8;
 
 /// Packs of `Forward` whose weights and biases are loaded before their y are stored.
 pub(crate) const FORWARD_BATCH: u32 = 4;

@@ -1,8 +1,10 @@
 //! The WGSL text of a program: constants and types that the key determines ([`mod@prelude`]), the
-//! bound tensors with their load and store functions ([`mod@accessors`]), and files of `shaders/`,
-//! which are plain WGSL except for `@unroll` ([`mod@unroll`]).
+//! bound tensors with their load and store functions ([`mod@accessors`]), the functions that join
+//! the pieces of the call ([`mod@chains`]), and files of `shaders/`, which are plain WGSL except for
+//! `@include` and `@unroll` ([`mod@unroll`]).
 
 mod accessors;
+mod chains;
 mod prelude;
 mod substitute;
 mod tensors;
@@ -16,19 +18,18 @@ use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
 
 use crate::caps::F16;
+use crate::params::{self, Uniform};
 #[cfg(test)]
 use crate::plan::SIDE;
 use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, KernelKey, Program, Reduction, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
+use chains::{chains, norms, pieces};
 use prelude::{conversions, prelude};
 use tensors::{Kind, Use, uses};
 use unroll::unroll;
 
 /// Entry point of every program.
 pub(crate) const ENTRY: &str = "main";
-
-/// The binding of the uniform buffer with [`Params`](crate::params::Params); tensors follow.
-pub(crate) const PARAMS_BINDING: u32 = 0;
 
 /// A storage buffer that a program binds, in group 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Binding {
 
 /// A tensor has the same binding number in all programs.
 const fn binding_number(tensor: Tensor) -> u32 {
-    tensor as u32 + 1
+    params::BINDING + 1 + tensor as u32
 }
 
 /// The storage buffers that a program binds, by binding number. Absent tensors have no binding.
@@ -72,7 +73,7 @@ const CONVERTS_F16 = false;
 struct Pair { lo: vec4<f32>, hi: vec4<f32> }
 fn unknown_zero() -> u32 { return atomicLoad(&right[1]); }
 ";
-    [LEFT_OPEN, conversions(F16::Converts), io(DType::F16), shaders::CHECK_F16.text].concat()
+    [LEFT_OPEN, conversions(F16::Converts), io(DType::F16), file("check_f16")].concat()
 }
 
 /// The WGSL of a program, for a device that converts f16 in this way.
@@ -80,13 +81,15 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
     let counts = |counter: &str| match counter {
         "J" => 0..key.tile.rows_at_once,
         "BATCH" => 0..batch(key),
+        "N" => 0..norms(key),
         _ => 0..key.tile.packs,
     };
-    let files = files(key).into_iter().map(|file| unroll(file, &counts));
-    [prelude(key, f16), accessors(key)].into_iter().chain(files).collect()
+    let files = files(key).into_iter().map(|file| unroll(&file, &counts));
+    let text: String = [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect();
+    Uniform::of(&text).declaration() + &text
 }
 
-/// Maximum packs of a residual that are held in registers in addition to the packs of x (the same
+/// Maximum packs of another matrix that are held in registers in addition to the packs of x (the same
 /// number).
 const MOST_WAITING_PACKS: u32 = 4;
 
@@ -123,78 +126,68 @@ pub(crate) fn is_split(key: &KernelKey) -> bool {
     key.call.dtypes.activation == DType::F32 || key.call.dtypes.residual == DType::F32
 }
 
-/// The files of a program: common, shared with some programs, and its main file.
-fn files(key: &KernelKey) -> Vec<&'static str> {
-    let mut files = vec![shaders::PARAMS.text, shaders::THREADS.text];
+/// The files of a program: common, shared with some programs, its pieces', and its main file.
+fn files(key: &KernelKey) -> Vec<String> {
+    let mut files = vec![file("threads"), file(if is_layer(key) { "sum_layer" } else { "sum_rms" })];
     files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
-    if has_sums(key.program) {
-        files.push(match key.tile.reduction {
-            Reduction::Workgroup => shaders::REDUCE_WORKGROUP.text,
-            Reduction::Subgroup(_) => shaders::REDUCE_SUBGROUP.text,
-        });
+    files.extend(match key.tile.reduction {
+        // Only programs that use subgroups may name their built-ins.
+        Reduction::Subgroup(_) if has_sums(key.program) => vec![file("reduce_subgroup")],
+        Reduction::Workgroup if has_sums(key.program) => vec![file("me"), file("reduce_workgroup")],
+        Reduction::Subgroup(_) | Reduction::Workgroup => vec![file("me")],
+    });
+    let is_backward = matches!(key.program, Program::Backward | Program::BackwardRowSums | Program::BackwardColumns);
+    if key.program.is_forward() || is_backward {
+        files.push(file("affine"));
     }
-    if key.program.is_forward() && has_sums(key.program) {
-        files.push(shaders::STATISTICS.text);
+    if is_backward {
+        files.push(file("gradients"));
+    } else if key.program.is_forward() && has_sums(key.program) {
+        files.push(file("statistics"));
     }
-    match key.program {
-        Program::Forward | Program::ForwardStreaming => {
-            files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
-            if key.call.form.norms_twice() {
-                files.push(shaders::NEXT_NORM.text);
-            }
-        }
-        Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::Columnwise => {
-            files.extend([shaders::PARAMETERS.text, shaders::NORMALIZE.text]);
-            files.extend([shaders::CODES.text, shaders::SCALES.text, shaders::QUANTIZE.text]);
-        }
-        Program::TensorScale => files.push(shaders::SCALES.text),
-        Program::Backward | Program::BackwardRowSums | Program::BackwardColumns => {
-            files.extend([shaders::PARAMETERS.text, shaders::GRADIENTS.text]);
-        }
-        Program::ReducePartials | Program::TransposeCodes | Program::Clear | Program::Copy => {}
+    if key.program.writes_codes() {
+        files.push(file("codes"));
     }
+    if key.program.writes_codes() || key.program == Program::TensorScale {
+        files.push(file("scales"));
+    }
+    // The next norm has no file: it is the first norm's code once more.
+    files.extend(pieces(key).iter().map(|piece| file(&format!("pieces/{}", piece.name()))));
     if matches!(key.program, Program::Backward | Program::BackwardColumns) {
-        files.push(shaders::FOLD.text);
+        files.push(file("fold"));
         files.push(match key.call.accumulate {
             _ if gradients(key) == 0 => NO_HAND_ON,
-            Accumulate::Atomics => shaders::ATOMICS.text,
-            Accumulate::Partials | Accumulate::Locks => shaders::PARTIALS.text,
+            Accumulate::Atomics => file("atomics"),
+            Accumulate::Partials | Accumulate::Locks => file("partials"),
         });
     }
-    files.push(match key.program {
-        Program::Forward if key.call.form.norms_twice() => shaders::FORWARD_TWICE.text,
-        Program::Forward => shaders::FORWARD.text,
-        Program::ForwardStreaming if key.call.form.norms_twice() => shaders::FORWARD_STREAMING_TWICE.text,
-        Program::ForwardStreaming => shaders::FORWARD_STREAMING.text,
-        Program::Backward => shaders::BACKWARD.text,
-        Program::BackwardRowSums => shaders::BACKWARD_ROW_SUMS.text,
-        Program::BackwardColumns => shaders::BACKWARD_COLUMNS.text,
-        Program::ReducePartials => shaders::REDUCE_PARTIALS.text,
-        Program::QuantizedForward => shaders::QUANTIZED_FORWARD.text,
-        Program::QuantizedForwardStreaming => shaders::QUANTIZED_FORWARD_STREAMING.text,
-        Program::TransposeCodes => shaders::TRANSPOSE_CODES.text,
-        Program::Columnwise => shaders::COLUMNWISE.text,
-        Program::TensorScale => shaders::TENSOR_SCALE.text,
-        Program::Clear => shaders::CLEAR.text,
-        Program::Copy => shaders::COPY.text,
+    let schedule = file(key.program.info().stem).lines().map(|line| match included(line) {
+        Some(stem) => file(stem).to_owned(),
+        None => format!("{line}\n"),
     });
-    files
+    let schedule = schedule.collect();
+    files.into_iter().map(str::to_owned).chain([schedule]).collect()
+}
+
+/// The file that a line of a schedule stands for: `@include(STEM)`.
+fn included(line: &str) -> Option<&str> {
+    line.trim().strip_prefix("@include(")?.strip_suffix(')')
+}
+
+/// The text of a file of `shaders/`; empty if there is none.
+fn file(stem: &str) -> &'static str {
+    let is_it = |path: &str| path.strip_prefix("shaders/").and_then(|path| path.strip_suffix(".wgsl")) == Some(stem);
+    shaders::ALL.iter().find(|source| is_it(source.path)).map_or("", |source| source.text)
+}
+
+fn io(dtype: DType) -> &'static str {
+    file(&format!("io_{}", dtype.name()))
 }
 
 /// Replaces `partials.wgsl` in programs without sums over rows.
 const NO_HAND_ON: &str = "
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
 ";
-
-// Not inlined, so that the binary has each text once.
-#[inline(never)]
-fn io(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => shaders::IO_F32.text,
-        DType::F16 => shaders::IO_F16.text,
-        DType::Bf16 => shaders::IO_BF16.text,
-    }
-}
 
 /// Bytes of the smallest access to a tensor.
 fn unit(key: &KernelKey, used: &Use) -> u32 {
@@ -235,14 +228,10 @@ fn is_layer(key: &KernelKey) -> bool {
     key.call.norm == Norm::Layer
 }
 
-/// Whether a residual added after the norm is loaded with x and held in registers: if it has few
-/// packs, or there are few rows.
-fn is_residual_early(key: &KernelKey) -> bool {
+/// Whether the matrices of pieces after the norm are loaded with x and held in registers: if there
+/// are few packs, or few rows.
+fn is_early_after(key: &KernelKey) -> bool {
     key.program == Program::Forward && (key.is_early || key.tile.packs <= MOST_WAITING_PACKS)
-}
-
-fn has_residual(key: &KernelKey) -> bool {
-    key.program.is_forward() && key.call.tensors.adds_residual()
 }
 
 /// Number of parameter gradients that the program contributes to.

@@ -57,12 +57,13 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
 /// Results in new vectors.
 fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let dtypes = call.dtypes()?;
-    let ForwardCall { spec, x, residual, weight, bias, next_weight, wanted } = call;
+    let ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted } = call;
     let shape = x.layout().shape().clone();
     let (x, weight) = (Regular::new(x)?, Regular::new(weight)?);
     let residual = residual.map(Regular::new).transpose()?;
-    let bias = bias.map(Regular::new).transpose()?;
-    let next_weight = next_weight.map(Regular::new).transpose()?;
+    let [bias, next_weight, next_bias] =
+        [bias, next_weight, next_bias].map(|vector| vector.map(Regular::new).transpose());
+    let (bias, next_weight, next_bias) = (bias?, next_weight?, next_bias?);
     let rows = Shape::from([x.rows.rows]);
     let statistic = |name: Tensor, values| Maybe::of(wanted.has(name).then(|| wrap(values, rows.clone())));
     with_types!(dtypes; T, W, R => {
@@ -75,6 +76,9 @@ fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
         }
         if let Some(next_weight) = &next_weight {
             inputs = inputs.next_weight(next_weight.vector()?);
+        }
+        if let Some(next_bias) = &next_bias {
+            inputs = inputs.next_bias(next_bias.vector()?);
         }
         let made = CpuBackend::new().forward_vec(&spec.sized(&x.rows), inputs, wanted)?;
         let y = wanted.has(Tensor::Y).then(|| wrap(made.y, shape.clone()));

@@ -4,10 +4,9 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{Norm, NormParams};
 
 use super::parameter;
-use crate::path::{add_normalize, normalize, normalize_add};
+use crate::Norm;
 
 /// The configuration of a [`LayerNorm`].
 #[derive(Config, Debug)]
@@ -55,7 +54,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        normalize(NormParams::new(Norm::Layer, self.epsilon), x, self.gamma.val(), bias)
+        Norm::layer(self.epsilon).bias(bias).apply(x, self.gamma.val())
     }
 
     /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in the
@@ -68,7 +67,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        add_normalize(NormParams::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
+        Norm::layer(self.epsilon).residual(residual).bias(bias).apply(x, self.gamma.val())
     }
 
     /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`. As
@@ -81,7 +80,7 @@ impl LayerNorm {
     /// As [the crate](crate#panics) says.
     pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
         let bias = self.beta.as_ref().map(|beta| beta.val());
-        normalize_add(NormParams::new(Norm::Layer, self.epsilon), x, residual, self.gamma.val(), bias)
+        Norm::layer(self.epsilon).residual_after(residual).bias(bias).apply(x, self.gamma.val())
     }
 
     fn has_bias(&self) -> bool {

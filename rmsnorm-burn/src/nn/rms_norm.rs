@@ -4,22 +4,16 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{Norm, NormParams};
 
 use super::{has_one_epsilon, parameter};
+use crate::Norm;
 use crate::check::or_panic;
-use crate::path::{add_normalize, normalize, normalize_add, normalize_add_normalize};
-
-/// The norm with `gamma`.
-const fn by_weight(epsilon: f64) -> NormParams {
-    NormParams::new(Norm::Rms, epsilon)
-}
 
 /// Declares an RMS norm and its config. The literals are their docs: of the norm, of its sum, of
 /// `epsilon`, of the new weight, and of `gamma`.
 macro_rules! rms_norm {
     (
-        $norm:ident: $doc:literal, $gamma:literal, $spec:path;
+        $norm:ident: $doc:literal, $gamma:literal, $of:path;
         $config:ident: $epsilon:literal, $init:literal, $initializer:expr;
         gamma: $weight:literal;
         functions: $function:ident, $function_add:ident, $function_add_function:ident
@@ -60,7 +54,7 @@ macro_rules! rms_norm {
             /// # Panics
             /// As [the crate](crate#panics) says.
             pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-                normalize(self.spec(), x, self.gamma.val(), None)
+                $of(self.epsilon).apply(x, self.gamma.val())
             }
 
             /// Returns `(y, h)`: `h = residual + x` in the dtype of `residual`, and `y` its norm in
@@ -73,7 +67,7 @@ macro_rules! rms_norm {
             /// # Panics
             /// As [the crate](crate#panics) says.
             pub fn add_forward<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
-                add_normalize(self.spec(), x, residual, self.gamma.val(), None)
+                $of(self.epsilon).residual(residual).apply(x, self.gamma.val())
             }
 
             /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`. As
@@ -85,7 +79,7 @@ macro_rules! rms_norm {
             /// # Panics
             /// As [the crate](crate#panics) says.
             pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
-                normalize_add(self.spec(), x, residual, self.gamma.val(), None)
+                $of(self.epsilon).residual_after(residual).apply(x, self.gamma.val())
             }
 
             /// Returns `(y, h)`: `h` of [`forward_add`](Self::forward_add), and `y` its norm with
@@ -105,11 +99,8 @@ macro_rules! rms_norm {
                 next: &Self,
             ) -> (Tensor<D>, Tensor<D>) {
                 or_panic(has_one_epsilon(self.epsilon, next.epsilon));
-                normalize_add_normalize(self.spec(), x, residual, self.gamma.val(), next.gamma.val())
-            }
-
-            fn spec(&self) -> NormParams {
-                $spec(self.epsilon)
+                let norm = $of(self.epsilon).residual_after(residual).next_norm(next.gamma.val());
+                norm.apply(x, self.gamma.val())
             }
         }
 
@@ -118,7 +109,7 @@ macro_rules! rms_norm {
 }
 
 rms_norm! {
-    RmsNorm: "RMS norm over the last dimension.", "", by_weight;
+    RmsNorm: "RMS norm over the last dimension.", "", Norm::rms;
     RmsNormConfig: "The number added to the mean square. 1e-5 by default, as in burn's own norm.", "A norm with a weight of ones.",
         Initializer::Ones;
     gamma: "The weight: (d_model).";
@@ -126,7 +117,7 @@ rms_norm! {
 }
 
 rms_norm! {
-    GemmaRmsNorm: "RMS norm over the last dimension with `1 + gamma`, which is not rounded.", ", with `1 + gamma`", NormParams::gemma;
+    GemmaRmsNorm: "RMS norm over the last dimension with `1 + gamma`, which is not rounded.", ", with `1 + gamma`", Norm::gemma;
     GemmaRmsNormConfig: "The number added to the mean square. 1e-5 by default, as in burn's own norms; Gemma uses 1e-6.",
         "A norm with a weight of zeros, to which 1 is added.", Initializer::Zeros;
     gamma: "The weight minus 1: (d_model).";

@@ -20,13 +20,13 @@ impl<B: Kernels> ForwardCall<B> {
 
     /// Runs the call, for its results and the other wanted outputs.
     pub(super) fn call(self) -> Forwarded<B> {
-        let ForwardCall { spec, x, residual, weight, bias, next_weight, wanted } = self;
+        let ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted } = self;
         let has_y = match spec.residual_placement {
             ResidualPlacement::Before => true,
             ResidualPlacement::After => next_weight.is_some(),
         };
         let wanted = wanted.set(Tensor::Y, has_y).set(Tensor::ResidualOut, residual.is_some());
-        let [residual, bias, next_weight] = [residual, bias, next_weight].map(Maybe::of);
-        B::forward(x, residual, weight, bias, next_weight, spec, wanted)
+        let [residual, bias, next_weight, next_bias] = [residual, bias, next_weight, next_bias].map(Maybe::of);
+        B::forward(x, residual, weight, bias, next_weight, next_bias, spec, wanted)
     }
 }

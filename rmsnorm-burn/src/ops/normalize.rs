@@ -99,8 +99,8 @@ impl<B: Kernels> Normalized<B> {
         bias: Option<FloatTensor<B>>,
         save: bool,
     ) -> Self {
-        let wanted = TensorSet::NONE;
-        let call = ForwardCall::<B> { spec, x, residual: None, weight, bias, next_weight: None, wanted };
+        let (residual, next_weight, next_bias, wanted) = (None, None, None, TensorSet::NONE);
+        let call = ForwardCall::<B> { spec, x, residual, weight, bias, next_weight, next_bias, wanted };
         let made = call.saving(save).call();
         Normalized { y: given("y", made.y.into_option()), mean: made.mean, rstd: made.rstd }
     }

@@ -48,23 +48,25 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     residual: Tracked<B>,
     weight: Tracked<B>,
     bias: Option<Tracked<B>>,
-    next_weight: Option<Tracked<B>>,
+    [next_weight, next_bias]: [Option<Tracked<B>>; 2],
 ) -> (Option<Tracked<B>>, Tracked<B>) {
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Tracked::<B>::is_tracked);
     // The sum is tracked if x, residual or a parameter of x's norm is; y is tracked if the sum or a
     // parameter of y's norm is.
-    let is_y_tracked = is_tracked || [&residual].into_iter().chain(&next_weight).any(Tracked::<B>::is_tracked);
+    let is_y_tracked =
+        is_tracked || [&residual].into_iter().chain(&next_weight).chain(&next_bias).any(Tracked::<B>::is_tracked);
     let dtype = x.dtype();
     // The spec of each norm, without the residual.
     let alone = NormParams { residual_placement: ResidualPlacement::default(), ..spec };
     let values = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(|tensor| tensor.primitive().clone());
-    let (of_weight, of_bias, of_next) = (weight.primitive().clone(), values(&bias), values(&next_weight));
+    let (of_weight, of_bias) = (weight.primitive().clone(), values(&bias));
+    let (of_next_weight, of_next_bias) = (values(&next_weight), values(&next_bias));
     // Without its node, so that the sum may overwrite the residual, which no gradient needs.
     let (residual, residual_node) = residual.into_parts();
     let call = |x, save, save_next| {
         let (residual, wanted) = (Some(residual), TensorSet::NONE);
-        let call =
-            ForwardCall::<B> { spec, x, residual, weight: of_weight, bias: of_bias, next_weight: of_next, wanted };
+        let (weight, bias, next_weight, next_bias) = (of_weight, of_bias, of_next_weight, of_next_bias);
+        let call = ForwardCall::<B> { spec, x, residual, weight, bias, next_weight, next_bias, wanted };
         call.saving(save).saving_next(save_next).call()
     };
     match spec.residual_placement {
@@ -93,7 +95,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
             let y = next_weight.map(|weight| {
                 let y = given("y", made.y.into_option());
                 let taken = Normalized { y, mean: made.next_mean, rstd: made.next_rstd };
-                normalize::<B, C>(alone, sum.clone(), weight, None, Some(taken))
+                normalize::<B, C>(alone, sum.clone(), weight, next_bias, Some(taken))
             });
             (y, sum)
         }

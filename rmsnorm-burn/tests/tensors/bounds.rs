@@ -68,12 +68,13 @@ impl<const D: usize> Judge<'_, D> {
         &self,
         sum: &Tensor<D>,
         weight: &Tensor<1>,
+        bias: Option<&Tensor<1>>,
         dy: &Tensor<D>,
         judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth),
     ) {
-        let (sum, weight, dy) = (f64s(sum), f64s(weight), f64s(dy));
+        let (sum, weight, bias, dy) = (f64s(sum), f64s(weight), bias.map(f64s), f64s(dy));
         self.passes(|passes| {
-            Passes::next(passes, &sum, &weight, None, &dy).judge(&arithmetic(), &judge);
+            Passes::next(passes, &sum, &weight, bias.as_deref(), &dy).judge(&arithmetic(), &judge);
         });
     }
 
@@ -237,28 +238,46 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
         let (base, stream) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5));
         let (x, residual) = (of(base.clone()), of(stream.clone()));
         let cols = x.dims()[D - 1];
-        let (weight, next_weight) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3));
+        let [weight, next_weight, bias, next_bias] = [2, 3, 6, 7].map(|seed| var::<W, 1>([cols], seed));
         let dy = tensor::<T, D>(x.dims(), 4);
-        let spec = NormSpec::rms(x.shape().num_elements() / cols, cols, EPS as f32).residual_after();
-        for (name, spec) in [("rms_norm_add_rms_norm", spec), ("gemma_rms_norm_add_rms_norm", spec.weight_offset(1.0))]
-        {
+        let spec = |norm| NormSpec::new(norm, x.shape().num_elements() / cols, cols, EPS as f32).residual_after();
+        let (rms, layer) = (spec(Norm::Rms), spec(Norm::Layer));
+        for (name, spec, bias, next_bias) in [
+            ("rms_norm_add_rms_norm", rms, None, None),
+            ("gemma_rms_norm_add_rms_norm", rms.weight_offset(1.0), None, None),
+            ("two layer norms", layer, Some(&bias), Some(&next_bias)),
+            ("two layer norms, the first with a bias", layer, Some(&bias), None),
+        ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
-            let function = if spec.weight_offset == 0.0 { rms_norm_add_rms_norm } else { gemma_rms_norm_add_rms_norm };
-            let (y, sum) = function(of(base.clone()), of(stream.clone()), weight.clone(), next_weight.clone(), EPS);
+            let (x_of, r_of, w, next) = (of(base.clone()), of(stream.clone()), weight.clone(), next_weight.clone());
+            let (y, sum) = match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
+                (Norm::Rms, false) => gemma_rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
+                (Norm::Layer, _) => {
+                    let norm = rmsnorm_burn::Norm::layer(EPS).bias(bias.cloned()).residual_after(r_of);
+                    norm.next_norm(next).next_bias(next_bias.cloned()).apply(x_of, w)
+                }
+            };
             assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
             let grads = loss(y.clone(), &dy).backward();
             let (dx, dsum) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
             let (residual, of_first) = (Some(&residual), dsum.clone().cast(x.dtype()));
-            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias: None, dy: &of_first };
+            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias, dy: &of_first };
             judge.run(|forward, backward| {
                 judge!(forward, Name::ResidualOut, R, &sum, case);
                 judge!(backward, Name::Dx, T, &dx, case);
                 judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, &bias.grad(&grads).unwrap(), case);
+                }
             });
-            judge.run_next(&sum, &next_weight, &dy, |forward, backward| {
+            judge.run_next(&sum, &next_weight, next_bias, &dy, |forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dx, R, &dsum, case);
                 judge!(backward, Name::Dweight, W, &next_weight.grad(&grads).unwrap(), case);
+                if let Some(next_bias) = next_bias {
+                    judge!(backward, Name::Dbias, W, &next_bias.grad(&grads).unwrap(), case);
+                }
             });
         }
     }

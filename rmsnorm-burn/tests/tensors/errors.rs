@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
+    Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
     rms_norm_add_rms_norm,
 };
 
@@ -37,6 +37,9 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
             assert_eq!(text, format!("rms_norm: weight {expected}"));
             let text = message(|| rms_norm_add_rms_norm(x(), x(), w.clone(), wrong(), 1e-6));
             assert_eq!(text, format!("rms_norm: next_weight {expected}"));
+            let norm = || Norm::layer(1e-6).residual_after(x()).next_norm(w.clone()).next_bias(wrong());
+            let text = message(|| norm().apply(x(), w.clone()));
+            assert_eq!(text, format!("layer_norm: next_bias {expected}"));
         }
         for dims in [[1, 16], [4, 1], [4, 8]] {
             let text = message(|| add_rms_norm(x.clone(), of(dtype, dims), w.clone(), 1e-6));

@@ -5,7 +5,6 @@ use candle_nn::{LayerNormConfig, Module, VarBuilder};
 use rmsnorm_core::{Norm, NormParams};
 
 use super::{BIAS, WEIGHT, vector};
-use crate::functions::{add_normalize, normalize, normalize_add, overwrite};
 
 /// Layer norm over the last dimension, with a bias or without; RMS norm if the mean is not removed.
 /// Called as `forward(&x)`.
@@ -59,7 +58,7 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::add_layer_norm`].
     pub fn add_forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        add_normalize(NormParams::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+        self.norm().residual(residual).bias(self.bias()).apply(x, &self.weight)
     }
 
     /// `residual` plus the norm of `x`, in the dtype of `residual`.
@@ -67,7 +66,11 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::layer_norm_add`].
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-        normalize_add(NormParams::new(self.norm, self.eps), x, residual, &self.weight, self.bias())
+        self.norm().residual_after(residual).bias(self.bias()).apply(x, &self.weight)
+    }
+
+    fn norm(&self) -> crate::Norm<'_> {
+        crate::Norm::new(NormParams::new(self.norm, self.eps))
     }
 
     /// Overwrites `x`, for inference.
@@ -75,14 +78,14 @@ impl LayerNorm {
     /// # Errors
     /// As [`crate::layer_norm_in_place`], for example if the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
-        overwrite(NormParams::new(self.norm, self.eps), x, &self.weight, self.bias())
+        self.norm().bias(self.bias()).apply_in_place(x, &self.weight)
     }
 }
 
 /// Errors as [`crate::layer_norm`].
 impl Module for LayerNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        normalize(NormParams::new(self.norm, self.eps), x, &self.weight, self.bias())
+        self.norm().bias(self.bias()).apply(x, &self.weight)
     }
 }
 

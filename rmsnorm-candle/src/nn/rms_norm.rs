@@ -2,10 +2,9 @@
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Module, VarBuilder};
-use rmsnorm_core::{Norm, NormParams};
 
 use super::{WEIGHT, vector};
-use crate::functions::{add_normalize, normalize, normalize_add, normalize_add_normalize, overwrite};
+use crate::Norm;
 
 /// RMS norm over the last dimension, with `weight` or, as in Gemma, `1 + weight`. Called as
 /// `forward(&x)`.
@@ -52,7 +51,7 @@ impl RmsNorm {
     /// # Errors
     /// As [`crate::add_rms_norm`].
     pub fn add_forward(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        add_normalize(self.spec(), x, residual, &self.weight, None)
+        self.norm().residual(residual).apply(x, &self.weight)
     }
 
     /// `residual` plus the norm of `x`, in the dtype of `residual`.
@@ -60,7 +59,7 @@ impl RmsNorm {
     /// # Errors
     /// As [`crate::rms_norm_add`].
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-        normalize_add(self.spec(), x, residual, &self.weight, None)
+        self.norm().residual_after(residual).apply(x, &self.weight)
     }
 
     /// Returns `(y, h)`: `h` of [`forward_add`](Self::forward_add), and `y` its norm with the
@@ -70,7 +69,7 @@ impl RmsNorm {
     /// As [`crate::rms_norm_add_rms_norm`], and if the norms differ in more than their weights: one
     /// call has one `eps`.
     pub fn forward_add_forward(&self, x: &Tensor, residual: &Tensor, next: &RmsNorm) -> Result<(Tensor, Tensor)> {
-        if self.spec() != next.spec() {
+        if (self.eps, self.is_gemma) != (next.eps, next.is_gemma) {
             let what =
                 |norm: &RmsNorm| format!("{} and {}", norm.eps, if norm.is_gemma { "1 + weight" } else { "weight" });
             bail!(
@@ -79,7 +78,7 @@ impl RmsNorm {
                 what(next)
             );
         }
-        normalize_add_normalize(self.spec(), x, residual, &self.weight, &next.weight)
+        self.norm().residual_after(residual).next_norm(&next.weight).apply(x, &self.weight)
     }
 
     /// Overwrites `x`, for inference.
@@ -87,18 +86,18 @@ impl RmsNorm {
     /// # Errors
     /// As [`crate::rms_norm_in_place`], for example if the weight is a variable.
     pub fn forward_in_place(&self, x: &Tensor) -> Result<()> {
-        overwrite(self.spec(), x, &self.weight, None)
+        self.norm().apply_in_place(x, &self.weight)
     }
 
-    pub(super) fn spec(&self) -> NormParams {
-        if self.is_gemma { NormParams::gemma(self.eps) } else { NormParams::new(Norm::Rms, self.eps) }
+    fn norm(&self) -> Norm<'_> {
+        if self.is_gemma { Norm::gemma(self.eps) } else { Norm::rms(self.eps) }
     }
 }
 
 /// Errors as [`crate::rms_norm`].
 impl Module for RmsNorm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        normalize(self.spec(), x, &self.weight, None)
+        self.norm().apply(x, &self.weight)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The storage of a fourth tensor, for an operation that gets three from candle.
+//! The storages of more tensors, for an operation that gets three from candle.
 
 use std::any::Any;
 
@@ -6,10 +6,14 @@ use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
 use crate::call::{Kernels, Operand};
 
-/// Calls `f` with the storage of a tensor of the device.
-pub(super) fn lend<S: Kernels>(tensor: &Tensor, f: impl Fn(Operand<'_, S>) -> Result<()>) -> Result<()> {
+/// Calls `f` with the storage of a tensor of the device, or with none for none.
+pub(super) fn lend<S: Kernels>(
+    tensor: Option<&Tensor>,
+    f: impl Fn(Option<Operand<'_, S>>) -> Result<()>,
+) -> Result<()> {
+    let Some(tensor) = tensor else { return f(None) };
     let lent = |storage: &dyn Any, layout: &Layout| match storage.downcast_ref::<S>() {
-        Some(storage) => f((storage, layout)),
+        Some(storage) => f(Some((storage, layout))),
         None => bail!("all tensors of a call must be on one device"),
     };
     tensor.apply_op1_no_bwd(&Lend(lent)).map(|_| ())

@@ -76,8 +76,8 @@ impl Normalize {
         let y = if let Some(taken) = taken {
             taken.take().and_then(|y| y.downcast().ok()).map(|y| *y)
         } else {
-            let call = ForwardCall { spec, x: h, residual: None, weight, bias, next_weight: None, save: *save };
-            let made = call.run()?;
+            let (residual, next_weight, next_bias) = (None, None, None);
+            let made = ForwardCall { spec, x: h, residual, weight, bias, next_weight, next_bias, save: *save }.run()?;
             keep(statistics, Statistics::of(made.mean, made.rstd))?;
             made.y
         };

@@ -11,6 +11,7 @@ use super::differentiate::differentiate;
 use super::lend::lend;
 use super::normalize::{Node, Normalize, keep};
 use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
+use crate::check::Args;
 
 /// The sum, from x, the norm's parameters and residual. The parameters are the weight or, if the
 /// sum has a gradient of the bias, weight and bias in one tensor: candle takes no fourth tensor
@@ -24,86 +25,50 @@ struct Sum {
     save: bool,
     /// The statistics of the norm of x.
     statistics: OnceLock<Saved>,
-    fourth: Fourth,
+    /// Tensors that have no gradient from the sum: the bias if it is not in the parameters, and those of the next norm.
+    bias: Option<Tensor>,
+    next: [Option<Tensor>; 2],
     /// The node that receives y.
     y: Option<Arc<Node>>,
 }
 
-/// A fourth tensor, which has no gradient from the sum.
-enum Fourth {
-    None,
-    Bias(Tensor),
-    NextWeight(Tensor),
-}
-
-/// Returns y and x + residual. In this function and the following, `x` and `residual` have regular
-/// rows, weight and bias are contiguous, and kernels take their dtypes. `spec` is the spec of the
-/// norms.
-pub(crate) fn add_normalize(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<(Tensor, Tensor)> {
-    let mut inputs = [Some(x), Some(residual), Some(weight), bias].into_iter().flatten();
-    let save = inputs.any(Tensor::track_op);
-    let y = Node::of_sum(spec, save);
-    // Detached, because the sum depends on neither, and candle panics if an argument in the graph
-    // gets no gradient.
-    let fourth = bias.map_or(Fourth::None, |bias| Fourth::Bias(bias.detach()));
-    let residual_out =
-        Sum { y: Some(y.clone()), ..Sum::new(spec, x, weight, save, fourth) }.apply(x, &weight.detach(), residual)?;
-    Ok((Normalize::of(y, &residual_out, weight, bias)?, residual_out))
-}
-
-/// Returns residual + norm(x).
-pub(crate) fn normalize_add(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
-    let (parameters, fourth) = match bias {
-        None => (weight.clone(), Fourth::None),
-        Some(bias) if bias.track_op() => (Tensor::cat(&[weight, bias], 0)?, Fourth::None),
-        Some(bias) => (weight.clone(), Fourth::Bias(bias.clone())),
+/// Returns y, if the call has one, and the sum. `args` has this `residual`; `x` and `residual` have
+/// regular rows, the vectors are contiguous, and kernels take their dtypes.
+pub(crate) fn apply(spec: NormParams, args: &Args<'_>, residual: &Tensor) -> Result<(Option<Tensor>, Tensor)> {
+    let &Args { x, weight, bias, next_weight, next_bias, .. } = args;
+    let save = args.all().any(|(_, tensor)| tensor.track_op());
+    // Detached are tensors on which the sum does not depend: candle panics if an argument in the
+    // graph gets no gradient.
+    let detached = |tensor: Option<&Tensor>| tensor.map(Tensor::detach);
+    let (parameters, lent, of_y) = match (spec.residual_placement, bias) {
+        (ResidualPlacement::Before, _) => (weight.detach(), detached(bias), Some((weight, bias))),
+        (ResidualPlacement::After, Some(bias)) if bias.track_op() => {
+            (Tensor::cat(&[weight, bias], 0)?, None, next_weight.map(|weight| (weight, next_bias)))
+        }
+        (ResidualPlacement::After, _) => (weight.clone(), bias.cloned(), next_weight.map(|weight| (weight, next_bias))),
     };
-    let save = [x, residual, &parameters].into_iter().any(Tensor::track_op);
-    Sum::new(spec.residual_after(), x, weight, save, fourth).apply(x, &parameters, residual)
-}
-
-/// Returns y and residual + norm(x). `next_weight` meets the conditions of the weight.
-pub(crate) fn normalize_add_normalize(
-    spec: NormParams,
-    x: &Tensor,
-    residual: &Tensor,
-    weight: &Tensor,
-    next_weight: &Tensor,
-) -> Result<(Tensor, Tensor)> {
-    let save = [x, residual, weight, next_weight].into_iter().any(Tensor::track_op);
-    let y = Node::of_sum(spec, save);
-    // Detached, because the sum does not depend on it.
-    let fourth = Fourth::NextWeight(next_weight.detach());
-    let sum = Sum { y: Some(y.clone()), ..Sum::new(spec.residual_after(), x, weight, save, fourth) };
-    let residual_out = sum.apply(x, weight, residual)?;
-    Ok((Normalize::of(y, &residual_out, next_weight, None)?, residual_out))
+    // The norm of the sum has no residual.
+    let alone = NormParams { residual_placement: ResidualPlacement::default(), ..spec };
+    let y = of_y.map(|_| Node::of_sum(alone, save));
+    let sum = Sum {
+        spec,
+        cols: weight.elem_count(),
+        activations: x.dtype(),
+        save,
+        statistics: OnceLock::new(),
+        bias: lent,
+        next: [next_weight, next_bias].map(detached),
+        y: y.clone(),
+    };
+    let residual_out = match save {
+        true => x.apply_op3(&parameters, residual, sum)?,
+        false => x.apply_op3_no_bwd(&parameters, residual, &sum)?,
+    };
+    let y = y.zip(of_y).map(|(node, (weight, bias))| Normalize::of(node, &residual_out, weight, bias)).transpose()?;
+    Ok((y, residual_out))
 }
 
 impl Sum {
-    fn new(spec: NormParams, x: &Tensor, weight: &Tensor, save: bool, fourth: Fourth) -> Self {
-        let (cols, activations, statistics) = (weight.elem_count(), x.dtype(), OnceLock::new());
-        Sum { spec, cols, activations, save, statistics, fourth, y: None }
-    }
-
-    fn apply(self, x: &Tensor, parameters: &Tensor, residual: &Tensor) -> Result<Tensor> {
-        match self.save {
-            true => x.apply_op3(parameters, residual, self),
-            false => x.apply_op3_no_bwd(parameters, residual, &self),
-        }
-    }
-
     /// Whether the parameters contain a bias.
     fn has_bias(&self, parameters: &Shape) -> bool {
         parameters.elem_count() > self.cols
@@ -116,9 +81,9 @@ impl Sum {
         let bias = self.has_bias(parameters.1.shape()).then(|| part(*cols)).transpose()?;
         let (weight, bias) = ((parameters.0, &weight), bias.as_ref().map(|bias| (parameters.0, bias)));
         let sum = Cell::new();
-        let call = |bias: Option<Operand<'_, S>>, next_weight: Option<Operand<'_, S>>| {
-            let residual = Some(residual);
-            let made = ForwardCall { spec, x, residual, weight, bias, next_weight, save: *save }.run()?;
+        let call = |bias: Option<Operand<'_, S>>, [next_weight, next_bias]: [Option<Operand<'_, S>>; 2]| {
+            let (residual, save) = (Some(residual), *save);
+            let made = ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, save }.run()?;
             let mut of_y = Statistics::of(made.mean, made.rstd);
             if spec.residual_placement == ResidualPlacement::After {
                 keep(&self.statistics, of_y)?;
@@ -132,11 +97,10 @@ impl Sum {
             }
             Ok(())
         };
-        match &self.fourth {
-            Fourth::None => call(bias, None)?,
-            Fourth::Bias(bias) => lend(bias, |bias| call(Some(bias), None))?,
-            Fourth::NextWeight(weight) => lend(weight, |weight| call(bias, Some(weight)))?,
-        }
+        let [next_weight, next_bias] = self.next.each_ref().map(Option::as_ref);
+        lend(self.bias.as_ref(), |lent| {
+            lend(next_weight, |next_weight| lend(next_bias, |next_bias| call(lent.or(bias), [next_weight, next_bias])))
+        })?;
         match sum.take() {
             Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
             None => bail!("{}: forward computed no sum with the residual", spec.name()),

@@ -165,7 +165,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
         let (x, residual) = (view.tensor(), (stream.of)(&on.var::<R>(stream.base.dims(), 5)));
         let r = Var::from_tensor(&residual).unwrap();
         let cols = *x.dims().last().unwrap();
-        let [w, bias, next] = [2, 3, 6].map(|seed| on.var::<W>(&[cols], seed));
+        let [w, bias, next, next_bias] = [2, 3, 6, 7].map(|seed| on.var::<W>(&[cols], seed));
         let dy = on.tensor::<T>(x.dims(), 4);
         let spec = |norm| NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
         let gemma = spec(Norm::Rms).weight_offset(1.0);
@@ -205,24 +205,40 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             // The strided residual, read without a copy, gives the same bits.
             assert_eq!(elements::<R>(&sum(&residual)), elements::<R>(&residual_out), "{case}");
         }
-        for (name, spec) in [("rms_norm_add_rms_norm", spec(Norm::Rms)), ("gemma_rms_norm_add_rms_norm", gemma)] {
+        let layer = spec(Norm::Layer);
+        for (name, spec, bias, next_bias) in [
+            ("rms_norm_add_rms_norm", spec(Norm::Rms), None, None),
+            ("gemma_rms_norm_add_rms_norm", gemma, None, None),
+            ("two layer norms without bias", layer, None, None),
+            ("two layer norms", layer, Some(&bias), Some(&next_bias)),
+            ("two layer norms, the second with a bias", layer, None, Some(&next_bias)),
+        ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
-            let both = |residual: &Tensor| match spec.weight_offset == 0.0 {
-                true => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
-                false => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+            let [of_bias, of_next_bias] = [bias, next_bias].map(|bias| bias.map(Var::as_tensor));
+            let both = |residual: &Tensor| match (spec.norm, spec.weight_offset == 0.0) {
+                (Norm::Rms, true) => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+                (Norm::Rms, false) => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+                (Norm::Layer, _) => {
+                    let norm = rmsnorm_candle::Norm::layer(EPS).bias(of_bias).residual_after(residual);
+                    norm.next_norm(&next).next_bias(of_next_bias).apply(&x, &w).unwrap()
+                }
             };
             let (y, sum) = both(&r);
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
             let grads = loss(&y, &dy).backward().unwrap();
             let dsum = grads.get(&r).unwrap();
-            judge_first(spec, None, &sum, &dsum.to_dtype(x.dtype()).unwrap(), &grads, &case);
+            judge_first(spec, bias, &sum, &dsum.to_dtype(x.dtype()).unwrap(), &grads, &case);
             // The norm of the stored sum: judged as the norm of that sum plus an x of zeros.
             let zeros = x.zeros_like().unwrap();
-            let judge = Judge { on, spec, dtypes, x: &zeros, residual: Some(&sum), weight: &next, bias: None, dy: &dy };
+            let (residual_of_next, bias) = (Some(&sum), of_next_bias);
+            let judge = Judge { on, spec, dtypes, x: &zeros, residual: residual_of_next, weight: &next, bias, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dresidual, R, dsum, case);
                 judge!(backward, Name::Dweight, W, grads.get(&next).unwrap(), case);
+                if let Some(next_bias) = next_bias {
+                    judge!(backward, Name::Dbias, W, grads.get(next_bias).unwrap(), case);
+                }
             });
             let (again, sum_again) = both(&residual);
             assert_eq!((elements::<T>(&again), elements::<R>(&sum_again)), (elements(&y), elements(&sum)), "{case}");

@@ -2,7 +2,7 @@
 
 use crate::kit::{On, message, on_each_device};
 use candle_core::{DType, Tensor};
-use rmsnorm_candle::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_add, rms_norm_add_rms_norm};
+use rmsnorm_candle::{Norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_add, rms_norm_add_rms_norm};
 
 fn of(on: &On, dtype: DType, shape: &[usize]) -> Tensor {
     on.tensor::<f32>(shape, 1).to_dtype(dtype).unwrap()
@@ -23,6 +23,8 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
                 assert_eq!(message(rms_norm_add(&x, &x, &wrong, 1e-6)), format!("rms_norm: weight {expected}"));
                 let text = message(rms_norm_add_rms_norm(&x, &x, &w, &wrong, 1e-6));
                 assert_eq!(text, format!("rms_norm: next_weight {expected}"));
+                let text = message(Norm::layer(1e-6).residual_after(&x).next_norm(&w).next_bias(&wrong).apply(&x, &w));
+                assert_eq!(text, format!("layer_norm: next_bias {expected}"));
             }
             for shape in [&[16usize][..], &[1, 16], &[4, 1], &[4, 8], &[2, 2, 16]] {
                 let text = message(add_rms_norm(&x, &of(on, dtype, shape), &w, 1e-6));

@@ -6,6 +6,7 @@ Exit code 1 if a kernel that should run fails or gives a wrong result, else 0.
 import importlib
 import os
 import platform
+import signal
 import sys
 import warnings
 
@@ -154,4 +155,6 @@ def main():
 
 
 if __name__ == "__main__":
+    # A reader that closes the pipe, such as head, ends the program without a message.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

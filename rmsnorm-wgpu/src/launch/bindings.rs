@@ -16,9 +16,8 @@ use super::workspace::Workspace;
 use crate::backend::WgpuBackend;
 use crate::error::{WgpuFailure, device_error, unsupported};
 use crate::kernel::Kernel;
-use crate::params::{Params, Place};
+use crate::params::{self, Numbers, Params, Place};
 use crate::plan::Dispatch;
-use crate::source::PARAMS_BINDING;
 
 /// The bind groups of a call. Their parameters share one uniform buffer.
 pub(super) struct Groups<'a> {
@@ -29,8 +28,8 @@ pub(super) struct Groups<'a> {
     alignment: u64,
     /// Maximum bytes of a binding.
     most: u64,
-    /// Bytes from the parameters of one dispatch to the next.
-    params_stride: u64,
+    /// Alignment of the parameters of a dispatch, in bytes.
+    uniform_alignment: u64,
     groups: Vec<Group<'a>>,
 }
 
@@ -53,7 +52,6 @@ struct Part<'a> {
 impl<'a> Groups<'a> {
     pub(super) fn new(backend: &'a WgpuBackend, tensors: &'a Tensors<'a>, workspace: Option<&'a Workspace>) -> Self {
         let (device, caps) = (backend.device(), backend.caps());
-        let uniform_alignment = u64::from(device.limits().min_uniform_buffer_offset_alignment).max(16);
         Groups {
             device,
             tensors,
@@ -61,17 +59,17 @@ impl<'a> Groups<'a> {
             alignment: u64::from(caps.offset_alignment),
             // Whole bindings are indexed in bytes, in 32 bits.
             most: caps.binding_bytes.min(i32::MAX as u64 / 4 * 4),
-            params_stride: (size_of::<Params>() as u64).next_multiple_of(uniform_alignment),
+            uniform_alignment: u64::from(device.limits().min_uniform_buffer_offset_alignment),
             groups: Vec::new(),
         }
     }
 
-    /// Adds a bind group for a dispatch of the kernel. `params` is complete except for the places
-    /// of tensors.
+    /// Adds a bind group for a dispatch of the kernel.
     ///
     /// # Errors
     /// `Unsupported` if a part of a tensor exceeds the maximum binding.
-    pub(super) fn add(&mut self, kernel: &Arc<Kernel>, dispatch: &Dispatch, mut params: Params) -> Result<(), Error> {
+    pub(super) fn add(&mut self, kernel: &Arc<Kernel>, dispatch: &Dispatch, numbers: Numbers) -> Result<(), Error> {
+        let mut params = Params::new(numbers);
         let mut bindings = Vec::with_capacity(kernel.bindings.len());
         for binding in &kernel.bindings {
             let part = if binding.tensor == Tensor::Workspace {
@@ -92,7 +90,9 @@ impl<'a> Groups<'a> {
                 )))
             })?;
             let view = self.tensors.get(binding.tensor);
-            place(&mut params, binding.tensor, view, &part, &dispatch.rows, self.tensors.rows_per_group());
+            let skipped_rows = numbers.first_in_group;
+            params
+                .place(binding.tensor, place(view, &part, &dispatch.rows, self.tensors.rows_per_group(), skipped_rows));
             bindings.push((binding.number(), part));
         }
         self.groups.push(Group { kernel: Arc::clone(kernel), params, bindings });
@@ -107,10 +107,9 @@ impl<'a> Groups<'a> {
         if self.groups.is_empty() {
             return Ok(Vec::new());
         }
-        let params = self.upload_params()?;
+        let (params, stride) = self.upload_params()?;
         let make = |(index, group): (usize, &Group<'a>)| {
-            let (offset, size) = (index as u64 * self.params_stride, size_of::<Params>() as u64);
-            let uniform = entry(PARAMS_BINDING, &params, offset, size);
+            let uniform = entry(params::BINDING, &params, index as u64 * stride, group.kernel.uniform.size());
             let storage =
                 group.bindings.iter().map(|(number, part)| entry(*number, part.buffer, part.offset, part.size));
             let entries: Vec<_> = std::iter::once(uniform).chain(storage).collect();
@@ -128,10 +127,12 @@ impl<'a> Groups<'a> {
         })
     }
 
-    /// A new buffer for every call: all commands of a submission would see the last contents
-    /// written to a shared buffer.
-    fn upload_params(&self) -> Result<Buffer, Error> {
-        let size = self.params_stride * self.groups.len() as u64;
+    /// A new buffer for every call, and the bytes from one dispatch to the next: all commands of a
+    /// submission would see the last contents written to a shared buffer.
+    fn upload_params(&self) -> Result<(Buffer, u64), Error> {
+        let most = self.groups.iter().map(|group| group.kernel.uniform.size()).max().unwrap_or_default();
+        let stride = most.next_multiple_of(self.uniform_alignment);
+        let size = stride * self.groups.len() as u64;
         let buffer = self.device.create_buffer(&BufferDescriptor {
             label: Some("rmsnorm params"),
             size,
@@ -143,12 +144,12 @@ impl<'a> Groups<'a> {
             .get_mapped_range_mut(..)
             .map_err(|error| device_error(WgpuFailure::lost("mapping a new buffer", error.to_string())))?;
         for (index, group) in self.groups.iter().enumerate() {
-            let start = index * self.params_stride as usize;
-            mapped.slice(start..start + size_of::<Params>()).copy_from_slice(bytemuck::bytes_of(&group.params));
+            let (start, bytes) = (index * stride as usize, group.kernel.uniform.pack(&group.params));
+            mapped.slice(start..start + bytes.len()).copy_from_slice(&bytes);
         }
         drop(mapped);
         buffer.unmap();
-        Ok(buffer)
+        Ok((buffer, stride))
     }
 
     /// The binding for these bytes: it starts at the previous multiple of the alignment and has
@@ -182,15 +183,15 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
     start..start + len * view.element()
 }
 
-/// Writes the place of a tensor in its binding to the parameters.
+/// The place of a tensor in its binding. `skipped_rows`: rows of the first group that belong to
+/// earlier dispatches.
 fn place(
-    params: &mut Params,
-    tensor: Tensor,
     view: Option<&View<'_>>,
     part: &Part<'_>,
     rows: &Range<u64>,
     rows_per_group: Option<usize>,
-) {
+    skipped_rows: u32,
+) -> Place {
     let element = view.map_or(size_of::<f32>() as u64, View::element);
     // Less than the alignment of offsets.
     let first = (part.skipped / element) as u32;
@@ -205,9 +206,9 @@ fn place(
         _ => (0, 0),
     };
     let is_in_groups = !matches!(view.map(|view| view.shape), Some(Shape::Whole));
-    let skipped_rows = if is_in_groups { params.first_in_group } else { 0 };
+    let skipped_rows = if is_in_groups { skipped_rows } else { 0 };
     let first = first.wrapping_sub(skipped_rows.wrapping_mul(row_stride));
-    params.place(tensor, Place { first, row_stride }, group_stride);
+    Place { first, row_stride, group_stride }
 }
 
 fn entry(binding: u32, buffer: &Buffer, offset: u64, size: u64) -> BindGroupEntry<'_> {

@@ -209,7 +209,7 @@ impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
 
 impl View<'_> {
     fn is_gradient(&self) -> bool {
-        matches!(self.tensor, Tensor::Dweight | Tensor::Dbias)
+        matches!(self.shape, Shape::Columns) && self.is_written
     }
 
     fn of_vector(&self) -> Placed {

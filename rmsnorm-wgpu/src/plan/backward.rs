@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rmsnorm_gpu::chain::{serial, shared};
 use rmsnorm_gpu::reduction;
-use rmsnorm_gpu::tuning::find;
+use rmsnorm_gpu::tuning::{Ladder, find};
 use rmsnorm_spec::depth::policy_depth_rows;
 use rmsnorm_spec::{DType, GradReduction, Problem};
 
-use super::tuning::Division;
+use super::tuning::{Division, Tuning};
 use super::{
     Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_split, key,
     pairs, ranges, reduction, threads_without_idle,
@@ -270,6 +270,17 @@ fn most_rows(rows: u64, groups: u32) -> u64 {
     (rows.isqrt() + 32) * u64::from(groups)
 }
 
+/// The table of a call.
+fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
+    let [one_gradient, two_gradients, f16, wide] = &tuning.backward;
+    match problem.dtypes.activation {
+        _ if is_split(problem) => wide,
+        DType::F16 => f16,
+        DType::F32 | DType::Bf16 if gradients(problem) == 2 => two_gradients,
+        DType::F32 | DType::Bf16 => one_gradient,
+    }
+}
+
 /// How threads share a row that they keep in registers together with the sums; `None` if it is too
 /// long.
 ///
@@ -279,7 +290,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let is_wide = is_split(problem);
     let has_two_sums = gradients(problem) == 2;
     let Division { without_idle: (packs, most), most: wanted } =
-        find(caps.tuning.backward(&as_tuned(problem, caps)), pairs)?;
+        find(ladder(&as_tuned(problem, caps), caps.tuning), pairs)?;
     let threads = threads_without_idle(pairs, packs, most).unwrap_or_else(|| {
         let threads = pairs.div_ceil(wanted as usize).next_power_of_two().min(512);
         // As without idle threads, if there are enough threads for fewer packs.

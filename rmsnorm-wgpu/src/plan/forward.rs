@@ -1,10 +1,10 @@
 //! Forward: the tile of a row, or how it streams.
 
-use rmsnorm_gpu::tuning::find;
+use rmsnorm_gpu::tuning::{Ladder, find};
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, KernelKey, Layout, MOST_PACKS, Plan, PlanError, Program, Step, Tile, is_split, key, pairs, ranges,
+    Access, KernelKey, Layout, MOST_PACKS, Plan, PlanError, Program, Step, Tile, Tuning, is_split, key, pairs, ranges,
     reduction, threads_without_idle,
 };
 use crate::caps::Caps;
@@ -34,6 +34,17 @@ pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Ca
     ranges.map(|rows| Step::by_rows(key, rows, (groups.into(), 1), caps)).collect()
 }
 
+/// The table of a call.
+fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
+    let [rms, layer, wide] = &tuning.forward;
+    match problem.norm {
+        _ if is_split(problem) => wide,
+        _ if problem.quant.is_some() => &tuning.to_codes,
+        Norm::Rms => rms,
+        Norm::Layer => layer,
+    }
+}
+
 /// How threads share a row in registers; `None` if it is too long.
 ///
 /// Times: see `tuning.rs`.
@@ -41,7 +52,7 @@ pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
     // A pair of f32 takes twice the registers.
     let is_wide = is_split(problem);
-    let wanted = find(caps.tuning.forward(problem), pairs)? as usize;
+    let wanted = find(ladder(problem, caps.tuning), pairs)? as usize;
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
     let is_long = pairs >= 1024;
     let threads = match (is_wide, is_long) {

@@ -15,12 +15,14 @@ use std::borrow::Cow::Borrowed;
 use std::collections::BTreeSet;
 
 use rmsnorm_gpu::tuning::{Ladder, none_up_to, up_to};
-use rmsnorm_spec::{DType, Norm, Problem};
 use rmsnorm_tuning::Kept;
 
-#[cfg(any(test, feature = "conformance"))]
-use super::PAIR;
-use super::{gradients, is_split};
+/// Columns of a pair of quads, the unit of columns that a thread owns.
+pub(crate) const PAIR: usize = 8;
+
+/// Maximum pairs of a row in a thread's registers (forward), and minimum pairs of a block of a
+/// longer row (`ends_block`).
+pub(crate) const MOST_PACKS: u32 = 8;
 
 /// Tables that were loaded or are being tried.
 pub(crate) static KEPT: Kept<Tuning> = Kept::new();
@@ -54,28 +56,6 @@ impl Tuning {
         to_codes: TO_CODES,
         backward: [ONE_GRADIENT, TWO_GRADIENTS, F16, BACKWARD_WIDE],
     };
-
-    /// The table of a forward call.
-    pub(super) fn forward(&self, problem: &Problem) -> &Ladder<u32> {
-        let [rms, layer, wide] = &self.forward;
-        match problem.norm {
-            _ if is_split(problem) => wide,
-            _ if problem.quant.is_some() => &self.to_codes,
-            Norm::Rms => rms,
-            Norm::Layer => layer,
-        }
-    }
-
-    /// The table of a backward call.
-    pub(super) fn backward(&self, problem: &Problem) -> &Ladder<Division> {
-        let [one_gradient, two_gradients, f16, wide] = &self.backward;
-        match problem.dtypes.activation {
-            _ if is_split(problem) => wide,
-            DType::F16 => f16,
-            DType::F32 | DType::Bf16 if gradients(problem) == 2 => two_gradients,
-            DType::F32 | DType::Bf16 => one_gradient,
-        }
-    }
 
     /// Row lengths at which the code path changes, for the conformance suite: the limits of the
     /// tables, rounded up to 16 threads, and one length whose number of threads is not a power of

@@ -1,24 +1,22 @@
 //! A program's storage buffers in WGSL: declarations, and functions that load and store pairs of a
-//! tensor, for every tensor that the program's files may name. Absent tensors load as zeros and
-//! store nothing.
+//! tensor.
 //!
 //! A pair is two quads of four columns. It moves in pieces, the largest accesses that the layout
 //! allows. Words in capitals in the texts below stand for the tensor's name, its dtype and so on;
 //! `substitute` replaces them.
 
-use rmsnorm_gpu::program::{Accumulate, Form};
-use rmsnorm_spec::{DType, Direction, Storage, Tensor, TensorSet, TensorShape};
+use rmsnorm_gpu::program::Accumulate;
+use rmsnorm_spec::{DType, Storage, Tensor};
 
 use super::substitute::substitute;
 use super::tensors::{Kind, Use, uses};
-use super::{binding_number, finds_scale, is_layer, is_split, storage_of};
+use super::{binding_number, is_split, storage_of};
 use crate::plan::{Access, KernelKey, Program};
 
 /// The declarations and functions of all tensors.
 pub(super) fn accessors(key: &KernelKey) -> String {
     let bound = uses(key);
-    let absent = key.program.info().optional.iter().filter(|tensor| bound.iter().all(|used| used.tensor != *tensor));
-    bound.iter().map(|used| of_bound(key, used)).chain(absent.map(|tensor| of_absent(key, tensor))).collect()
+    bound.iter().map(|used| of_bound(key, used)).chain([of_absent(key, &bound)]).collect()
 }
 
 fn of_bound(key: &KernelKey, used: &Use) -> String {
@@ -78,7 +76,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
     }
     let names = [
         ("TENSOR", used.tensor.name()),
-        ("DTYPE", form_of(elements)),
+        ("DTYPE", suffix(elements)),
         ("BINDING", &binding_number(used.tensor).to_string()),
         ("ACCESS", if used.is_written(key) { "read_write" } else { "read" }),
         ("STORED", stored),
@@ -89,7 +87,7 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
 }
 
 /// The suffix of a pair's type.
-const fn form_of(storage: Storage) -> &'static str {
+pub(super) const fn suffix(storage: Storage) -> &'static str {
     match storage {
         Storage::Float(dtype) => dtype.name(),
         Storage::Code(_) | Storage::E8m0 => "codes",
@@ -100,62 +98,16 @@ fn chosen(used: &Use, [load, store]: [&'static str; 2]) -> impl Iterator<Item = 
     [(used.is_loaded, load), (used.is_stored, store)].into_iter().filter_map(|(is_used, part)| is_used.then_some(part))
 }
 
-/// Functions of a tensor without a buffer. In place, inputs are read from the output. Tensors that
-/// every call of the program has get no functions, so a program that lacks one does not compile.
-fn of_absent(key: &KernelKey, tensor: Tensor) -> String {
-    if is_needed(key, tensor) {
-        return String::new();
-    }
-    let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
-    let output = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)]
-        .into_iter()
-        .find_map(|(input, output)| (input == tensor).then_some(output));
-    let overwritten = output.filter(|output| {
-        let is_residual_overwritten = key.call.form.is_residual_after() && *output == Tensor::ResidualOut;
-        (is_in_place || is_residual_overwritten) && key.call.tensors.has(*output)
-    });
-    let is_read = tensor.access(key.program.info().direction) == Some(rmsnorm_spec::Access::Read);
-    let part = match (tensor.shape(), is_read) {
-        (TensorShape::Rows, _) if key.program == Program::Columnwise => {
-            return substitute(&[LOAD_NO_STATISTIC, STORE_NO_STATISTIC].concat(), &[("TENSOR", tensor.name())]);
-        }
-        (TensorShape::Rows, true) => LOAD_NO_STATISTIC,
-        (TensorShape::Rows, false) => STORE_NO_STATISTIC,
-        (TensorShape::Matrix, true) if overwritten.is_some() => LOAD_OVERWRITTEN,
-        (TensorShape::Matrix | TensorShape::Cols, true) => LOAD_NOTHING,
-        (TensorShape::Cols, false) if key.program == Program::ReducePartials => STORE_NO_VALUES,
-        (TensorShape::One | TensorShape::Scales, _) if !key.program.writes_codes() => return String::new(),
-        (TensorShape::ScalesColumnwise, _) => return String::new(),
-        (TensorShape::One, true) => LOAD_NO_SCALAR,
-        // If the program computes the scale, the amax is stored in place of the scale.
-        (TensorShape::One, false) if finds_scale(key) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
-        (TensorShape::One, false) => FOLD_NO_AMAX,
-        (TensorShape::Scales, _) => return [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES].concat(),
-        (TensorShape::Cols, false) | (TensorShape::Workspace | TensorShape::Transposed, _) => return String::new(),
-        (TensorShape::Matrix, false) => STORE_NOTHING,
-    };
-    let names = [
-        ("TENSOR", tensor.name()),
-        ("DTYPE", form_of(storage_of(key, tensor))),
-        ("OVERWRITTEN", overwritten.unwrap_or(tensor).name()),
+/// Functions that the files for codes name and that this call does not need.
+fn of_absent(key: &KernelKey, bound: &[Use]) -> String {
+    let lacks = |kind: Kind| bound.iter().all(|used| used.kind != kind || used.tensor == Tensor::ScalesColumnwise);
+    let needed = [
+        (Kind::Scalar, [LOAD_NO_SCALAR, ""]),
+        (Kind::Amax, [FOLD_NO_AMAX, ""]),
+        (Kind::Scales, [STORE_NO_SCALE, STORE_NO_WORD_OF_SCALES]),
     ];
-    substitute(part, &names)
-}
-
-/// Whether every call of the program has the tensor.
-fn is_needed(key: &KernelKey, tensor: Tensor) -> bool {
-    use Tensor::{Dx, Dy, Mean, Rstd, X, Y};
-    let always = match key.program.info().direction {
-        Direction::Forward => {
-            TensorSet::NONE.set(X, !key.call.tensors.is_in_place()).set(Y, key.call.form != Form::AddsToResidual)
-        }
-        Direction::QuantizedForward if key.program == Program::Columnwise => {
-            TensorSet::of(&[X, Rstd]).set(Mean, is_layer(key))
-        }
-        Direction::QuantizedForward => TensorSet::of(&[X]),
-        Direction::Backward => TensorSet::of(&[X, Dy, Dx, Rstd]).set(Mean, is_layer(key)),
-    };
-    always.has(tensor)
+    let needed = needed.into_iter().filter(|(kind, _)| key.program.writes_codes() && lacks(*kind));
+    needed.map(|(_, functions)| functions.concat()).collect()
 }
 
 /// The element type of the workspace in this program, and the bytes of the smallest access.
@@ -239,7 +191,7 @@ const DECLARATION: &str = "
 
 /// Index of an element in its binding.
 const AT: &str = "
-fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR.x + row * params.TENSOR.y + col; }
+fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR + row * params.TENSOR_row_stride + col; }
 ";
 
 const AT_IN_GROUPS: &str = "
@@ -247,7 +199,7 @@ fn at_TENSOR(row: u32, col: u32) -> u32 {
     let there = row + params.first_in_group;
     let group = there / params.rows_per_group;
     let row_of_group = there - group * params.rows_per_group;
-    return params.TENSOR.x + group * params.TENSOR_group_stride + row_of_group * params.TENSOR.y + col;
+    return params.TENSOR + group * params.TENSOR_group_stride + row_of_group * params.TENSOR_row_stride + col;
 }
 ";
 
@@ -439,12 +391,12 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
 /// Up to four codes of a column, from adjacent rows.
 const STORE_TRANSPOSED_WORD: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
-    TENSOR[(params.TENSOR.x + col * params.TENSOR.y + params.first_row + row) >> 2u] = word;
+    TENSOR[(params.TENSOR + col * params.TENSOR_row_stride + params.first_row + row) >> 2u] = word;
 }
 ";
 const STORE_TRANSPOSED_BYTES: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
-    let at = params.TENSOR.x + col * params.TENSOR.y + params.first_row + row;
+    let at = params.TENSOR + col * params.TENSOR_row_stride + params.first_row + row;
     store_bytes_TENSOR(at, word, min(4u, params.rows - row));
 }
 ";
@@ -453,7 +405,7 @@ const LOAD_SCALAR: &str = "
 fn load_TENSOR() -> f32 { return TENSOR[params.TENSOR]; }
 ";
 const LOAD_NO_SCALAR: &str = "
-fn load_TENSOR() -> f32 { return 1.0; }
+fn load_scale() -> f32 { return 1.0; }
 ";
 
 // A stale value is smaller, so at worst the atomicMax is unnecessary.
@@ -499,29 +451,12 @@ const CLEAR_BYTES: &str = "
 fn clear(byte: u32) { store_bytes_TENSOR(params.TENSOR + byte, 0u, min(4u, params.cols - byte)); }
 ";
 
-const LOAD_OVERWRITTEN: &str = "
-fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE { return load_OVERWRITTEN(row, thread, k); }
-";
-const LOAD_NOTHING: &str = "
-fn load_TENSOR(row: u32, thread: u32, k: u32) -> Kept_DTYPE { return Kept_DTYPE(); }
-";
-const STORE_NOTHING: &str = "
-fn store_TENSOR(row: u32, thread: u32, k: u32, kept: Kept_DTYPE) {}
-";
-
 const LOAD_STATISTIC: &str = "
 fn load_TENSOR(row: u32) -> f32 { return TENSOR[params.TENSOR + row]; }
 ";
 const STORE_STATISTIC: &str = "
 fn store_TENSOR(row: u32, value: f32) { TENSOR[params.TENSOR + row] = value; }
 ";
-const LOAD_NO_STATISTIC: &str = "
-fn load_TENSOR(row: u32) -> f32 { return 0.0; }
-";
-const STORE_NO_STATISTIC: &str = "
-fn store_TENSOR(row: u32, value: f32) {}
-";
-
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }
 ";
@@ -532,10 +467,6 @@ fn store_TENSOR(col: u32, values: vec4<f32>) {
     store_quad_TENSOR(0u, col, words_DTYPE(held + values));
 }
 ";
-const STORE_NO_VALUES: &str = "
-fn store_TENSOR(col: u32, values: vec4<f32>) {}
-";
-
 /// mean_wdy_xhat and mean_wdy of a row.
 const LOAD_ROW_SUMS: &str = "
 fn load_row_sums(row: u32) -> vec2<f32> {

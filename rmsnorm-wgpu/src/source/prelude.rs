@@ -7,15 +7,15 @@
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Tensor};
+use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, has_residual, has_sums, is_folded, is_layer, is_residual_early, is_shuffled_twice,
-    is_split, magnitudes, segment, set_lanes, shuffled_lanes,
+    dtypes, finds_scale, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment,
+    set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
-use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR, Reduction};
+use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
 
 /// The first lines of a program.
 pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
@@ -26,14 +26,6 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     if let Some(quant) = &key.call.quant {
         text += &of_codes(key, quant);
     }
-    text += me(key);
-    if key.program.is_forward() {
-        let DTypes { activation, residual, .. } = key.call.dtypes;
-        text += &substitute(ROLE, &[("ROLE", "H"), ("DTYPE", dtype_of_h(key).name())]);
-        text += if activation == dtype_of_h(key) { X_IS_H } else { X_IS_NOT_H };
-        text += if residual == dtype_of_h(key) { H_IS_SUM } else { H_IS_NO_SUM };
-    }
-    text += if is_layer(key) { SUM_OF_LAYER } else { SUM_OF_RMS };
     if dtypes(key).contains(&DType::F16) {
         text += conversions(f16);
         text += UNKNOWN_ZERO;
@@ -56,15 +48,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("IS_VISITED_ONCE", key.visits_once),
         ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order == CastOrder::BeforeWeight),
         ("IS_FOLDED", is_folded(key)),
-        ("HAS_WEIGHT", tensors.has(Tensor::Weight)),
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
-        ("HAS_BIAS", tensors.has(Tensor::Bias)),
-        ("HAS_RESIDUAL", has_residual(key)),
-        ("RESIDUAL_AFTER", key.call.form.is_residual_after()),
-        ("IS_RESIDUAL_EARLY", is_residual_early(key)),
-        ("HAS_NEXT_WEIGHT", tensors.has(Tensor::NextWeight)),
-        ("HAS_NEXT_BIAS", tensors.has(Tensor::NextBias)),
-        ("HAS_DRESIDUAL_OUT", tensors.has(Tensor::DresidualOut)),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),
         ("HAS_DBIAS", tensors.has(Tensor::Dbias)),
         ("HAS_UNPACK", f16 == F16::Unpacks),
@@ -75,6 +59,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("WORKGROUP", tile.threads()),
         ("THREADS_PER_ROW", tile.threads_per_row),
         ("PACKS", tile.packs),
+        ("NORMS", norms(key)),
         ("MOST_PACKS", MOST_PACKS),
         ("ROWS_AT_ONCE", tile.rows_at_once),
         // Threads whose sums are added first, in workgroup memory.
@@ -131,23 +116,15 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     // Steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
-    let shuffle = match key.tile.reduction {
-        Reduction::Subgroup(_) => SHUFFLED,
-        Reduction::Workgroup => NOT_SHUFFLED,
-    };
-    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers), shuffle].concat()
+    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers)].concat()
 }
 
-/// The dtype of the normalized tensor: x, or its sum with a residual.
-fn dtype_of_h(key: &KernelKey) -> DType {
-    let DTypes { activation, residual, .. } = key.call.dtypes;
-    if key.call.form.is_residual_after() { activation } else { residual }
-}
-
-/// The letters of dtypes in the files: activation, weight and residual.
-fn roles(key: &KernelKey) -> [(&'static str, DType); 3] {
+/// The names of dtypes in the files: the letters of activation, weight and residual, and a number
+/// for what a norm normalizes, or would: x or its sum with a residual, then the sum after the norm.
+fn roles(key: &KernelKey) -> [(&'static str, DType); 6] {
     let [activation, weight, residual] = dtypes(key);
-    [("T", activation), ("W", weight), ("R", residual)]
+    let of_h = if key.call.form.is_residual_after() { activation } else { residual };
+    [("T", activation), ("W", weight), ("R", residual), ("0", of_h), ("1", residual), ("2", residual)]
 }
 
 /// A pair as held in registers, and as values.
@@ -183,34 +160,6 @@ const SCALES: [&str; 4] = ["GIVEN", "FIND", "BY_ROW", "BY_BLOCK"];
 const FORMS: [&str; 4] = ["QUOTIENT", "POWER", "BYTE_UP", "BYTE_FLOOR"];
 const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZLED_128X4"];
 
-const SHUFFLED: &str = "
-fn shuffled(value: u32, distance: u32) -> u32 { return subgroupShuffleXor(value, distance); }
-";
-// Never called.
-const NOT_SHUFFLED: &str = "
-fn shuffled(value: u32, distance: u32) -> u32 { return value; }
-";
-
-const X_IS_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return x; }\n";
-// Never called: h is a sum.
-const X_IS_NOT_H: &str = "fn x_as_H(x: Kept_T) -> Kept_H { return Kept_H(); }\n";
-const H_IS_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return h; }\n";
-// Never called: the sum comes after the norm.
-const H_IS_NO_SUM: &str = "fn h_as_R(h: Kept_H) -> Kept_R { return Kept_R(); }\n";
-
-/// The sums over a row: layer norm has two, RMS norm has the first.
-const SUM_OF_LAYER: &str = "
-alias Sum = vec2<f32>;
-fn sum_from(first: f32, second: f32) -> Sum { return vec2(first, second); }
-fn sum_parts(sum: Sum) -> vec2<f32> { return sum; }
-";
-
-const SUM_OF_RMS: &str = "
-alias Sum = f32;
-fn sum_from(first: f32, second: f32) -> Sum { return first; }
-fn sum_parts(sum: Sum) -> vec2<f32> { return vec2(sum, 0.0); }
-";
-
 /// WGSL's conversions of four f16, if the device has them.
 pub(super) const fn conversions(f16: F16) -> &'static str {
     match f16 {
@@ -232,34 +181,4 @@ fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2(pack2x16float(values.x
 const NO_CONVERSIONS: &str = "
 fn unpack_f16(words: vec2<u32>) -> vec4<f32> { return vec4<f32>(); }
 fn pack_f16(values: vec4<f32>) -> vec2<u32> { return vec2<u32>(); }
-";
-
-/// The position of a thread, and its index in the workgroup. Only programs that use subgroups may
-/// name their built-ins.
-fn me(key: &KernelKey) -> &'static str {
-    match key.tile.reduction {
-        Reduction::Subgroup(_) if has_sums(key.program) => ME_IN_SUBGROUP,
-        Reduction::Subgroup(_) | Reduction::Workgroup => ME_IN_WORKGROUP,
-    }
-}
-
-// WGSL does not guarantee that subgroups follow the local index. Subgroups should be full; if one
-// is not, results are wrong, but no index is out of bounds.
-const ME_IN_SUBGROUP: &str = "
-struct Me {
-    @builtin(subgroup_invocation_id) in_subgroup: u32,
-    @builtin(subgroup_id) subgroup: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
-}
-fn lane_of(me: Me) -> u32 { return min(me.subgroup * SUBGROUP + me.in_subgroup, WORKGROUP - 1u); }
-";
-
-const ME_IN_WORKGROUP: &str = "
-struct Me {
-    @builtin(local_invocation_index) index: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
-}
-fn lane_of(me: Me) -> u32 { return me.index; }
 ";

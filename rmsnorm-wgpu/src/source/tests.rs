@@ -2,12 +2,10 @@
 //! properties that Rust assumes, and translate it to SPIR-V, MSL and HLSL.
 
 use std::collections::{BTreeMap, HashSet};
-use std::mem::offset_of;
-use std::path::Path;
 
 use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
-use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
+use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
 use rmsnorm_gpu::program::{CallKey, Form};
 use rmsnorm_gpu::testing::Draw;
@@ -18,8 +16,8 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, T
 use super::prelude::QUANTIZING;
 use super::*;
 use crate::caps::{Caps, F16};
-use crate::params::{Params, Place};
-use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, PlanError, Step, Tile, gathers_scales, plan};
+use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, gathers_scales, plan};
+use crate::unfit::PlanError;
 
 const SAMPLES_PER_PROGRAM: usize = 60;
 const CALLS_PER_DEVICE: usize = 60;
@@ -352,7 +350,7 @@ fn programs_bind_what_rust_says() {
             let Some(place) = &variable.binding else { continue };
             assert_eq!(place.group, 0);
             let AddressSpace::Storage { access } = variable.space else {
-                assert_eq!((place.binding, variable.space), (PARAMS_BINDING, AddressSpace::Uniform));
+                assert_eq!((place.binding, variable.space), (params::BINDING, AddressSpace::Uniform));
                 continue;
             };
             let TypeInner::Array { stride, .. } = module.types[variable.ty].inner else { panic!("{key:?}") };
@@ -401,20 +399,13 @@ fn constant(module: &Module, name: &str) -> Option<Literal> {
     Some(literal)
 }
 
-/// The `HAS_` constant of a tensor is true if the program has the tensor; `HAS_RESIDUAL` also in
-/// place, where `residual_out` is the residual.
+/// The `HAS_` constant of a gradient is true if the program sums it.
 #[test]
 fn flags_are_those_of_the_tensors() {
     for_all(|key, module, _| {
-        let mut flags = 0;
-        for tensor in Tensor::ALL {
-            let Some(flag) = constant(module, &format!("HAS_{}", tensor.name().to_uppercase())) else { continue };
-            let tensors = key.call.tensors;
-            let expected = if tensor == Tensor::Residual { tensors.adds_residual() } else { tensors.has(tensor) };
-            assert_eq!(flag, Literal::Bool(expected), "{tensor} of {key:?}");
-            flags += 1;
+        for (name, tensor) in [("HAS_DWEIGHT", Tensor::Dweight), ("HAS_DBIAS", Tensor::Dbias)] {
+            assert_eq!(constant(module, name), Some(Literal::Bool(key.call.tensors.has(tensor))), "{name} of {key:?}");
         }
-        assert_eq!(flags, 8, "weight, bias and the next norm's, residual, dresidual_out, dweight and dbias");
         assert_eq!(
             constant(module, "GRADIENTS"),
             Some(Literal::U32(key.call.tensors.sums_over_rows() as u32)),
@@ -458,27 +449,25 @@ fn planned_programs_fit_their_devices() {
     }
 }
 
+/// The uniform buffer is one word after the other, as `Uniform` packs them. The words of a tensor
+/// belong to one that the program binds, but for scales: a function that the program does not call
+/// may read their place.
 #[test]
-fn params_lie_where_rust_says() {
-    let (module, _) = parsed(&Draw::new(1).key(Program::Forward));
-    let (_, params) = module.types.iter().find(|(_, each)| each.name.as_deref() == Some("Params")).expect("a struct");
-    let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
-    let read: Vec<_> = members.iter().map(|each| (each.name.as_deref().unwrap_or(""), each.offset as usize)).collect();
-    macro_rules! offsets {
-        ($($name:ident)*) => { [$((stringify!($name), offset_of!(Params, $name))),*] };
-    }
-    let written = offsets![
-        x residual dy dresidual_out y residual_out dx weight bias dweight dbias mean rstd workspace row_sums rows cols
-        chunks partial_rows eps weight_offset share first_chunk accumulates zero dresidual
-        rows_per_group first_in_group x_group_stride residual_group_stride dy_group_stride dresidual_out_group_stride
-        y_group_stride residual_out_group_stride dx_group_stride dresidual_group_stride codes_group_stride first_row
-        codes codes_t scale scales amax scales_stride amax_floor amax_ceiling
-        codes_columnwise scales_columnwise scales_columnwise_stride next_weight next_bias next_mean next_rstd
-        unused
-    ];
-    assert_eq!(read, written);
-    assert_eq!(*span as usize, size_of::<Params>());
-    assert_eq!((size_of::<Place>(), size_of::<Params>() % 16), (8, 0));
+fn params_are_words_of_what_is_bound() {
+    for_all(|key, module, _| {
+        let mut types = module.types.iter().map(|(_, each)| each);
+        let params = types.find(|each| each.name.as_deref() == Some("Params")).expect("a struct");
+        let TypeInner::Struct { members, span } = &params.inner else { panic!("{params:?}") };
+        let uniform = Uniform::of(&text(key, F16::Converts));
+        assert_eq!(u64::from(*span).next_multiple_of(16), uniform.size(), "{key:?}");
+        for (index, member) in members.iter().enumerate() {
+            assert_eq!(member.offset as usize, 4 * index, "{key:?}");
+            let name = member.name.as_deref().unwrap_or_default();
+            let tensor = Tensor::from_name(name.trim_end_matches("_row_stride").trim_end_matches("_group_stride"));
+            let is_bound = tensor.is_none_or(|tensor| uses(key).iter().any(|used| used.tensor == tensor));
+            assert!(is_bound || name == "scales", "{name} of {key:?}");
+        }
+    });
 }
 
 #[test]
@@ -503,7 +492,7 @@ fn the_sample_has_all_that_keys_hold() {
         assert_eq!(both(&|key| key.call.has_row_groups), takes_parts, "{program:?}");
         assert_eq!(both(&|key| key.is_whole), program.is_on_chip(), "{program:?}");
         assert_eq!(
-            both(&|key| key.call.tensors.is_in_place() && has_residual(key)),
+            both(&|key| key.call.tensors.is_in_place() && key.call.tensors.adds_residual()),
             program.is_forward() && !program.writes_codes(),
             "{program:?}"
         );
@@ -596,57 +585,63 @@ fn every_constant_is_read_somewhere() {
 
 #[test]
 fn every_file_is_used_and_every_block_ends() {
+    let programs: Vec<String> = wide_sample().iter().map(|key| text(key, F16::Converts)).chain([check_f16()]).collect();
     for Source { path, text } in shaders::ALL {
-        let stem = Path::new(path).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        assert!(include_str!("../source.rs").contains(&format!("shaders::{}.", stem.to_uppercase())), "{stem}");
+        let comment = text.lines().next().expect("a comment");
+        assert!(programs.iter().any(|program| program.contains(comment)), "{path}");
         // naga would see a line that `unroll` does not recognize, and an unknown counter would
         // count packs.
         for line in text.lines().filter(|line| line.contains("@unroll")) {
-            let counter = unroll::opened(line).unwrap_or_else(|| panic!("{stem}: {line}"));
-            assert!(["J", "K", "K of BATCH"].contains(&counter), "{stem}: {line}");
+            let counter = unroll::opened(line).unwrap_or_else(|| panic!("{path}: {line}"));
+            assert!(["J", "K", "N", "K of BATCH"].contains(&counter), "{path}: {line}");
         }
-        assert_eq!(text.matches('{').count(), text.matches('}').count(), "{stem}");
+        assert_eq!(text.matches('{').count(), text.matches('}').count(), "{path}");
     }
 }
 
-/// The functions of a tensor access the tensor itself, the tensor that overwrites it, or nothing.
+/// The functions of a tensor access the tensor itself, and nothing else.
 #[test]
 fn accessors_reach_their_own_tensor() {
     for_all(|key, module, info| {
-        let bound: HashSet<Tensor> = uses(key).into_iter().map(|used| used.tensor).collect();
-        let is_in_place = key.program.is_forward() && key.call.tensors.is_in_place();
-        let is_residual_overwritten = key.call.form.is_residual_after() && !key.call.tensors.has(Tensor::Residual);
-        for tensor in key.program.info().optional.iter() {
-            let access = tensor.access(key.program.info().direction);
-            let is_read = access == Some(rmsnorm_spec::Access::Read);
-            // The sums of this program go to the workspace.
-            if tensor.shape() == TensorShape::Cols && !is_read && key.program != Program::ReducePartials {
-                continue;
+        for used in uses(key) {
+            let own = |is_there: bool, verb: &str| is_there.then(|| format!("{verb}_{}", used.tensor));
+            let names = match used.kind {
+                Kind::Workspace | Kind::Cleared | Kind::Found => continue,
+                Kind::Amax => [Some("fold_amax".to_owned()), None],
+                Kind::Scales if key.gathers_scales => [Some("store_word_of_scales".to_owned()), None],
+                // A gradient is added to where it is stored.
+                Kind::Elements | Kind::Statistic | Kind::Scalar | Kind::Scales | Kind::Bytes | Kind::ColumnBytes => [
+                    own(used.is_loaded && key.program != Program::ReducePartials, "load"),
+                    own(used.is_stored, "store"),
+                ],
+            };
+            for name in names.into_iter().flatten() {
+                let found = module.functions.iter().find(|(_, each)| each.name.as_ref() == Some(&name));
+                let (function, _) = found.unwrap_or_else(|| panic!("no {name} in {key:?}"));
+                let reached = module.global_variables.iter().filter(|(handle, variable)| {
+                    matches!(variable.space, AddressSpace::Storage { .. }) && !info[function][*handle].is_empty()
+                });
+                let reached: Vec<_> = reached.filter_map(|(_, variable)| variable.name.as_deref()).collect();
+                assert_eq!(reached, [used.tensor.name()], "{name} of {key:?}");
             }
-            let name = match (key.program, tensor) {
-                // One of these is bound with a function that does not contain its name, or only
-                // this program has it.
-                (Program::Clear | Program::TensorScale, _) => continue,
-                (Program::TransposeCodes, Tensor::Codes) => "load_codes".to_owned(),
-                (_, Tensor::Scales) if finds_scale(key) => "fold_amax".to_owned(),
-                (_, Tensor::Amax) if finds_scale(key) => continue,
-                (_, Tensor::Amax) => "fold_amax".to_owned(),
-                (_, Tensor::Scales) if key.gathers_scales => "store_word_of_scales".to_owned(),
-                _ => format!("{}_{}", if is_read { "load" } else { "store" }, tensor.name()),
-            };
-            let found = module.functions.iter().find(|(_, each)| each.name.as_deref() == Some(&*name));
-            let (function, _) = found.unwrap_or_else(|| panic!("no {name} in {key:?}"));
-            let reached = module.global_variables.iter().filter(|(handle, variable)| {
-                matches!(variable.space, AddressSpace::Storage { .. }) && !info[function][*handle].is_empty()
-            });
-            let reached: Vec<_> = reached.filter_map(|(_, variable)| variable.name.as_deref()).collect();
-            let overwritten = match tensor.name() {
-                "x" if is_in_place => Tensor::Y,
-                "residual" if is_in_place || is_residual_overwritten => Tensor::ResidualOut,
-                _ => tensor,
-            };
-            let expected = bound.get(&overwritten).copied();
-            assert_eq!(reached, expected.map(Tensor::name).into_iter().collect::<Vec<_>>(), "{name} of {key:?}");
+        }
+    });
+}
+
+/// A program reads and writes what it binds: a chain that forgets a tensor of the call leaves it
+/// untouched. Only statistics are bound for writing where they are read.
+#[test]
+fn programs_access_every_tensor_of_the_call() {
+    for_all(|key, module, info| {
+        let main = info.get_entry_point(0);
+        for used in uses(key) {
+            let is_it = |name: &Option<String>| name.as_deref() == Some(used.tensor.name());
+            let (handle, _) = module.global_variables.iter().find(|(_, each)| is_it(&each.name)).expect("a binding");
+            let (is_read, is_written) =
+                (main[handle].contains(GlobalUse::READ), main[handle].contains(GlobalUse::WRITE));
+            let is_column = matches!(used.tensor.shape(), TensorShape::Matrix | TensorShape::Cols);
+            assert!(is_read || is_written, "{} of {key:?}", used.tensor);
+            assert!(!is_column || (is_written == used.is_stored), "{} of {key:?}", used.tensor);
         }
     });
 }

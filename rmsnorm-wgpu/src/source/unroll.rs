@@ -1,6 +1,6 @@
 //! Unrolls the loops over registers in a file, since WGSL cannot index registers.
 //!
-//! `@unroll(K) { .. }` repeats its lines for each value of `K`. `@unroll(K of BATCH) { .. }`
+//! `@unroll(K) { .. }` repeats its lines for each value of `K`; `K1` is the value after it. `@unroll(K of BATCH) { .. }`
 //! divides the values of `K` into batches of at most `BATCH` and repeats its lines for each batch;
 //! `@unroll(K)` inside counts through the batch. The lines that begin and end a block contain
 //! nothing else.
@@ -28,7 +28,10 @@ pub(super) fn unroll(text: &str, counts: &dyn Fn(&str) -> Range<u32>) -> String 
             }
         } else {
             let body = unroll(&body, counts);
-            unrolled.extend(counts(counter).map(|n| substitute(&body, &[(counter, &n.to_string())])));
+            let next = format!("{counter}1");
+            unrolled.extend(
+                counts(counter).map(|n| substitute(&body, &[(counter, &n.to_string()), (&next, &(n + 1).to_string())])),
+            );
         }
     }
     unrolled

@@ -4,6 +4,7 @@
 mod compute;
 mod quantize;
 mod request;
+mod setting;
 mod settings;
 mod unread;
 
@@ -14,8 +15,8 @@ use self::request::Request;
 use self::settings::{Settings, cast_order_name};
 use self::unread::Unread;
 use crate::args::RunArgs;
-use crate::failure::Failure;
-use crate::output::{OutputFile, print, tell};
+use crate::failure::{Failure, tell};
+use crate::output::{OutputFile, print};
 use crate::tensors::{OutputTensor, Serialized, TensorFile, file_dtype};
 use crate::{backends, memory};
 

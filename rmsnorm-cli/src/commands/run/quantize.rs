@@ -3,7 +3,7 @@
 use rmsnorm_core::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use serde_json::{Value, json};
 
-use super::settings::{Setting, parse_number};
+use super::setting::{Setting, parse_number};
 use crate::args::QuantizeArgs;
 use crate::tensors::TensorFile;
 

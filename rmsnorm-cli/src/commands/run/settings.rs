@@ -3,6 +3,7 @@
 use rmsnorm_core::{CastOrder, Norm};
 
 use super::quantize::Quantize;
+use super::setting::{Setting, parse_number};
 use crate::args::SettingArgs;
 use crate::tensors::TensorFile;
 
@@ -51,31 +52,8 @@ fn missing(key: &str, example: &str) -> String {
     format!(r#"{key} is missing: pass --{key}, such as --{key} {example}, or add the metadata key "{key}" to the file"#)
 }
 
-/// A value and its source, which the error message names.
-pub(super) struct Setting<'a> {
-    value: &'a str,
-    source: String,
-}
-
-impl<'a> Setting<'a> {
-    pub(super) fn find(key: &str, flag: &'a Option<String>, file: &'a TensorFile<'_>) -> Option<Self> {
-        match flag {
-            Some(value) => Some(Setting { value, source: format!("--{}", key.replace('_', "-")) }),
-            None => file.metadata(key).map(|value| Setting { value, source: format!(r#"metadata "{key}""#) }),
-        }
-    }
-
-    pub(super) fn parse<V>(self, parse: fn(&str) -> Result<V, &'static str>) -> Result<V, String> {
-        parse(self.value).map_err(|expected| format!("{}: expected {expected}, got {:?}", self.source, self.value))
-    }
-}
-
 fn parse_norm(name: &str) -> Result<Norm, &'static str> {
     Norm::from_name(name).ok_or("the op rms_norm or layer_norm")
-}
-
-pub(super) fn parse_number(text: &str) -> Result<f32, &'static str> {
-    text.trim().parse().map_err(|_| "a number")
 }
 
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {

@@ -124,19 +124,20 @@ class Patch:
         return len(self.replaced)
 
     def __repr__(self):
-        lines = [f"{len(self)} norms by rmsnorm:", *_grouped(self.replaced)]
+        lines = [f"norms replaced: {len(self)}", *_grouped(self.replaced, " by")]
         if self.left:
-            lines += [f"{len(self.left)} left as they are:", *_grouped(self.left)]
+            lines += [f"norms left as they are: {len(self.left)}", *_grouped(self.left, ":")]
         return "\n".join(lines)
 
 
-def _grouped(entries):
-    """One line for all modules with the same class and text."""
+def _grouped(entries, link):
+    """One line for all modules with the same class and text, with the names of the first three."""
     kinds = {}
     for name, *kind in entries:
         kinds.setdefault(tuple(kind), []).append(name)
     for (cls, what), names in kinds.items():
-        yield f"  {len(names)} x {cls}: {what} ({', '.join(names[:3])}{', ..' if len(names) > 3 else ''})"
+        modules = f"module{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{', ..' if len(names) > 3 else ''}"
+        yield f"  {len(names)} x {cls}{link} {what} ({modules})"
 
 
 def patch(model: torch.nn.Module) -> Patch:
@@ -163,8 +164,8 @@ def patch(model: torch.nn.Module) -> Patch:
     >>> import torch, rmsnorm.torch as rt
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     >>> print(rt.patch(model))
-    1 norms by rmsnorm:
-      1 x LayerNorm: layer_norm (1)
+    norms replaced: 1
+      1 x LayerNorm by layer_norm (module 1)
     """
     # A new thread has none of the caller's modes: default device, FakeTensorMode, inference mode,
     # autocast, transforms.

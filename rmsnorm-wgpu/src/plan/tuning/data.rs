@@ -5,8 +5,7 @@ use std::sync::OnceLock;
 use rmsnorm_gpu::tuning::{Ladder, replace, revision_of, rises, to_rungs};
 use rmsnorm_tuning::{Entry, Kept, Table};
 
-use super::super::MOST_PACKS;
-use super::{Division, Tuning};
+use super::{Division, MOST_PACKS, Tuning};
 
 /// Increased when tables change their meaning although shaders and built-in rungs do not change.
 const REVISION: &str = "1";

@@ -9,22 +9,9 @@ use wgpu::{
     Queue, ShaderModuleDescriptor, ShaderSource,
 };
 
+use crate::caps::F16;
 use crate::error::{WgpuFailure, device_error, scoped};
 use crate::source;
-
-/// How programs convert f16. All three give the same bits, except for NaN payloads. If a compiler
-/// contracts a conversion with a multiplication and an addition (rounding once), results may differ
-/// within the error bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum F16 {
-    /// With integer arithmetic.
-    Integers,
-    /// `unpack2x16float` for values that are not subnormal, otherwise integer arithmetic. wgpu
-    /// lacks the function on a few software devices.
-    Unpacks,
-    /// With `unpack2x16float` and `pack2x16float`.
-    Converts,
-}
 
 /// Magnitudes of f16; `check_f16.wgsl` uses a thread for each.
 const MAGNITUDES: u32 = 1 << 15;
@@ -35,25 +22,15 @@ const WORKGROUP: u32 = 128;
 /// Size of the counter buffer.
 const BYTES: u64 = 8;
 
-impl F16 {
-    /// The best form for a device. Only devices with `Features::SHADER_F16` have f16 instructions
-    /// that are worth checking.
-    pub(super) fn of(device: &Device, queue: &Queue) -> Self {
-        if !validates(device, source::UNPACKS_F16) {
-            F16::Integers
-        } else if device.features().contains(Features::SHADER_F16) && is_right(device, queue).unwrap_or(false) {
-            F16::Converts
-        } else {
-            F16::Unpacks
-        }
-    }
-
-    /// The same without the device's conversions.
-    pub(crate) const fn without_conversions(self) -> Self {
-        match self {
-            F16::Converts => F16::Unpacks,
-            F16::Unpacks | F16::Integers => self,
-        }
+/// The best form for a device. Only devices with `Features::SHADER_F16` have f16 instructions that
+/// are worth checking.
+pub(crate) fn best_form(device: &Device, queue: &Queue) -> F16 {
+    if !validates(device, source::UNPACKS_F16) {
+        F16::Integers
+    } else if device.features().contains(Features::SHADER_F16) && is_right(device, queue).unwrap_or(false) {
+        F16::Converts
+    } else {
+        F16::Unpacks
     }
 }
 

@@ -58,8 +58,8 @@ fn largest_of_pair(thread: u32, k: u32, v: Pair) -> u32 {
 }
 
 // (Q1).
-fn v_of(h: Kept_H, mean: f32, rstd: f32, weight: Kept_W, bias: Kept_W) -> Pair {
-    let y = y_of(h, mean, rstd, weight, bias);
+fn v_of(h: Kept_0, statistics: RowStatistics, weight: Kept_W, bias: Kept_W) -> Pair {
+    let y = y_0(h, statistics, weight, bias);
     if (!IS_ROUNDED) { return y; }
     return Pair(rounded_T(y.lo), rounded_T(y.hi));
 }
@@ -128,14 +128,6 @@ fn codes_of(row: u32, exists: bool, lane: u32, k: u32, v: Pair, of_row: Scale) -
         hi = lo;
     }
     return kept_codes(Pair(v.lo * lo.power * lo.reciprocal, v.hi * hi.power * hi.reciprocal));
-}
-
-// Stores the outputs of a pair.
-fn write_pair(row: u32, thread: u32, k: u32, h: Kept_H, v: Pair, codes: Kept_codes) {
-    store_residual_out(row, thread, k, h_as_R(h));
-    // Rounding y again does not change it.
-    store_y(row, thread, k, kept_T(v));
-    store_codes(row, thread, k, codes);
 }
 
 // Updates the amax of all rows in memory.

@@ -1,0 +1,241 @@
+//! A norm as a value, and the choice of our kernels or burn's operations.
+
+use std::fmt::Debug;
+
+use burn::backend::Dispatch;
+use burn::tensor::{Device, Tensor};
+use rmsnorm_core::{NormParams, ResidualPlacement};
+
+use crate::check::{Args, given, or_panic};
+use crate::kernels::Maybe;
+use crate::native::mix;
+use crate::ops::NormOps;
+use crate::slow;
+
+/// A norm as a value: its options and its pieces. Each method adds a piece, and [`apply`](Self::apply) computes all of them with one
+/// kernel.
+///
+/// | Pieces | `apply` returns |
+/// |---|---|
+/// | none | y |
+/// | [`residual`](Norm::residual) | `(y, h)`: `h = residual + x`, y is the norm of h |
+/// | [`residual_after`](Norm::residual_after) | `h = residual + norm(x)` |
+/// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
+///
+/// # Shapes
+/// `x`, residuals and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
+/// each is rounded once. On the CPU the bits equal those of a call for each piece.
+///
+/// # Gradients
+/// Every tensor has one, from either result or both. The gradient of an f32 residual with 16-bit activations is never rounded to 16 bits.
+/// After a norm, the gradient of h passes unchanged to the residual, and in the dtype of `x` to the norm. See [the crate](crate) for dtypes,
+/// devices and memory.
+///
+/// # Panics
+/// As [the crate](crate#panics) says.
+///
+/// # Example
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use rmsnorm_burn::Norm;
+///
+/// let device = Device::flex();
+/// let (x, residual) = (Tensor::<2>::from_floats([[1.0, 3.0]], &device), Tensor::<2>::from_floats([[3.0, 5.0]], &device));
+/// let ones = || Tensor::<1>::ones([2], &device);
+/// let norm = Norm::layer(0.0).residual_after(residual).next_norm(ones()).next_bias(ones());
+/// let (y, h) = norm.apply(x, ones());
+/// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [0.0, 2.0]);
+/// assert_eq!(h.into_data().try_to_vec::<f32>().unwrap(), [2.0, 6.0]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Norm<P: Pieces = Alone> {
+    params: NormParams,
+    bias: Option<Tensor<1>>,
+    pieces: P,
+}
+
+/// The pieces of a [`Norm`], with their tensors.
+pub trait Pieces: Clone + Debug {}
+
+/// [`Pieces`] of a norm without a residual: [`Norm::apply`] returns y.
+#[derive(Clone, Debug)]
+pub struct Alone;
+
+/// [`Pieces`] of [`Norm::residual`]: [`Norm::apply`] returns y and h.
+#[derive(Clone, Debug)]
+pub struct Added<const D: usize>(Tensor<D>);
+
+/// [`Pieces`] of [`Norm::residual_after`]: [`Norm::apply`] returns h.
+#[derive(Clone, Debug)]
+pub struct AddedAfter<const D: usize>(Tensor<D>);
+
+/// [`Pieces`] of [`Norm::next_norm`]: [`Norm::apply`] returns y and h.
+#[derive(Clone, Debug)]
+pub struct NormedAgain<const D: usize> {
+    residual: Tensor<D>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+}
+
+impl Pieces for Alone {}
+impl<const D: usize> Pieces for Added<D> {}
+impl<const D: usize> Pieces for AddedAfter<D> {}
+impl<const D: usize> Pieces for NormedAgain<D> {}
+
+impl Norm {
+    /// `x / sqrt(avg(x^2) + eps) * weight`.
+    pub const fn rms(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::Rms, eps))
+    }
+
+    /// The RMS norm with `1 + weight`, added in f32 and not rounded, as in Gemma.
+    pub const fn gemma(eps: f64) -> Self {
+        Norm::new(NormParams::gemma(eps))
+    }
+
+    /// `(x - mean) / sqrt(var + eps) * weight`, and a [`bias`](Self::bias).
+    pub const fn layer(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::Layer, eps))
+    }
+
+    const fn new(params: NormParams) -> Self {
+        Norm { params, bias: None, pieces: Alone }
+    }
+
+    /// Normalizes `h = residual + x`, rounded to the dtype of the residual.
+    pub fn residual<const D: usize>(self, residual: Tensor<D>) -> Norm<Added<D>> {
+        Norm { params: self.params, bias: self.bias, pieces: Added(residual) }
+    }
+
+    /// Adds the norm to the residual: `h = residual + norm(x)`.
+    pub fn residual_after<const D: usize>(self, residual: Tensor<D>) -> Norm<AddedAfter<D>> {
+        Norm { params: self.params.residual_after(), bias: self.bias, pieces: AddedAfter(residual) }
+    }
+
+    /// Computes y of the rows of `x`.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn apply<const D: usize>(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+        given("y", Args::of(x, weight, self.bias).run(self.params).0)
+    }
+}
+
+impl<const D: usize> Norm<Added<D>> {
+    /// Computes y and h of the rows of `x`.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> (Tensor<D>, Tensor<D>) {
+        let args = Args { residual: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
+        both(args.run(self.params))
+    }
+}
+
+impl<const D: usize> Norm<AddedAfter<D>> {
+    /// Normalizes that sum as well, with the same options and this weight. Weights that differ in dtype take burn's own
+    /// operations. On wgpu two layer norms need a device with 12 storage buffers.
+    pub fn next_norm(self, weight: Tensor<1>) -> Norm<NormedAgain<D>> {
+        let Norm { params, bias, pieces: AddedAfter(residual) } = self;
+        Norm { params, bias, pieces: NormedAgain { residual, weight, bias: None } }
+    }
+
+    /// Computes h of the rows of `x`.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+        let args = Args { residual: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
+        given("residual_out", args.run(self.params).1)
+    }
+}
+
+impl<const D: usize> Norm<NormedAgain<D>> {
+    /// Adds a bias to the next norm. `None` is none.
+    pub fn next_bias(self, bias: impl Into<Option<Tensor<1>>>) -> Self {
+        Norm { pieces: NormedAgain { bias: bias.into(), ..self.pieces }, ..self }
+    }
+
+    /// Computes y and h of the rows of `x`.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> (Tensor<D>, Tensor<D>) {
+        let NormedAgain { residual, weight: next_weight, bias: next_bias } = self.pieces;
+        let args = Args::of(x, weight, self.bias);
+        both(Args { residual: Some(residual), next_weight: Some(next_weight), next_bias, ..args }.run(self.params))
+    }
+}
+
+impl<P: Pieces> Norm<P> {
+    /// Adds a bias to the norm of `x` or, with [`residual`](Norm::residual), of h. `None` is none.
+    pub fn bias(self, bias: impl Into<Option<Tensor<1>>>) -> Self {
+        Norm { bias: bias.into(), ..self }
+    }
+}
+
+/// y and the sum of a call that has both.
+fn both<const D: usize>((y, sum): (Option<Tensor<D>>, Option<Tensor<D>>)) -> (Tensor<D>, Tensor<D>) {
+    (given("y", y), given("residual_out", sum))
+}
+
+impl<const D: usize> Args<D> {
+    /// y and the sum, if the call has them.
+    fn run(self, spec: NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+        or_panic(self.check(&spec));
+        if !self.has_kernels(&spec) {
+            return self.run_slowly(&spec);
+        }
+        let Args { x, residual, weight, bias, next_weight, next_bias } = self;
+        let residual = Maybe::of(residual.map(Tensor::into_dispatch));
+        let vectors = [bias, next_weight, next_bias].map(|vector| Maybe::of(vector.map(Tensor::into_dispatch)));
+        let ([bias, next_weight, next_bias], x, weight) = (vectors, x.into_dispatch(), weight.into_dispatch());
+        let made = Dispatch::norm(x, residual, weight, bias, next_weight, next_bias, spec);
+        let [y, sum] = [made.y, made.residual_out].map(|tensor| tensor.into_option().map(Tensor::from_dispatch));
+        (y, sum)
+    }
+
+    /// The same with burn's operations.
+    fn run_slowly(self, spec: &NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+        let Args { x, residual, weight, bias, next_weight, next_bias } = self;
+        let dtype = x.dtype();
+        let Some(residual) = residual else {
+            return (Some(slow::normalize(spec, x, weight, bias, dtype)), None);
+        };
+        let (sum, of_sum) = match spec.residual_placement {
+            ResidualPlacement::Before => (slow::add(x, residual), Some((weight, bias))),
+            ResidualPlacement::After => {
+                let sum = slow::normalize_add(spec, x, residual, weight, bias);
+                (sum, next_weight.map(|weight| (weight, next_bias)))
+            }
+        };
+        let y = of_sum.map(|(weight, bias)| slow::normalize(spec, sum.clone(), weight, bias, dtype));
+        (y, Some(sum))
+    }
+
+    /// Whether our kernels take these tensors: their device and dtypes.
+    fn has_kernels(&self, spec: &NormParams) -> bool {
+        let Args { x, residual, weight, .. } = self;
+        self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
+            && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
+            // With or without autodiff.
+            && (x.device() == Device::flex() || self.is_shared(spec))
+    }
+
+    /// Whether the tensors are on a shared device. Under fusion, burn would report a wrong device
+    /// only later.
+    #[cfg(feature = "wgpu")]
+    fn is_shared(&self, spec: &NormParams) -> bool {
+        // wgpu has no empty buffers.
+        let is_shared = self.x.shape().num_elements() > 0 && crate::wgpu::has_kernels(&self.x.device());
+        if is_shared {
+            or_panic(self.check_devices(spec));
+        }
+        is_shared
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    fn is_shared(&self, _: &NormParams) -> bool {
+        false
+    }
+}

@@ -1,0 +1,243 @@
+//! The functions of a program that follow from its pieces, `y = After(Affine(Statistic(Before(x))))`,
+//! printed from the key. A schedule (a file with `main`) calls them and names no piece; a piece is a
+//! file of `shaders/pieces/` with `put`, and `pull` for backward. Names that end in a number belong
+//! to a norm: the next norm is norm 1.
+
+use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Slot, Tensor, TensorShape};
+
+use super::accessors::suffix;
+use super::substitute::substitute;
+use super::{is_early_after, storage_of};
+use crate::plan::{KernelKey, Program};
+
+/// The pieces of a program's call.
+pub(super) fn pieces(key: &KernelKey) -> PieceSet {
+    let of_residual = Piece::Residual.tensors(key.program.info().direction);
+    let has_residual = !key.call.tensors.intersection(of_residual).is_empty();
+    let is_after = key.call.form.is_residual_after();
+    PieceSet::NONE
+        .set(Piece::Residual, has_residual && !is_after)
+        .set(Piece::ResidualAfter, is_after)
+        .set(Piece::NextNorm, key.call.form.norms_twice())
+        .set(Piece::Quantize, key.program.writes_codes())
+}
+
+/// Number of norms.
+pub(super) fn norms(key: &KernelKey) -> u32 {
+    1 + u32::from(pieces(key).has(Piece::NextNorm))
+}
+
+pub(super) fn chains(key: &KernelKey) -> String {
+    match (key.program, key.program.info().direction) {
+        (Program::TransposeCodes | Program::TensorScale | Program::Clear | Program::Copy, _) => String::new(),
+        (Program::ReducePartials, _) => gradients(key),
+        (_, Direction::Backward) => held(key) + &load_parameters(key, 0) + &stored_statistics(key) + &backward(key),
+        (_, Direction::Forward | Direction::QuantizedForward) => {
+            let norms = (0..norms(key)).map(|n| load_parameters(key, n) + &norm(key, n));
+            let norms = norms.chain((key.program == Program::Columnwise).then(|| stored_statistics(key)));
+            held(key) + &before(key) + &norms.collect::<String>()
+        }
+    }
+}
+
+/// A matrix of which a thread holds its part until the sums over the row are made, and the tensor
+/// that it is loaded from: in place an input is read from its output.
+struct Held {
+    tensor: Tensor,
+    from: Tensor,
+    /// Whether it is loaded after the sums.
+    is_late: bool,
+}
+
+/// x, dy of backward, and the matrices that the pieces read.
+fn held_matrices(key: &KernelKey) -> Vec<Held> {
+    let direction = key.program.info().direction;
+    let is_late = |piece: Piece| match direction {
+        Direction::Backward => piece.slot() == Slot::Before,
+        Direction::Forward | Direction::QuantizedForward => piece.slot() == Slot::After && !is_early_after(key),
+    };
+    let of_pieces = pieces(key).iter().flat_map(|piece| piece.tensors(direction).iter().map(move |each| (each, piece)));
+    let all = [Tensor::X, Tensor::Dy].map(|tensor| (tensor, false));
+    let all = all.into_iter().chain(of_pieces.map(|(tensor, piece)| (tensor, is_late(piece))));
+    let is_read =
+        |tensor: Tensor| tensor.shape() == TensorShape::Matrix && tensor.access(direction) == Some(Access::Read);
+    all.filter(|(tensor, _)| is_read(*tensor))
+        .filter_map(|(tensor, is_late)| {
+            let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+            let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+            let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
+            Some(Held { tensor, from, is_late })
+        })
+        .collect()
+}
+
+/// The type of the held matrices, and their loads.
+fn held(key: &KernelKey) -> String {
+    let matrices = held_matrices(key);
+    let list = |each: &dyn Fn(&Held) -> String| matrices.iter().map(each).collect::<Vec<_>>().join(", ");
+    let kept = |held: &Held| format!("Kept_{}", suffix(storage_of(key, held.tensor)));
+    let load = |held: &Held| format!("load_{}(row, thread, k)", held.from);
+    let fields = list(&|held| format!("{}: {}", held.tensor, kept(held)));
+    let early = list(&|held| if held.is_late { format!("{}()", kept(held)) } else { load(held) });
+    let late = list(&|held| if held.is_late { load(held) } else { format!("held.{}", held.tensor) });
+    substitute(HELD, &[("FIELDS", &fields), ("EARLY", &early), ("LATE", &late)])
+}
+
+const HELD: &str = "
+struct Held_0 { FIELDS }
+fn load_0(row: u32, thread: u32, k: u32) -> Held_0 { return Held_0(EARLY); }
+fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return Held_0(LATE); }
+";
+
+/// h, as stored, from the held matrices; and the later norms' h, which the norm before has put.
+fn before(key: &KernelKey) -> String {
+    let h = match pieces(key).has(Piece::Residual) {
+        true => "settled_0(kept_0(residual_put(pair_T(held.x), held.residual)))",
+        false => "held.x",
+    };
+    let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", h)]);
+    for n in 1..=norms(key) {
+        // Only a program that streams reads it back.
+        let is_read = key.program == Program::ForwardStreaming && n < norms(key);
+        let load = if is_read { "load_residual_out(row, thread, k)" } else { "Held_N()" };
+        text += &substitute(&substitute(SUM, &[("LOAD", load)]), &[("N", &n.to_string())]);
+    }
+    text
+}
+
+const SUM: &str = "
+alias Held_N = Kept_N;
+fn load_N(row: u32, thread: u32, k: u32) -> Held_N { return LOAD; }
+fn load_late_N(held: Held_N, row: u32, thread: u32, k: u32) -> Held_N { return held; }
+fn h_N(held: Held_N) -> Kept_N { return held; }
+";
+
+/// The weight, bias, mean and rstd of a norm.
+const fn parameters(n: u32) -> [Tensor; 4] {
+    match n {
+        0 => [Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd],
+        _ => [Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd],
+    }
+}
+
+fn load_parameters(key: &KernelKey, n: u32) -> String {
+    let [weight, bias, _, _] = parameters(n).map(|tensor| match key.call.tensors.has(tensor) {
+        true => format!("load_{tensor}(0u, thread, k)"),
+        false => "Kept_W()".to_owned(),
+    });
+    substitute(PARAMETERS, &[("N", &n.to_string()), ("WEIGHT", &weight), ("BIAS", &bias)])
+}
+
+const PARAMETERS: &str = "
+fn load_weight_N(thread: u32, k: u32) -> Kept_W { return WEIGHT; }
+fn load_bias_N(thread: u32, k: u32) -> Kept_W { return BIAS; }
+";
+
+/// y of a norm, and its stores. `put` returns the next norm's h.
+fn norm(key: &KernelKey, n: u32) -> String {
+    let has = |tensor: Tensor| key.call.tensors.has(tensor);
+    let [weight, bias, mean, rstd] = parameters(n);
+    let normalized = "normalized(pair_N(h), statistics)".to_owned();
+    let weighted = if has(weight) { format!("weighted({normalized}, weight)") } else { normalized };
+    let y = if has(bias) { format!("biased({weighted}, bias)") } else { weighted };
+    let statistics = lines(&[(has(mean), STORE_MEAN), (has(rstd), STORE_RSTD)]);
+    let statistics = substitute(&statistics, &[("MEAN", mean.name()), ("RSTD", rstd.name())]);
+    let is_after = n == 0 && pieces(key).has(Piece::ResidualAfter);
+    let stores = lines(&[
+        (n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut), STORE_SUM),
+        (!key.program.writes_codes(), LET_Y),
+        (!is_after && has(Tensor::Y), STORE_Y),
+        (has(Tensor::Codes), STORE_CODES),
+        (is_after, RETURN_SUM),
+        (!is_after && !key.program.writes_codes(), RETURN_NOTHING),
+    ]);
+    let put = if key.program.writes_codes() { PUT_CODES } else { PUT };
+    let text = substitute(&[NORM, put].concat(), &[("Y", &y), ("STATISTICS", &statistics), ("STORES", &stores)]);
+    substitute(&text, &[("N", &n.to_string()), ("N1", &(n + 1).to_string())])
+}
+
+/// The lines that a program has.
+fn lines(lines: &[(bool, &str)]) -> String {
+    lines.iter().filter(|(is_there, _)| *is_there).map(|(_, line)| *line).collect()
+}
+
+const NORM: &str = "
+fn y_N(h: Kept_N, statistics: RowStatistics, weight: Kept_W, bias: Kept_W) -> Pair { return Y; }
+fn store_statistics_N(row: u32, thread: u32, statistics: RowStatistics) {
+    if (thread > 0u) { return; }STATISTICS
+}
+";
+const STORE_MEAN: &str = "
+    store_MEAN(row, statistics.mean);";
+const STORE_RSTD: &str = "
+    store_RSTD(row, statistics.rstd);";
+const PUT: &str = "
+fn put_N(
+    row: u32, thread: u32, k: u32, held: Held_N, h: Kept_N, statistics: RowStatistics, weight: Kept_W, bias: Kept_W
+) -> Kept_N1 {STORES
+}
+";
+const PUT_CODES: &str = "
+fn put_N(row: u32, thread: u32, k: u32, h: Kept_N, y: Pair, codes: Kept_codes) {STORES
+}
+";
+const STORE_SUM: &str = "
+    store_residual_out(row, thread, k, h);";
+const LET_Y: &str = "
+    let y = y_N(h, statistics, weight, bias);";
+// If y is rounded already, this does not change it.
+const STORE_Y: &str = "
+    store_y(row, thread, k, kept_T(y));";
+const STORE_CODES: &str = "
+    store_codes(row, thread, k, codes);";
+const RETURN_SUM: &str = "
+    return residual_after_put(row, thread, k, y, held.residual);";
+const RETURN_NOTHING: &str = "
+    return Kept_N1();";
+
+/// The statistics that forward has stored.
+fn stored_statistics(key: &KernelKey) -> String {
+    let mean = if key.call.tensors.has(Tensor::Mean) { "load_mean(row)" } else { "0.0" };
+    substitute(LOAD_STATISTICS, &[("MEAN", mean)])
+}
+
+const LOAD_STATISTICS: &str = "
+fn load_statistics(row: u32) -> RowStatistics { return RowStatistics(MEAN, load_rstd(row)); }
+";
+
+/// From the gradient of y to the gradients of the norm's inputs: the pieces after the norm, the
+/// weight, and the pieces before the norm.
+fn backward(key: &KernelKey) -> String {
+    let has = |tensor: Tensor| key.call.tensors.has(tensor);
+    let wdy = if has(Tensor::Weight) { "weighted(dy, weight)" } else { "dy" };
+    let dx = if has(Tensor::DresidualOut) { "residual_pull(dx, held.dresidual_out)" } else { "dx" };
+    let stores = lines(&[(has(Tensor::Dx), STORE_DX), (has(Tensor::Dresidual), STORE_DRESIDUAL)]);
+    substitute(BACKWARD, &[("WDY", wdy), ("DX", dx), ("STORES", &stores)])
+}
+
+const BACKWARD: &str = "
+fn pull_after(held: Held_0) -> Pair { return pair_T(held.dy); }
+fn pull_weight(dy: Pair, weight: Kept_W) -> Pair { return WDY; }
+fn pull_before(row: u32, thread: u32, k: u32, held: Held_0, dx: Pair) {
+    let pulled = DX;STORES
+}
+";
+const STORE_DX: &str = "
+    store_dx(row, thread, k, kept_T(pulled));";
+const STORE_DRESIDUAL: &str = "
+    store_dresidual(row, thread, k, kept_R(pulled));";
+
+/// The store of a sum over rows: of the gradients of the call, by their index.
+fn gradients(key: &KernelKey) -> String {
+    let stores = key.call.tensors.iter().enumerate().map(|(index, tensor)| {
+        substitute(STORE_GRADIENT, &[("INDEX", &format!("{index}u")), ("TENSOR", tensor.name())])
+    });
+    substitute(GRADIENTS, &[("STORES", &stores.collect::<String>())])
+}
+
+const GRADIENTS: &str = "
+fn store_gradient(gradient: u32, col: u32, sum: vec4<f32>) {STORES
+}
+";
+const STORE_GRADIENT: &str = "
+    if (gradient == INDEX) { store_TENSOR(col, sum); }";
