@@ -23,7 +23,7 @@ pub const fn revision(sources: &[Source]) -> u64 {
 
 /// Defines a constant for each listed file of the crate's folder. Arguments: the folder's name in
 /// the repository, then a name and a file for each constant. Also defines `ALL`, `REVISION`, and a
-/// test that every file with one of the endings there and in `pieces/` is listed.
+/// test that every file with one of the endings is listed.
 #[macro_export]
 macro_rules! sources {
     ($folder:literal, $endings:expr; $($name:ident = $file:literal,)*) => {
