@@ -137,7 +137,7 @@ pub(crate) struct Gradients<B: Backend> {
 /// otherwise a call panics.
 #[backend_extension(Flex, Cube: cfg(feature = "wgpu"), Fusion: cfg(feature = "wgpu"))]
 pub(crate) trait Kernels: Backend {
-    /// Computes the `wanted` outputs. Without a residual, or with one before the norm, y is always
+    /// Computes the wanted outputs of a norm. Without a residual, or with one before the norm, y is always
     /// wanted; with one after the norm, the sum.
     #[fusion(id = "rmsnorm_forward", meta = forwarded)]
     fn forward(
@@ -147,8 +147,7 @@ pub(crate) trait Kernels: Backend {
         #[extension_type] bias: Maybe<Self>,
         #[extension_type] next_weight: Maybe<Self>,
         #[extension_type] next_bias: Maybe<Self>,
-        spec: NormParams,
-        wanted: TensorSet,
+        norm: (NormParams, TensorSet),
     ) -> Forwarded<Self>;
 
     /// Computes dx, and dweight and dbias if `wanted`. `x` is the normalized tensor; layer norm
@@ -173,8 +172,7 @@ impl<B: Run> Kernels for B {
         bias: Maybe<B>,
         next_weight: Maybe<B>,
         next_bias: Maybe<B>,
-        spec: NormParams,
-        wanted: TensorSet,
+        (spec, wanted): (NormParams, TensorSet),
     ) -> Forwarded<B> {
         let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
         let [residual, bias, next_weight, next_bias] = optional;
@@ -203,8 +201,7 @@ fn forwarded(
     _: &MaybeMetadata,
     _: &MaybeMetadata,
     _: &MaybeMetadata,
-    _: &NormParams,
-    wanted: &TensorSet,
+    (_, wanted): &(NormParams, TensorSet),
 ) -> ForwardedMetadata {
     let give = |name: Tensor, spec: TensorSpec| {
         if wanted.has(name) { MaybeMetadata::Some(spec) } else { MaybeMetadata::None }

@@ -27,6 +27,6 @@ impl<B: Kernels> ForwardCall<B> {
         };
         let wanted = wanted.set(Tensor::Y, has_y).set(Tensor::ResidualOut, residual.is_some());
         let [residual, bias, next_weight, next_bias] = [residual, bias, next_weight, next_bias].map(Maybe::of);
-        B::forward(x, residual, weight, bias, next_weight, next_bias, spec, wanted)
+        B::forward(x, residual, weight, bias, next_weight, next_bias, (spec, wanted))
     }
 }
