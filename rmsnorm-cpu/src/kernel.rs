@@ -8,17 +8,8 @@ use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{DType, DTypes, bf16, f16};
 
 use crate::caps::Isa;
-use crate::lanes::Any;
-use crate::stages::Stage;
-use crate::stages::backward::BackwardBlocks;
-use crate::stages::columns::{ColumnsRows, SumsBlocks};
-use crate::stages::columnwise::ColumnwiseCols;
-use crate::stages::copy::CopyRange;
-use crate::stages::forward::ForwardRows;
-use crate::stages::forward::after::AfterRows;
-use crate::stages::forward::parts::PartsRows;
-use crate::stages::quantized_forward::QuantizedRows;
-use crate::stages::reduce_partials::PartialRows;
+use crate::lanes::{Any, Mix};
+use crate::stages::{Common, Stage};
 
 /// An instruction set with a body per dtype for the common stages.
 #[derive(Clone, Copy)]
@@ -46,142 +37,76 @@ impl Wide {
         }
     }
 
-    /// Runs a stage. The closure makes the stage inside the body, because moving it would cost a
-    /// call of one row tens of nanoseconds.
-    fn run<W: Stage>(self, work: impl FnOnce() -> W) {
+    /// Runs a stage in the body of a mix.
+    fn run<M: Mix>(self, work: &mut impl Stage) {
         let _ieee = IeeeMode::enter();
         match self {
             #[cfg(target_arch = "x86_64")]
             Wide::Avx2 => {
                 // SAFETY:
                 // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-                unsafe { avx2::run(work) }
+                unsafe { avx2::run::<_, M>(work) }
             }
             #[cfg(target_arch = "x86_64")]
             Wide::Avx512 => {
                 // SAFETY:
                 // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-                unsafe { avx512::run(work) }
+                unsafe { avx512::run::<_, M>(work) }
             }
             #[cfg(not(target_arch = "x86_64"))]
-            Wide::Target => portable::run(work()),
+            Wide::Target => portable::run::<_, M>(work),
         }
     }
 }
 
-// One module per instruction set, so that they are compiled in parallel.
+/// A module per instruction set, so that they are compiled in parallel.
+macro_rules! bodies {
+    ($module:ident, $lanes:ident, [$($unsafe:tt)*], $(#[$attribute:meta])*) => {
+        mod $module {
+            use crate::lanes::{$lanes, Mix};
+            use crate::stages::Stage;
 
-#[cfg(target_arch = "x86_64")]
-mod avx2 {
-    use crate::lanes::Avx2;
-    use crate::stages::Stage;
-
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) unsafe fn run<W: Stage>(work: impl FnOnce() -> W) {
-        work().run::<Avx2>();
-    }
+            $(#[$attribute])*
+            pub(super) $($unsafe)* fn run<W: Stage, M: Mix>(work: &mut W) {
+                work.run::<$lanes, M>();
+            }
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
-    use crate::lanes::Avx512;
-    use crate::stages::Stage;
-
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-    pub(super) unsafe fn run<W: Stage>(work: impl FnOnce() -> W) {
-        work().run::<Avx512>();
-    }
-}
-
-mod portable {
-    use crate::lanes::Portable;
-    use crate::stages::Stage;
-
-    pub(super) fn run(mut work: impl Stage) {
-        work.run::<Portable>();
-    }
-}
+bodies!(avx2, Avx2, [unsafe], #[target_feature(enable = "avx2,fma,f16c")]);
+#[cfg(target_arch = "x86_64")]
+bodies!(avx512, Avx512, [unsafe], #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]);
+bodies!(portable, Portable, [],);
 
 /// Runs a stage with the instructions that the target guarantees.
-fn run_portable(work: impl Stage) {
+fn run_portable<M: Mix>(work: &mut impl Stage) {
     let _ieee = IeeeMode::enter();
-    portable::run(work);
+    portable::run::<_, M>(work);
 }
 
-/// Runs a stage in a body for all dtypes.
-fn run_any(isa: Isa, work: impl Stage) {
+/// Runs a stage in its body for all dtypes.
+pub(crate) fn any<W: Stage>(isa: Isa, work: &mut W) {
     match Wide::of(isa) {
-        Some(wide) => wide.run(|| work),
-        None => run_portable(work),
+        Some(wide) => wide.run::<(Any, Any, Any)>(work),
+        None => run_portable::<(Any, Any, Any)>(work),
     }
 }
 
 /// Runs a stage in a body for the dtypes of activations and residual stream. The weight's dtype is
 /// tested at run time, which takes no measurable time.
-macro_rules! run_mix {
-    ($isa:expr, $work:expr, $dtypes:expr) => {{
-        let DTypes { activation, residual, .. } = $dtypes;
-        let (isa, work) = ($isa, $work);
-        match (Wide::of(isa), activation, residual) {
-            (None, DType::F32, _) => run_portable(work.known::<f32, f32, f32>()),
-            (None, ..) => run_portable(work),
-            (Some(wide), DType::F32, _) => wide.run(|| work.known::<f32, f32, f32>()),
-            (Some(wide), DType::F16, DType::F32) => wide.run(|| work.known::<f16, Any, f32>()),
-            (Some(wide), DType::F16, _) => wide.run(|| work.known::<f16, Any, f16>()),
-            (Some(wide), DType::Bf16, DType::F32) => wide.run(|| work.known::<bf16, Any, f32>()),
-            (Some(wide), DType::Bf16, _) => wide.run(|| work.known::<bf16, Any, bf16>()),
-        }
-    }};
-}
-
-/// Forward.
-pub(crate) fn forward(isa: Isa, work: &mut ForwardRows<'_>) {
-    run_mix!(isa, work, work.dtypes);
-}
-
-/// The first stage of backward: dx, and the partial sums of weight gradients.
-pub(crate) fn backward(isa: Isa, work: &mut BackwardBlocks<'_>) {
-    run_mix!(isa, work, work.dtypes);
-}
-
-/// Forward to codes.
-pub(crate) fn quantized_forward(isa: Isa, work: &mut QuantizedRows<'_>) {
-    run_mix!(isa, work, work.forward.dtypes);
-}
-
-/// Forward with a residual that is added after the norm.
-pub(crate) fn after(isa: Isa, work: &mut AfterRows<'_>) {
-    run_mix!(isa, work, work.rows.dtypes);
-}
-
-/// Forward of the sum of several parts.
-pub(crate) fn parts(isa: Isa, work: &mut PartsRows<'_>) {
-    run_any(isa, work);
-}
-
-/// Either phase of a forward call on a rank's columns.
-pub(crate) fn columns(isa: Isa, work: &mut ColumnsRows<'_>) {
-    run_any(isa, work);
-}
-
-/// The first phase of a backward call on a rank's columns.
-pub(crate) fn sums(isa: Isa, work: &mut SumsBlocks<'_>) {
-    run_any(isa, work);
-}
-
-/// The columnwise copy of codes.
-pub(crate) fn columnwise(isa: Isa, work: &mut ColumnwiseCols<'_>) {
-    run_any(isa, work);
-}
-
-/// The second stage of the weight gradients.
-pub(crate) fn reduce_partials(isa: Isa, work: &mut PartialRows<'_>) {
-    run_any(isa, work);
-}
-
-/// Copies a range.
-pub(crate) fn copy(isa: Isa, work: &mut CopyRange<'_>) {
-    run_any(isa, work);
+pub(crate) fn mix<W: Common>(isa: Isa, work: &mut W) {
+    let DTypes { activation, residual, .. } = work.dtypes();
+    match (Wide::of(isa), activation, residual) {
+        (None, DType::F32, _) => run_portable::<(f32, f32, f32)>(work),
+        (None, ..) => run_portable::<(Any, Any, Any)>(work),
+        (Some(wide), DType::F32, _) => wide.run::<(f32, f32, f32)>(work),
+        (Some(wide), DType::F16, DType::F32) => wide.run::<(f16, Any, f32)>(work),
+        (Some(wide), DType::F16, _) => wide.run::<(f16, Any, f16)>(work),
+        (Some(wide), DType::Bf16, DType::F32) => wide.run::<(bf16, Any, f32)>(work),
+        (Some(wide), DType::Bf16, _) => wide.run::<(bf16, Any, bf16)>(work),
+    }
 }
 
 /// The scale of a tensor, in the floating-point mode of the stages.

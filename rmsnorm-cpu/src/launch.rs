@@ -2,8 +2,8 @@
 //! All decisions are in the plan.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, DTypes, Error, GradReduction, GradStore,
-    NormBackend, NormSpec, Problem, ResidualPlacement, Rows, Source, Tensor,
+    AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, Error, GradReduction, GradStore, NormBackend,
+    NormSpec, Problem, ResidualPlacement, Rows, Source, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -11,14 +11,16 @@ use crate::caps::Isa;
 use crate::kernel;
 use crate::lanes::{Any, In, LANES, Out};
 use crate::plan::{self, Plan};
-use crate::stages::backward::BackwardBlocks;
-use crate::stages::columns::Found;
+use crate::stages::backward::{BackwardBlocks, BackwardRows};
 use crate::stages::copy::CopyRange;
-use crate::stages::forward::after::{AfterRows, NextNorm};
-use crate::stages::forward::parts::PartsRows;
-use crate::stages::forward::{ForwardRows, Residual};
+use crate::stages::forward::affine::Vectors;
+use crate::stages::forward::after::{AddTo, NextNorm, Store};
+use crate::stages::forward::before::{Parts, Summed};
+use crate::stages::forward::statistics::{OfRow, Statistic};
+use crate::stages::forward::{Rows as ForwardRows, Saved};
+use crate::stages::ranks::Found;
 use crate::stages::reduce_partials::PartialRows;
-use crate::stages::{Matrix, MatrixMut, RowStarts};
+use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Split};
 
 /// A backend on slices, and the permitted uses of its output views.
 pub(crate) trait SliceBackend: NormBackend {
@@ -57,106 +59,122 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
         ResidualPlacement::Before => {}
         ResidualPlacement::After => return forward_after::<B>(backend, call),
     }
-    let (spec, plan, stride) = (spec_of(&call), plan_here(backend, &problem), call.part_stride());
-    let rows = forward_rows::<B>(&spec, &plan, problem.dtypes, call.into_args())?;
-    match (problem.parts, rows.x) {
-        (count @ 2.., Some(x)) => {
-            let work = PartsRows { rows: ForwardRows { x: None, ..rows }, x, first: 0, count, stride };
-            spread(backend, plan.tasks, spec.rows, work, PartsRows::split_at, kernel::parts);
+    let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
+    match problem.parts {
+        count @ 2.. => {
+            let parts = |x| Parts { x, first: 0, count, stride };
+            let rows = forward_rows::<B, _, _>(this, OfRow, call.into_args(), parts)?;
+            spread(backend, plan.tasks, this.spec.rows, rows, kernel::any);
         }
         _ => {
-            spread(backend, plan.tasks, spec.rows, rows, ForwardRows::split_at, kernel::forward);
+            let rows = forward_rows::<B, _, _>(this, OfRow, call.into_args(), |x| x)?;
+            spread(backend, plan.tasks, this.spec.rows, rows, kernel::mix);
         }
     }
     Ok(())
 }
 
-/// The rows of a forward call with the residual added before the norm. With several parts, `x` is
-/// all of them.
-fn forward_rows<'a, B: SliceBackend>(
-    spec: &NormSpec,
-    plan: &Plan,
-    dtypes: DTypes,
+/// The rows of a forward call with the residual added before the norm, and y as the output. `of_x` makes of x what the
+/// residual is added to.
+fn forward_rows<'a, B: SliceBackend, F: Statistic, X>(
+    call: Call,
+    statistic: F,
     args: AnyForward<'a, B>,
-) -> Result<ForwardRows<'a>, Error> {
+    of_x: impl FnOnce(Matrix<'a>) -> X,
+) -> Result<ForwardRows<'a, Summed<'a, X>, Store<'a>, F>, Error> {
+    let spec = &call.spec;
     let (x, y) = match (args.x, args.y) {
-        (Source::Read(x), Some(y)) => (Some(matrix::<B>(x, spec)?), matrix_mut::<B>(y, spec)?),
-        (Source::Overwrite(y), _) => (None, overwritten::<B>(y, spec)?),
+        (Source::Read(x), Some(y)) => (matrix::<B>(x, spec)?, matrix_mut::<B>(y, spec)?),
+        (Source::Overwrite(y), _) => overwritten::<B>(y, spec)?,
         // A `Checked` forward call has one of the two; the type system needs the error.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
-    let residual = residual_of::<B>(args.residual, args.residual_out, spec)?;
+    let (residual, out) = residual_of::<B>(args.residual, args.residual_out, spec)?;
     Ok(ForwardRows {
-        spec: *spec,
-        dtypes,
-        rows: spec.rows,
-        streaming: plan.streaming,
-        weight: args.weight.map(numbers::<B>).transpose()?,
-        bias: args.bias.map(numbers::<B>).transpose()?,
-        x,
-        y: Some(y),
-        residual,
-        mean: args.mean.map(out::<B, f32>).transpose()?,
-        rstd: args.rstd.map(out::<B, f32>).transpose()?,
+        call,
+        before: Summed { x: of_x(x), residual, out },
+        statistic,
+        affine: vectors::<B>(args.weight, args.bias)?,
+        after: Store { y },
+        saved: saved::<B>(args.mean, args.rstd)?,
     })
 }
 
-/// A residual, and the destination of its sum.
+/// A residual, and the output of its sum.
 fn residual_of<'a, B: SliceBackend>(
     residual: Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
     residual_out: Option<Rows<AnyOut<'a, B>>>,
     spec: &NormSpec,
-) -> Result<Residual<'a>, Error> {
-    Ok(match (residual, residual_out) {
-        (None, _) => Residual::Absent,
-        (Some(Source::Read(residual)), None) => Residual::Read(matrix::<B>(residual, spec)?),
-        (Some(Source::Read(residual)), Some(out)) => {
-            Residual::ReadWrite(matrix::<B>(residual, spec)?, matrix_mut::<B>(out, spec)?)
+) -> Result<(Option<Matrix<'a>>, Option<MatrixMut<'a>>), Error> {
+    Ok(match residual {
+        None => (None, None),
+        Some(Source::Read(residual)) => {
+            let out = residual_out.map(|out| matrix_mut::<B>(out, spec)).transpose()?;
+            (Some(matrix::<B>(residual, spec)?), out)
         }
-        (Some(Source::Overwrite(residual)), _) => Residual::InPlace(overwritten::<B>(residual, spec)?),
+        Some(Source::Overwrite(residual)) => {
+            let (residual, out) = overwritten::<B>(residual, spec)?;
+            (Some(residual), Some(out))
+        }
     })
 }
 
 /// Forward with the residual added after the norm, and optionally the next norm.
 fn forward_after<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B>>) -> Result<(), Error> {
-    let (spec, plan, dtypes) = (spec_of(&call), plan_here(backend, call.problem()), call.problem().dtypes);
-    let args = call.into_args();
+    let (this, plan) = call_and_plan(backend, &call);
+    let (args, spec) = (call.into_args(), &this.spec);
     let x = match args.x {
-        Source::Read(x) => matrix::<B>(x, &spec)?,
+        Source::Read(x) => matrix::<B>(x, spec)?,
         // A `Checked` call reads `x`; the type system needs the error.
         Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
     };
-    let residual = residual_of::<B>(args.residual, args.residual_out, &spec)?;
-    let next = match args.y.is_some() {
-        false => None,
-        true => Some(NextNorm {
-            weight: args.next_weight.map(numbers::<B>).transpose()?,
-            bias: args.next_bias.map(numbers::<B>).transpose()?,
-            mean: args.next_mean.map(out::<B, f32>).transpose()?,
-            rstd: args.next_rstd.map(out::<B, f32>).transpose()?,
+    let (Some(residual), Some(out)) = residual_of::<B>(args.residual, args.residual_out, spec)? else {
+        // A `Checked` call has both; the type system needs the error.
+        return Err(Error::Missing { arg: "residual", why: "the norm is added to it" });
+    };
+    let next = match args.y {
+        None => None,
+        Some(y) => Some(NextNorm {
+            affine: vectors::<B>(args.next_weight, args.next_bias)?,
+            store: Store { y: matrix_mut::<B>(y, spec)? },
+            saved: saved::<B>(args.next_mean, args.next_rstd)?,
         }),
     };
     let rows = ForwardRows {
-        spec,
-        dtypes,
-        rows: spec.rows,
-        streaming: plan.streaming,
-        weight: args.weight.map(numbers::<B>).transpose()?,
-        bias: args.bias.map(numbers::<B>).transpose()?,
-        x: Some(x),
-        y: args.y.map(|y| matrix_mut::<B>(y, &spec)).transpose()?,
-        residual,
-        mean: args.mean.map(out::<B, f32>).transpose()?,
-        rstd: args.rstd.map(out::<B, f32>).transpose()?,
+        call: this,
+        before: x,
+        statistic: OfRow,
+        affine: vectors::<B>(args.weight, args.bias)?,
+        after: AddTo { residual, out, next },
+        saved: saved::<B>(args.mean, args.rstd)?,
     };
-    spread(backend, plan.tasks, spec.rows, AfterRows { rows, next }, AfterRows::split_at, kernel::after);
+    spread(backend, plan.tasks, spec.rows, rows, kernel::mix);
     Ok(())
+}
+
+/// Converts the vectors of a norm.
+fn vectors<'a, B: SliceBackend>(
+    weight: Option<AnyIn<'a, B>>,
+    bias: Option<AnyIn<'a, B>>,
+) -> Result<Vectors<'a>, Error> {
+    Ok(Vectors { weight: weight.map(numbers::<B>).transpose()?, bias: bias.map(numbers::<B>).transpose()? })
+}
+
+/// Converts the outputs for statistics.
+fn saved<'a, B: SliceBackend>(mean: Option<AnyOut<'a, B>>, rstd: Option<AnyOut<'a, B>>) -> Result<Saved<'a>, Error> {
+    Ok(Saved { mean: mean.map(out::<B, f32>).transpose()?, rstd: rstd.map(out::<B, f32>).transpose()? })
 }
 
 /// The plan, with tasks limited to this process's threads.
 fn plan_here(backend: &CpuBackend, problem: &Problem) -> Plan {
     let plan = plan::plan(problem, backend.caps());
     Plan { tasks: backend.tasks_here(plan.tasks), reduce_tasks: backend.tasks_here(plan.reduce_tasks), ..plan }
+}
+
+/// The norm of the call and the plan.
+fn call_and_plan<A>(backend: &CpuBackend, call: &Checked<A>) -> (Call, Plan) {
+    let (spec, plan) = (spec_of(call), plan_here(backend, call.problem()));
+    (Call { spec, dtypes: call.problem().dtypes, streaming: plan.streaming }, plan)
 }
 
 /// The spec of the call, changed if a test plants a bug.
@@ -202,8 +220,7 @@ fn run_backward<B: SliceBackend>(
     found: Option<Found<'_>>,
 ) -> Result<(), Error> {
     require_partials(problem)?;
-    let plan = plan_here(backend, problem);
-    let len = plan::workspace_len(problem);
+    let (plan, len) = (plan_here(backend, problem), plan::workspace_len(problem));
 
     let mut allocated = Vec::new();
     let workspace = match args.workspace {
@@ -224,24 +241,23 @@ fn run_backward<B: SliceBackend>(
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
 
     let work = BackwardBlocks {
-        spec: *spec,
-        dtypes: problem.dtypes,
-        rows: spec.rows,
+        rows: BackwardRows {
+            call: Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming },
+            dy: matrix::<B>(args.dy, spec)?,
+            affine: vectors::<B>(args.weight, None)?,
+            x: matrix::<B>(args.x, spec)?,
+            mean: args.mean.map(input::<B, f32>).transpose()?,
+            rstd: input::<B, f32>(args.rstd)?,
+            found,
+        },
         block_rows: plan.block_rows,
-        streaming: plan.streaming,
-        weight: args.weight.map(numbers::<B>).transpose()?,
-        dy: matrix::<B>(args.dy, spec)?,
-        x: matrix::<B>(args.x, spec)?,
-        mean: args.mean.map(input::<B, f32>).transpose()?,
-        rstd: input::<B, f32>(args.rstd)?,
-        found,
         dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
         dx: matrix_mut::<B>(args.dx, spec)?,
         dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
         dweight_partials: has_dweight.then_some(&mut *dweight_partials),
         dbias_partials: has_dbias.then_some(&mut *dbias_partials),
     };
-    spread(backend, plan.tasks, plan.blocks, work, BackwardBlocks::split_at, kernel::backward);
+    spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
     let reduce =
         Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
     reduce.run(dweight_partials, dweight);
@@ -270,33 +286,29 @@ impl Reduce<'_> {
     fn run(&self, partials: &[f32], gradient: Option<Out<'_, Any>>) {
         let Some(gradient) = gradient else { return };
         let cols = gradient.len();
-        let work = PartialRows { partials, cols, first: 0, gradient, accumulates: self.accumulates };
-        let split_at = PartialRows::split_at_group;
-        spread(self.backend, self.tasks, cols / LANES, work, split_at, kernel::reduce_partials);
+        // SAFETY:
+        // - contents: `sum_of` has made it of a slice of values if sums are added to it;
+        // - memory: both go into one stage, which keeps no slice of the input while it writes.
+        let held = self.accumulates.then(|| unsafe { gradient.overwritten() });
+        let work = PartialRows { partials, cols, first: 0, gradient, held };
+        spread(self.backend, self.tasks, cols / LANES, work, kernel::any);
     }
 }
 
 pub(crate) fn copy(backend: &CpuBackend, work: CopyRange<'_>) {
     let units = work.to.len();
     let tasks = backend.tasks_here(plan::tasks(2 * size_of::<f32>() * units, units, backend.caps()));
-    spread(backend, tasks, units, work, CopyRange::split_at, kernel::copy);
+    spread(backend, tasks, units, work, kernel::any);
 }
 
 /// Runs a stage's work of `units` units in `tasks` tasks.
-fn spread<K: Send>(
-    backend: &CpuBackend,
-    tasks: usize,
-    units: usize,
-    mut work: K,
-    split_at: fn(K, usize) -> (K, K),
-    kernel: fn(Isa, &mut K),
-) {
+fn spread<K: Split + Send>(backend: &CpuBackend, tasks: usize, units: usize, mut work: K, kernel: fn(Isa, &mut K)) {
     let isa = backend.caps().isa;
     if tasks <= 1 {
         // No closure: moving the work into one costs a call of one row tens of nanoseconds.
         return kernel(isa, &mut work);
     }
-    backend.install(tasks, || fork(work, units, tasks, &split_at, &|mut work| kernel(isa, &mut work)));
+    backend.install(tasks, || fork(work, units, tasks, &K::split_at, &|mut work| kernel(isa, &mut work)));
 }
 
 /// Halves `work` of `units` until there are `tasks` pieces, and runs them on the current thread pool.
@@ -331,53 +343,59 @@ fn out<'a, B: SliceBackend, E: AnyElement>(view: AnyOut<'a, B>) -> Result<Out<'a
     view.typed().map(B::out)
 }
 
-/// Converts an input view of any float dtype. A `Checked` call has no other here; the type system
-/// needs the error.
-fn numbers<'a, B: SliceBackend>(view: AnyIn<'a, B>) -> Result<In<'a, Any>, Error> {
-    match view {
-        AnyIn::F32(view) => Ok(In::from(B::input(view)).any()),
-        AnyIn::F16(view) => Ok(In::from(B::input(view)).any()),
-        AnyIn::Bf16(view) => Ok(In::from(B::input(view)).any()),
-        AnyIn::E4m3(_) | AnyIn::E5m2(_) | AnyIn::Int8(_) | AnyIn::E8m0(_) => {
-            input::<B, f32>(view).map(|view| In::from(view).any())
+/// Matches a view of any float dtype. A `Checked` call has no other here; the type system needs the error, that of a view
+/// that is not `$other`.
+macro_rules! of_numbers {
+    ($any:ident, $view:expr, $name:ident => $made:expr, $other:expr) => {
+        match $view {
+            $any::F32($name) => $made.map(|made| made.any()),
+            $any::F16($name) => $made.map(|made| made.any()),
+            $any::Bf16($name) => $made.map(|made| made.any()),
+            $name @ ($any::E4m3(_) | $any::E5m2(_) | $any::Int8(_) | $any::E8m0(_)) => {
+                $other($name).map(|made| made.any())
+            }
         }
-    }
+    };
+}
+
+/// Converts an input view of any float dtype.
+fn numbers<'a, B: SliceBackend>(view: AnyIn<'a, B>) -> Result<In<'a, Any>, Error> {
+    of_numbers!(AnyIn, view, view => Ok(In::from(B::input(view))), |view| input::<B, f32>(view).map(In::from))
 }
 
 /// Converts an output view of any float dtype.
 fn numbers_out<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
-    match view {
-        AnyOut::F32(view) => Ok(B::out(view).any()),
-        AnyOut::F16(view) => Ok(B::out(view).any()),
-        AnyOut::Bf16(view) => Ok(B::out(view).any()),
-        AnyOut::E4m3(_) | AnyOut::E5m2(_) | AnyOut::Int8(_) | AnyOut::E8m0(_) => out::<B, f32>(view).map(Out::any),
-    }
+    of_numbers!(AnyOut, view, view => Ok(B::out(view)), out::<B, f32>)
 }
 
-/// Converts an output view of any float dtype that is overwritten.
+/// Converts an output view of any float dtype that holds values.
 fn values<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Error> {
-    match view {
-        AnyOut::F32(view) => B::values(view).map(|values| Out::from(values).any()),
-        AnyOut::F16(view) => B::values(view).map(|values| Out::from(values).any()),
-        AnyOut::Bf16(view) => B::values(view).map(|values| Out::from(values).any()),
-        AnyOut::E4m3(_) | AnyOut::E5m2(_) | AnyOut::Int8(_) | AnyOut::E8m0(_) => out::<B, f32>(view).map(Out::any),
-    }
+    of_numbers!(AnyOut, view, view => B::values(view).map(Out::from), out::<B, f32>)
 }
 
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
     RowStarts::of(rows.layout(spec.rows, spec.cols))
 }
 
-fn matrix<'a, B: SliceBackend>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a, Any>, Error> {
+fn matrix<'a, B: SliceBackend>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a>, Error> {
     Ok(Matrix { rows: starts(&rows, spec), data: numbers::<B>(rows.view)? })
 }
 
-fn matrix_mut<'a, B: SliceBackend>(rows: Rows<AnyOut<'a, B>>, spec: &NormSpec) -> Result<MatrixMut<'a, Any>, Error> {
+fn matrix_mut<'a, B: SliceBackend>(rows: Rows<AnyOut<'a, B>>, spec: &NormSpec) -> Result<MatrixMut<'a>, Error> {
     Ok(MatrixMut { rows: starts(&rows, spec), data: numbers_out::<B>(rows.view)? })
 }
 
-fn overwritten<'a, B: SliceBackend>(rows: Rows<AnyOut<'a, B>>, spec: &NormSpec) -> Result<MatrixMut<'a, Any>, Error> {
-    Ok(MatrixMut { rows: starts(&rows, spec), data: values::<B>(rows.view)? })
+/// A matrix that is overwritten, as an input and an output.
+fn overwritten<'a, B: SliceBackend>(
+    rows: Rows<AnyOut<'a, B>>,
+    spec: &NormSpec,
+) -> Result<(Matrix<'a>, MatrixMut<'a>), Error> {
+    let (rows, data) = (starts(&rows, spec), values::<B>(rows.view)?);
+    // SAFETY:
+    // - contents: `values` makes it of a slice of values;
+    // - memory: both go into one stage, which keeps no slice of the input while it writes.
+    let input = unsafe { data.overwritten() };
+    Ok((Matrix { data: input, rows }, MatrixMut { data, rows }))
 }
 
 mod columns;

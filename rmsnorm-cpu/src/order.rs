@@ -3,14 +3,18 @@
 
 mod traced;
 
-use rmsnorm_spec::{DType, DTypes, NormSpec, bf16};
+use rmsnorm_spec::{DType, DTypes, Element, NormSpec, bf16};
 
 use self::traced::{Event, Traced, events};
 use crate::lanes::{In, Out};
-use crate::stages::backward::BackwardBlocks;
+use crate::stages::backward::{BackwardBlocks, BackwardRows};
 use crate::stages::copy::CopyRange;
-use crate::stages::forward::{ForwardRows, Residual};
-use crate::stages::{Matrix, MatrixMut, RowStarts, Stage};
+use crate::stages::forward::affine::Vectors;
+use crate::stages::forward::after::Store;
+use crate::stages::forward::before::Summed;
+use crate::stages::forward::statistics::OfRow;
+use crate::stages::forward::{Rows, Saved};
+use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Stage};
 
 const ROWS: usize = 3;
 const COLS: usize = 200;
@@ -18,6 +22,16 @@ const COLS: usize = 200;
 /// A matrix with the alignment of stores past the cache.
 #[repr(align(64))]
 struct Aligned<M>(M);
+
+fn of<E: Element>(data: &[E]) -> Matrix<'_> {
+    Matrix { data: In::from(data).any(), rows: RowStarts::strided(COLS) }
+}
+
+fn to<E: Element>(data: &mut [E]) -> MatrixMut<'_> {
+    MatrixMut { data: Out::from(data).any(), rows: RowStarts::strided(COLS) }
+}
+
+const NONE: Vectors<'_> = Vectors { weight: None, bias: None };
 
 /// Asserts that a streaming stage stored past the cache and ended with its only fence.
 fn assert_fenced(streaming: bool, what: &str) {
@@ -36,57 +50,41 @@ fn assert_fenced(streaming: bool, what: &str) {
 fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     let spec = NormSpec::rms(ROWS, COLS, 1e-5);
     let (x, residual) = (Aligned([1.0f32; ROWS * COLS]), Aligned([2.0f32; ROWS * COLS]));
-    fn of(data: &[f32]) -> Matrix<'_, f32> {
-        Matrix { data: In::from(data), rows: RowStarts::strided(COLS) }
-    }
     for streaming in [true, false] {
         let (mut y, mut out) = (Aligned([0.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
-        ForwardRows::<f32, f32, f32> {
-            spec,
-            dtypes: DTypes::uniform(DType::F32),
-            rows: ROWS,
-            streaming,
-            weight: None,
-            bias: None,
-            x: Some(of(&x.0)),
-            y: Some(MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) }),
-            residual: Residual::ReadWrite(
-                of(&residual.0),
-                MatrixMut { data: Out::from(&mut out.0[..]), rows: RowStarts::strided(COLS) },
-            ),
-            mean: None,
-            rstd: None,
-        }
-        .run::<Traced>();
+        let call = Call { spec, dtypes: DTypes::uniform(DType::F32), streaming };
+        let before = Summed { x: of(&x.0), residual: Some(of(&residual.0)), out: Some(to(&mut out.0)) };
+        let (after, saved) = (Store { y: to(&mut y.0) }, Saved::default());
+        Rows { call, before, statistic: OfRow, affine: NONE, after, saved }.run::<Traced, (f32, f32, f32)>();
         assert_fenced(streaming, "forward");
         assert_eq!(out.0, [3.0; ROWS * COLS]);
 
         let (dy, mut dx) = (Aligned([bf16::ONE; ROWS * COLS]), Aligned([bf16::NAN; ROWS * COLS]));
         let mut dresidual = Aligned([f32::NAN; ROWS * COLS]);
-        BackwardBlocks::<bf16, f32, f32> {
-            spec,
-            dtypes: DTypes::of::<bf16, f32, f32>(),
-            rows: ROWS,
-            block_rows: 2,
-            streaming,
-            weight: None,
-            dy: Matrix { data: In::from(&dy.0[..]), rows: RowStarts::strided(COLS) },
+        let rows = BackwardRows {
+            call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming },
+            dy: of(&dy.0),
+            affine: NONE,
             x: of(&x.0),
             mean: None,
             rstd: &[1.0; ROWS],
             found: None,
+        };
+        BackwardBlocks {
+            rows,
+            block_rows: 2,
             dresidual_out: None,
-            dx: MatrixMut { data: Out::from(&mut dx.0[..]), rows: RowStarts::strided(COLS) },
-            dresidual: Some(MatrixMut { data: Out::from(&mut dresidual.0[..]), rows: RowStarts::strided(COLS) }),
+            dx: to(&mut dx.0),
+            dresidual: Some(to(&mut dresidual.0)),
             dweight_partials: None,
             dbias_partials: None,
         }
-        .run::<Traced>();
+        .run::<Traced, (bf16, f32, f32)>();
         assert_fenced(streaming, "backward");
         // dy is x_hat, so dx is zero: math.md, equation (10).
         assert_eq!((dx.0, dresidual.0), ([bf16::ZERO; ROWS * COLS], [0.0; ROWS * COLS]));
 
-        CopyRange { from: &x.0, to: Out::from(&mut y.0[..]), streaming }.run::<Traced>();
+        CopyRange { from: &x.0, to: Out::from(&mut y.0[..]), streaming }.run::<Traced, (f32, f32, f32)>();
         assert_fenced(streaming, "copy");
         assert_eq!(y.0, x.0);
     }
@@ -99,20 +97,14 @@ fn stores_of_batches_are_fenced_before_the_stage_ends() {
     let x = Aligned([bf16::ONE; ROWS * COLS]);
     for streaming in [true, false] {
         let (mut y, mut rstd) = (Aligned([bf16::NAN; ROWS * COLS]), [0.0; ROWS]);
-        ForwardRows::<bf16, bf16, bf16> {
-            spec: NormSpec::rms(ROWS, COLS, 0.0),
-            dtypes: DTypes::uniform(DType::Bf16),
-            rows: ROWS,
-            streaming,
-            weight: None,
-            bias: None,
-            x: Some(Matrix { data: In::from(&x.0[..]), rows: RowStarts::strided(COLS) }),
-            y: Some(MatrixMut { data: Out::from(&mut y.0[..]), rows: RowStarts::strided(COLS) }),
-            residual: Residual::Absent,
-            mean: None,
-            rstd: Some(Out::from(&mut rstd[..])),
-        }
-        .run::<Traced>();
+        let call = Call { spec: NormSpec::rms(ROWS, COLS, 0.0), dtypes: DTypes::uniform(DType::Bf16), streaming };
+        let before = Summed { x: of(&x.0), residual: None, out: None };
+        let saved = Saved { mean: None, rstd: Some(Out::from(&mut rstd[..])) };
+        Rows { call, before, statistic: OfRow, affine: NONE, after: Store { y: to(&mut y.0) }, saved }.run::<Traced, (
+            bf16,
+            bf16,
+            bf16,
+        )>();
         assert_fenced(streaming, "batches");
         assert_eq!((y.0, rstd), (x.0, [1.0; ROWS]));
     }
@@ -122,7 +114,7 @@ fn stores_of_batches_are_fenced_before_the_stage_ends() {
 #[test]
 fn a_single_group_of_lanes_is_fenced() {
     let (x, mut y) = (Aligned([1.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
-    CopyRange { from: &x.0[..32], to: Out::from(&mut y.0[..32]), streaming: true }.run::<Traced>();
+    CopyRange { from: &x.0[..32], to: Out::from(&mut y.0[..32]), streaming: true }.run::<Traced, (f32, f32, f32)>();
     assert_fenced(true, "copy");
 }
 
@@ -133,6 +125,9 @@ fn stage_bodies_neither_stream_nor_fence_by_themselves() {
     for (name, text) in [
         ("forward", include_str!("stages/forward.rs")),
         ("batches", include_str!("stages/forward/batches.rs")),
+        ("before", include_str!("stages/forward/before.rs")),
+        ("after", include_str!("stages/forward/after.rs")),
+        ("kept", include_str!("stages/forward/kept.rs")),
         ("backward", include_str!("stages/backward.rs")),
         ("copy", include_str!("stages/copy.rs")),
         ("reduce_partials", include_str!("stages/reduce_partials.rs")),

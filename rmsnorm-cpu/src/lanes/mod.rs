@@ -32,7 +32,7 @@ pub(crate) use portable::Portable;
 // these.
 #[cfg(all(test, not(target_arch = "x86_64")))]
 use portable::{Portable as Avx2, Portable as Avx512};
-pub(crate) use views::{Any, Elements, In, Numbers, Out, Written, input_or_overwritten};
+pub(crate) use views::{Any, Elements, In, Mix, Numbers, Out, Written};
 
 /// Elements that are processed together.
 pub(crate) const LANES: usize = 32;
@@ -202,6 +202,24 @@ macro_rules! for_each_piece {
 }
 pub(crate) use for_each_piece;
 
+/// The same with counted pieces: the compiler sees that all full pieces are aligned if the first one is. Backward of 16-bit
+/// rows takes 5 % less time, forward of one short row 15 % more.
+macro_rules! for_each_counted_piece {
+    ($head:expr, $cols:expr, $piece:ident => $body:block) => {{
+        let (head, cols): (usize, usize) = ($head, $cols);
+        let full = (cols - head) / $crate::lanes::LANES;
+        for i in 0..full {
+            let $piece = $crate::lanes::Full { start: head + i * $crate::lanes::LANES };
+            $body
+        }
+        let start = head + full * $crate::lanes::LANES;
+        for $piece in [$crate::lanes::Part { start: 0, len: head }, $crate::lanes::Part { start, len: cols - start }] {
+            if $piece.len > 0 $body
+        }
+    }};
+}
+pub(crate) use for_each_counted_piece;
+
 /// The elements of a piece as f32, with zeros beyond its length.
 #[inline(always)]
 pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::Lanes {
@@ -264,6 +282,12 @@ impl<S: Simd> Drop for Fenced<S> {
 }
 
 impl Stores<'_> {
+    /// Through the cache.
+    #[inline(always)]
+    pub(crate) fn through_cache(self) -> Self {
+        Stores { streaming: false, ..self }
+    }
+
     /// Elements before the first aligned one, where full pieces can be stored past the cache. 0
     /// without streaming.
     #[inline(always)]

@@ -11,7 +11,7 @@ use rmsnorm_spec::{AnyElement, DType, Element, bf16, f16};
 use super::{ALIGNMENT, LANES, Piece, Simd, Stores};
 
 /// A type of elements: a stored type, or [`Any`].
-pub(crate) trait Elements: Copy {
+pub(crate) trait Elements: Copy + 'static {
     /// The run-time tag of the element type.
     type Tag: Copy + Send + Sync;
 
@@ -43,6 +43,8 @@ impl Elements for Any {
 
 /// A type of elements that can be loaded to lanes and stored from lanes.
 pub(crate) trait Numbers: Elements {
+    /// Whether the dtype is known at compile time.
+    const IS_KNOWN: bool;
     /// The dtype, if the call states `said` as the run-time dtype.
     fn dtype(said: DType) -> DType;
     /// The tag of elements in such a call.
@@ -54,6 +56,8 @@ pub(crate) trait Numbers: Elements {
 }
 
 impl<E: Element> Numbers for E {
+    const IS_KNOWN: bool = true;
+
     #[inline(always)]
     fn dtype(_: DType) -> DType {
         E::DTYPE
@@ -74,6 +78,8 @@ impl<E: Element> Numbers for E {
 }
 
 impl Numbers for Any {
+    const IS_KNOWN: bool = false;
+
     #[inline(always)]
     fn dtype(said: DType) -> DType {
         said
@@ -104,7 +110,21 @@ impl Numbers for Any {
     }
 }
 
+/// The types of activations, weights and residual stream that a body is compiled for.
+pub(crate) trait Mix: Copy {
+    type T: Numbers;
+    type W: Numbers;
+    type R: Numbers;
+}
+
+impl<T: Numbers, W: Numbers, R: Numbers> Mix for (T, W, R) {
+    type T = T;
+    type W = W;
+    type R = R;
+}
+
 /// Elements to read.
+#[derive(Clone, Copy)]
 pub(crate) struct In<'a, T: Elements> {
     /// The first of `len` values of the type given by `T` and the tag, borrowed for `'a`.
     first: *const u8,
@@ -112,15 +132,6 @@ pub(crate) struct In<'a, T: Elements> {
     tag: T::Tag,
     borrowed: PhantomData<&'a [T]>,
 }
-
-impl<T: Elements> Clone for In<'_, T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T: Elements> Copy for In<'_, T> {}
 
 // SAFETY:
 // - threads: it is a shared slice of numbers, which any thread may read.
@@ -137,6 +148,12 @@ impl<'a, E: AnyElement> From<&'a [E]> for In<'a, E> {
 }
 
 impl<'a, T: Elements> In<'a, T> {
+    /// No elements.
+    #[inline(always)]
+    pub(crate) fn none(tag: T::Tag) -> Self {
+        In { first: ptr::without_provenance(ALIGNMENT), len: 0, tag, borrowed: PhantomData }
+    }
+
     #[inline(always)]
     pub(crate) fn len(self) -> usize {
         self.len
@@ -247,10 +264,20 @@ impl<'a, T: Elements> Out<'a, T> {
         self.first.addr()
     }
 
-    /// No elements.
+    /// The same elements as an input that is overwritten.
+    ///
+    /// # Safety
+    /// - contents: they hold values;
+    /// - memory: nobody keeps a slice of the input while an element is written. Stages load a piece to lanes before they
+    ///   store it.
+    pub(crate) unsafe fn overwritten(&self) -> In<'a, T> {
+        In { first: self.first, len: self.len, tag: self.tag, borrowed: PhantomData }
+    }
+
+    /// Whether it overwrites these elements.
     #[inline(always)]
-    pub(crate) fn none(tag: T::Tag) -> Self {
-        Out { first: ptr::without_provenance_mut(ALIGNMENT), len: 0, tag, borrowed: PhantomData }
+    pub(crate) fn overwrites(&self, elements: In<'_, T>) -> bool {
+        self.address() == elements.first.addr()
     }
 
     /// Elements before the first one with an address that is a multiple of `alignment`; at most
@@ -264,8 +291,14 @@ impl<'a, T: Elements> Out<'a, T> {
     /// `len` elements from `start` on.
     #[inline(always)]
     pub(crate) fn part(&mut self, start: usize, len: usize) -> Out<'_, T> {
+        self.reborrow().into_part(start, len)
+    }
+
+    /// The same, of a view that is given up.
+    #[inline(always)]
+    pub(crate) fn into_part(self, start: usize, len: usize) -> Self {
         assert_within(self.len, start, len);
-        Out { first: self.first.wrapping_add(start * T::size(self.tag)), len, tag: self.tag, borrowed: PhantomData }
+        Out { first: self.first.wrapping_add(start * T::size(self.tag)), len, ..self }
     }
 
     /// The same elements, reborrowed.
@@ -369,15 +402,8 @@ fn assert_within(len: usize, start: usize, wanted: usize) {
 
 /// Elements that a stage has written, for the next stage to read row by row. Gaps between rows may
 /// be uninitialized.
+#[derive(Clone, Copy)]
 pub(crate) struct Written<'a, E>(&'a [MaybeUninit<E>]);
-
-impl<E> Clone for Written<'_, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E> Copy for Written<'_, E> {}
 
 impl<'a, E: AnyElement> Written<'a, E> {
     /// Wraps elements, of which only the written ones are read.
@@ -397,14 +423,6 @@ impl<'a, E: AnyElement> Written<'a, E> {
         // - contents: who made this promised that they were written.
         unsafe { &*(ptr::from_ref(part) as *const [E]) }
     }
-}
-
-/// The source of a row: its input or, in place, the output that will be overwritten.
-#[inline(always)]
-pub(crate) fn input_or_overwritten<'r, T: Elements>(input: Option<In<'r, T>>, out: &'r Out<'_, T>) -> In<'r, T> {
-    // `In` promises values. Only in-place work lacks an input, and then `launch::overwritten` has
-    // made its `Out` from a slice of values.
-    input.unwrap_or(In { first: out.first, len: out.len, tag: out.tag, borrowed: PhantomData })
 }
 
 #[cfg(test)]
@@ -429,8 +447,12 @@ mod tests {
     fn out_of_values_is_read_as_they_are() {
         let mut values = [1.5f32, -2.0];
         let mut out = Out::from(&mut values[..]).cast::<f32>();
-        assert_eq!(input_or_overwritten(None, &out).elements(), [1.5, -2.0]);
-        assert_eq!(input_or_overwritten(Some(In::from(&[5.0][..])), &out).elements(), [5.0]);
+        // SAFETY:
+        // - contents: it is made of a slice of values;
+        // - memory: the slice ends before an element is written.
+        let input = unsafe { out.overwritten() };
+        assert_eq!(input.elements(), [1.5, -2.0]);
+        assert!(out.overwrites(input) && !out.overwrites(input.tail(1)));
         out.set(1, 3.0);
         assert_eq!(values, [1.5, 3.0]);
     }

@@ -1,44 +1,32 @@
 //! The two phases of a call with columns divided among ranks.
 
 use rmsnorm_spec::{
-    AnyBackward, AnyForward, AnyPartialBackwardStatistics, AnyPartialStatistics, Checked, Error, Untyped,
-    WithStatistics,
+    AnyBackward, AnyForward, AnyOut, AnyPartialBackwardStatistics, AnyPartialStatistics, Checked, Direction, Error,
+    Untyped, WithStatistics,
 };
 
-use super::{SliceBackend, forward_rows, input, matrix, numbers, out, plan_here, run_backward, spec_of, spread};
+use super::{SliceBackend, call_and_plan, forward_rows, input, matrix, out, run_backward, spec_of, spread, vectors};
 use crate::backend::CpuBackend;
 use crate::kernel;
-use crate::lanes::Out;
-use crate::stages::backward::BackwardBlocks;
-use crate::stages::columns::{ColumnsRows, Found, Half, SumsBlocks};
-use crate::stages::forward::{ForwardRows, Residual};
+use crate::stages::backward::BackwardRows;
+use crate::stages::columns::{BackwardSumsRows, SumsRows};
+use crate::stages::forward::before::Summed;
+use crate::stages::ranks::Found;
 use crate::stages::{MatrixMut, RowStarts};
 
 pub(super) fn partial_statistics<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyPartialStatistics<'_, B>>,
 ) -> Result<(), Error> {
-    let (spec, problem) = (spec_of(&call), *call.problem());
+    let (this, plan) = call_and_plan(backend, &call);
     let args = call.into_args();
-    let rows = ForwardRows {
-        spec,
-        dtypes: problem.dtypes,
-        rows: spec.rows,
-        streaming: false,
-        weight: None,
-        bias: None,
-        x: Some(matrix::<B>(args.x, &spec)?),
-        y: None,
-        residual: match args.residual {
-            None => Residual::Absent,
-            Some(residual) => Residual::Read(matrix::<B>(residual, &spec)?),
-        },
-        mean: None,
-        rstd: None,
+    let before = Summed {
+        x: matrix::<B>(args.x, &this.spec)?,
+        residual: args.residual.map(|residual| matrix::<B>(residual, &this.spec)).transpose()?,
+        out: None,
     };
-    let work = ColumnsRows { rows, half: Half::First(out::<B, f32>(args.statistics)?) };
-    let tasks = plan_here(backend, &problem).tasks;
-    spread(backend, tasks, spec.rows, work, ColumnsRows::split_at, kernel::columns);
+    let sums = numbers_of::<B>(args.statistics, this.spec.norm.statistics_len(Direction::Forward))?;
+    spread(backend, plan.tasks, this.spec.rows, SumsRows { call: this, before, sums }, kernel::any);
     Ok(())
 }
 
@@ -46,12 +34,9 @@ pub(super) fn forward_with_statistics<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<WithStatistics<'_, Untyped<B>, AnyForward<'_, B>>>,
 ) -> Result<(), Error> {
-    let (spec, problem) = (spec_of(&call), *call.problem());
+    let (this, plan) = call_and_plan(backend, &call);
     let (args, found) = given(call)?;
-    let plan = plan_here(backend, &problem);
-    let rows = forward_rows::<B>(&spec, &plan, problem.dtypes, args)?;
-    let work = ColumnsRows { rows, half: Half::Second(found) };
-    spread(backend, plan.tasks, spec.rows, work, ColumnsRows::split_at, kernel::columns);
+    spread(backend, plan.tasks, this.spec.rows, forward_rows::<B, _, _>(this, found, args, |x| x)?, kernel::any);
     Ok(())
 }
 
@@ -59,29 +44,19 @@ pub(super) fn partial_backward_statistics<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyPartialBackwardStatistics<'_, B>>,
 ) -> Result<(), Error> {
-    let (spec, problem) = (spec_of(&call), *call.problem());
+    let (this, plan) = call_and_plan(backend, &call);
     let args = call.into_args();
-    let plan = plan_here(backend, &problem);
-    let blocks = BackwardBlocks {
-        spec,
-        dtypes: problem.dtypes,
-        rows: spec.rows,
-        block_rows: plan.block_rows,
-        streaming: false,
-        weight: args.weight.map(numbers::<B>).transpose()?,
-        dy: matrix::<B>(args.dy, &spec)?,
-        x: matrix::<B>(args.x, &spec)?,
+    let rows = BackwardRows {
+        call: this,
+        dy: matrix::<B>(args.dy, &this.spec)?,
+        affine: vectors::<B>(args.weight, None)?,
+        x: matrix::<B>(args.x, &this.spec)?,
         mean: args.mean.map(input::<B, f32>).transpose()?,
         rstd: input::<B, f32>(args.rstd)?,
         found: None,
-        dresidual_out: None,
-        dx: MatrixMut { data: Out::none(problem.dtypes.activation), rows: RowStarts::strided(spec.cols) },
-        dresidual: None,
-        dweight_partials: None,
-        dbias_partials: None,
     };
-    let work = SumsBlocks { blocks, sums: out::<B, f32>(args.statistics)? };
-    spread(backend, plan.tasks, plan.blocks, work, SumsBlocks::split_at, kernel::sums);
+    let sums = numbers_of::<B>(args.statistics, this.spec.norm.statistics_len(Direction::Backward))?;
+    spread(backend, plan.tasks, this.spec.rows, BackwardSumsRows { rows, sums }, kernel::any);
     Ok(())
 }
 
@@ -92,6 +67,11 @@ pub(super) fn backward_with_statistics<B: SliceBackend>(
     let (spec, problem) = (spec_of(&call), *call.problem());
     let (args, found) = given(call)?;
     run_backward::<B>(backend, &spec, &problem, args, Some(found))
+}
+
+/// The output of a first phase, `count` numbers per row.
+fn numbers_of<'a, B: SliceBackend>(view: AnyOut<'a, B>, count: usize) -> Result<MatrixMut<'a, f32>, Error> {
+    Ok(MatrixMut { data: out::<B, f32>(view)?, rows: RowStarts::strided(count) })
 }
 
 /// The tensors of a second phase, and the numbers of all ranks.

@@ -3,29 +3,30 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
+use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, fork, input, matrix, matrix_mut, numbers, out, plan_here, spec_of, spread, starts};
+use super::{SliceBackend, call_and_plan, fork, input, matrix, matrix_mut, out, spread, starts, vectors};
 use crate::backend::CpuBackend;
 use crate::kernel;
-use crate::lanes::{Out, Written};
+use crate::lanes::{LANES, Out, Written};
 use crate::plan::Plan;
 use crate::stages::columnwise::ColumnwiseCols;
-use crate::stages::forward::{ForwardRows, Residual};
-use crate::stages::quantized_forward::{QuantizedRows, Scaling};
+use crate::stages::forward::before::Summed;
+use crate::stages::forward::statistics::OfRow;
+use crate::stages::forward::{Rows, Saved};
+use crate::stages::quantized_forward::{Codes, Scaling};
 use crate::stages::transposed::TransposedCols;
-use crate::stages::{MatrixMut, RowStarts};
+use crate::stages::{MatrixMut, RowStarts, Split};
 
 pub(super) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyQuantizedForward<'_, B>>,
 ) -> Result<(), Error> {
-    let (spec, plan) = (spec_of(&call), plan_here(backend, call.problem()));
-    let dtypes = call.problem().dtypes;
+    let (this, Plan { tasks, .. }) = call_and_plan(backend, &call);
     let args = call.into_args();
-    let (quant, rows, cols) = (args.quant, spec.rows, spec.cols);
+    let (spec, quant, rows, cols) = (this.spec, args.quant, this.spec.rows, this.spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
 
     // Everything that may fail comes before the first write.
@@ -53,29 +54,18 @@ pub(super) fn quantized_forward<B: SliceBackend>(
 
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
     let residual = args.residual.map(|residual| matrix::<B>(residual, &spec)).transpose()?;
-    let inputs = ForwardRows {
-        spec,
-        dtypes,
-        rows,
-        streaming: plan.streaming,
-        weight: args.weight.map(numbers::<B>).transpose()?,
-        bias: args.bias.map(numbers::<B>).transpose()?,
-        x: Some(matrix::<B>(args.x, &spec)?),
-        y: None,
-        residual: residual.map_or(Residual::Absent, Residual::Read),
-        mean: None,
-        rstd: None,
-    };
-    let along = inputs.of_inputs();
+    let affine = vectors::<B>(args.weight, args.bias)?;
+    let inputs = Summed { x: matrix::<B>(args.x, &spec)?, residual, out: None };
     let scaling = match (quant.scale, &mut scales) {
         (ScaleKind::Given, _) => {
             Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
         }
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
-            let codes = MatrixMut { rows: codes.rows, data: Out::none(()) };
-            let forward = inputs.of_inputs();
-            let work = QuantizedRows { forward, quant, codes, scaling: Scaling::Unknown, amax: Some(&amax) };
-            spread(backend, plan.tasks, rows, work, QuantizedRows::split_at, kernel::quantized_forward);
+            let (codes, scaling) = (codes.reborrow(), Scaling::Unknown);
+            let after = Codes { quant, codes, scaling, y: None, amax: Some(&amax), largest: [0.0; LANES] };
+            let (before, saved) = (inputs.inputs(), Saved::default());
+            let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
+            spread(backend, tasks, rows, work, kernel::mix);
             let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
             scale.set(0, found);
             Scaling::Tensor(found)
@@ -87,24 +77,21 @@ pub(super) fn quantized_forward<B: SliceBackend>(
             return Err(Error::Missing { arg: "scales", why });
         }
     };
-    let residual = match (residual, args.residual_out) {
-        (None, _) => Residual::Absent,
-        (Some(residual), None) => Residual::Read(residual),
-        (Some(residual), Some(rows)) => Residual::ReadWrite(residual, matrix_mut::<B>(rows, &spec)?),
-    };
+    let residual_out = args.residual_out.map(|rows| matrix_mut::<B>(rows, &spec)).transpose()?;
     let mut mean = args.mean.map(out::<B, f32>).transpose()?;
     let mut rstd = args.rstd.map(out::<B, f32>).transpose()?;
-    let forward = ForwardRows {
+    let after = Codes {
+        quant,
+        codes: codes.reborrow(),
+        scaling,
         y: args.y.map(|y| matrix_mut::<B>(y, &spec)).transpose()?,
-        residual,
-        mean: mean.as_mut().map(Out::reborrow),
-        rstd: rstd.as_mut().map(Out::reborrow),
-        ..inputs
+        amax: amax_out.is_some().then_some(&amax),
+        largest: [0.0; LANES],
     };
-    let here = codes.reborrow();
-    let asked = amax_out.is_some().then_some(&amax);
-    let work = QuantizedRows { forward, quant, codes: here, scaling, amax: asked };
-    spread(backend, plan.tasks, rows, work, QuantizedRows::split_at, kernel::quantized_forward);
+    let saved = Saved { mean: mean.as_mut().map(Out::reborrow), rstd: rstd.as_mut().map(Out::reborrow) };
+    let before = Summed { out: residual_out, ..inputs.inputs() };
+    let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
+    spread(backend, tasks, rows, work, kernel::mix);
     if let Some(mut out) = amax_out {
         out.set(0, f32::from_bits(amax.into_inner()));
     }
@@ -117,8 +104,8 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         // - contents: the stage above has written every code of every row, and only these are read.
         let written = unsafe { Written::new(&codes.data) };
         let work = TransposedCols { codes: written, codes_rows: codes.rows, rows, first: 0, cols, codes_t };
-        backend.install(plan.tasks, || {
-            fork(work, cols, plan.tasks, &TransposedCols::split_at, &TransposedCols::run);
+        backend.install(tasks, || {
+            fork(work, cols, tasks, &TransposedCols::split_at, &TransposedCols::run);
         });
     }
     // A `Checked` call with a columnwise copy stores rstd, and the mean in layer norm.
@@ -127,7 +114,13 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         // - contents: the stage above has written the statistics of every row, and only these are
         //   read.
         let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| Written::new(mean)), Written::new(rstd)) };
-        columns.run(backend, along, (mean, rstd), (&quant.columnwise(), &plan));
+        let Columns { groups, mut compact, codes, mut scales } = columns;
+        let quant = quant.columnwise();
+        let scaling = compact.scaling(&quant, &mut scales, groups);
+        let work =
+            ColumnwiseCols { call: this, before: inputs, affine, mean, rstd, first: 0, cols, quant, codes, scaling };
+        spread(backend, tasks, cols, work, kernel::any);
+        compact.lay_out(&quant, scales, (cols, groups));
     }
     Ok(())
 }
@@ -150,22 +143,4 @@ struct Columns<'a> {
     compact: Compact,
     codes: MatrixMut<'a, u8>,
     scales: ScalesOut<'a>,
-}
-
-impl Columns<'_> {
-    /// Computes the copy from the inputs and the rows' statistics.
-    fn run(
-        self,
-        backend: &CpuBackend,
-        forward: ForwardRows<'_>,
-        (mean, rstd): (Option<Written<'_, f32>>, Written<'_, f32>),
-        (quant, plan): (&QuantSpec, &Plan),
-    ) {
-        let Columns { groups, mut compact, codes, mut scales } = self;
-        let cols = forward.spec.cols;
-        let scaling = compact.scaling(quant, &mut scales, groups);
-        let work = ColumnwiseCols { forward, mean, rstd, first: 0, cols, quant: *quant, codes, scaling };
-        spread(backend, plan.tasks, cols, work, ColumnwiseCols::split_at, kernel::columnwise);
-        compact.lay_out(quant, scales, (cols, groups));
-    }
 }

@@ -6,13 +6,21 @@ use std::sync::Mutex;
 
 use rmsnorm_conformance::testing::values;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
-use rmsnorm_spec::{CastOrder, Element, Norm, NormSpec, RowGroups, bf16, f16};
+use rmsnorm_spec::{CastOrder, DTypes, Element, Norm, NormSpec, RowGroups, bf16, f16};
 
 use super::*;
+use crate::Isa;
 use crate::lanes::Written;
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::quantized_forward::Scaling;
-use crate::{Isa, lanes};
+
+/// The first value of a row that was made of values.
+fn value_of<E: Element>(row: &Out<'_, E>) -> E {
+    // SAFETY:
+    // - contents: the caller has made it of values;
+    // - memory: the input ends in this line.
+    unsafe { row.overwritten() }.elements()[0]
+}
 
 /// Splits matrices repeatedly, also within groups: each row stays where it is in the whole matrix.
 #[test]
@@ -21,13 +29,10 @@ fn a_matrix_in_groups_is_split_anywhere() {
     let rows = Rows::grouped((), 15, groups).layout(count, 2);
     let mut data: Vec<f32> = vec![-1.0; rows.span()];
     (0..count).for_each(|row| data[row / 4 * 70 + row % 4 * 15] = row as f32);
-    let first = |matrix: &Matrix<'_, f32>, row| matrix.row(row, 2).elements()[0] as usize;
-    let first_mut = |matrix: &mut MatrixMut<'_, f32>, row| {
-        let row = matrix.row(row, 2);
-        lanes::input_or_overwritten(None, &row).elements()[0] as usize
-    };
+    let first = |matrix: &Matrix<'_>, row| matrix.row::<f32>(row, 2, 0).elements.elements()[0] as usize;
+    let first_mut = |matrix: &mut MatrixMut<'_, f32>, row| value_of(&matrix.row(row, 2)) as usize;
     for (a, b) in (0..=count).flat_map(|a| (a..=count).map(move |b| (a, b))) {
-        let (low, rest) = Matrix { data: In::from(&data[..]), rows: RowStarts::of(rows) }.split_at(a);
+        let (low, rest) = Matrix { data: In::from(&data[..]).any(), rows: RowStarts::of(rows) }.split_at(a);
         let (middle, high) = rest.split_at(b - a);
         (0..a).for_each(|row| assert_eq!(first(&low, row), row, "{a}, {b}"));
         (a..b).for_each(|row| assert_eq!(first(&middle, row - a), row, "{a}, {b}"));
@@ -90,10 +95,10 @@ fn a_matrix_is_split_at_rows_far_apart() {
     let row_stride = (1usize << 31) + 5;
     let mut data: Vec<u16> = bytemuck::allocation::try_zeroed_vec(4 * row_stride + 1).unwrap();
     (0..5).for_each(|row| data[row * row_stride] = row as u16 + 1);
-    let first = |matrix: &Matrix<'_, f16>, row| matrix.row(row, 1).elements()[0].to_bits();
+    let first = |matrix: &Matrix<'_>, row| matrix.row::<f16>(row, 1, 0).elements.elements()[0].to_bits();
     for split in 0..=5 {
-        let matrix =
-            Matrix { data: In::from(bytemuck::cast_slice::<u16, f16>(&data)), rows: RowStarts::strided(row_stride) };
+        let data = In::from(bytemuck::cast_slice::<u16, f16>(&data)).any();
+        let matrix = Matrix { data, rows: RowStarts::strided(row_stride) };
         let (low, high) = matrix.split_at(split);
         (0..split).for_each(|row| assert_eq!(first(&low, row), row as u16 + 1, "split at {split}"));
         (split..5).for_each(|row| assert_eq!(first(&high, row - split), row as u16 + 1, "split at {split}"));
@@ -102,15 +107,12 @@ fn a_matrix_is_split_at_rows_far_apart() {
     let groups = RowGroups { rows: 2, stride: row_stride };
     let rows = RowStarts::of(Rows::grouped((), 7, groups).layout(9, 1));
     for split in 0..=9 {
-        let (_, high) = Matrix { data: In::from(bytemuck::cast_slice::<u16, f16>(&data)), rows }.split_at(split);
+        let (_, high) = Matrix { data: In::from(bytemuck::cast_slice::<u16, f16>(&data)).any(), rows }.split_at(split);
         (split.next_multiple_of(2)..9).step_by(2).for_each(|row| {
             assert_eq!(first(&high, row - split), row as u16 / 2 + 1, "split at {split}");
         });
     }
-    let first_mut = |matrix: &mut MatrixMut<'_, f16>, row| {
-        let row = matrix.row(row, 1);
-        lanes::input_or_overwritten(None, &row).elements()[0].to_bits()
-    };
+    let first_mut = |matrix: &mut MatrixMut<'_, f16>, row| value_of(&matrix.row(row, 1)).to_bits();
     for split in 0..=5 {
         let matrix = MatrixMut {
             data: Out::from(bytemuck::cast_slice_mut::<u16, f16>(&mut data)),
@@ -146,35 +148,42 @@ struct Has {
 
 /// All outputs of a forward call in `tasks` tasks.
 fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
-    let [(x, x_stride), (mut y, y_stride)] = [strided::<bf16>(1, PADS[0]), strided::<bf16>(2, PADS[1])];
+    let [(x, x_stride), (mut y_values, y_stride)] = [strided::<bf16>(1, PADS[0]), strided::<bf16>(2, PADS[1])];
     let [(residual, residual_stride), (mut out, out_stride)] = [strided::<f32>(3, PADS[2]), strided::<f32>(4, PADS[3])];
     let (weight, bias) = (values::<f32>(5, COLS), values::<f32>(6, COLS));
     let (mut mean, mut rstd) = (vec![7.0f32; ROWS], vec![7.0f32; ROWS]);
     let spec = NormSpec::layer(ROWS, COLS, 1e-5).weight_offset(0.3).cast_order(CastOrder::BeforeWeight);
+    let y = MatrixMut { data: Out::from(y_values.as_mut_slice()).any(), rows: RowStarts::strided(y_stride) };
+    let x = Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) };
     let added = Matrix { data: In::from(residual.as_slice()).any(), rows: RowStarts::strided(residual_stride) };
     let sum = MatrixMut { data: Out::from(out.as_mut_slice()).any(), rows: RowStarts::strided(out_stride) };
-    let work = ForwardRows {
-        spec,
-        dtypes: DTypes::of::<bf16, f32, f32>(),
-        rows: ROWS,
-        streaming: false,
-        weight: Some(In::from(weight.as_slice()).any()),
-        bias: Some(In::from(bias.as_slice()).any()),
-        x: (!has.in_place).then_some(Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) }),
-        y: Some(MatrixMut { data: Out::from(y.as_mut_slice()).any(), rows: RowStarts::strided(y_stride) }),
-        residual: match (has.residual, has.residual_out, has.in_place) {
-            (false, ..) => Residual::Absent,
-            (true, _, true) => Residual::InPlace(sum),
-            (true, false, false) => Residual::Read(added),
-            (true, true, false) => Residual::ReadWrite(added, sum),
-        },
-        mean: has.statistics.then_some(mean.as_mut_slice().into()),
-        rstd: has.statistics.then_some(rstd.as_mut_slice().into()),
+    fn over<'a>(out: &MatrixMut<'a>) -> Matrix<'a> {
+        // SAFETY:
+        // - contents: they are slices of values;
+        // - memory: both go into one stage.
+        Matrix { data: unsafe { out.data.overwritten() }, rows: out.rows }
+    }
+    let before = Summed {
+        x: if has.in_place { over(&y) } else { x },
+        residual: has.residual.then(|| if has.in_place { over(&sum) } else { added }),
+        out: (has.residual && (has.residual_out || has.in_place)).then_some(sum),
     };
-    pool().install(|| {
-        fork(work, ROWS, tasks, &ForwardRows::split_at, &|mut work| kernel::forward(Isa::Portable, &mut work))
-    });
-    [as_bits(&y), as_bits(&out), as_bits(&mean), as_bits(&rstd)]
+    let work = ForwardRows {
+        call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false },
+        before,
+        statistic: OfRow,
+        affine: Vectors {
+            weight: Some(In::from(weight.as_slice()).any()),
+            bias: Some(In::from(bias.as_slice()).any()),
+        },
+        after: Store { y },
+        saved: Saved {
+            mean: has.statistics.then_some(mean.as_mut_slice().into()),
+            rstd: has.statistics.then_some(rstd.as_mut_slice().into()),
+        },
+    };
+    pool().install(|| fork(work, ROWS, tasks, &Split::split_at, &|mut work| kernel::mix(Isa::Portable, &mut work)));
+    [as_bits(&y_values), as_bits(&out), as_bits(&mean), as_bits(&rstd)]
 }
 
 #[test]
@@ -200,41 +209,32 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let blocks = ROWS.div_ceil(block_rows);
     let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| values::<f32>(seed, blocks * COLS));
     let spec = NormSpec::new(if is_layer { Norm::Layer } else { Norm::Rms }, ROWS, COLS, 1e-5);
-    let work = BackwardBlocks {
-        spec: spec.weight_offset(-0.5),
-        dtypes: DTypes::of::<f16, f16, f32>(),
-        rows: ROWS,
-        block_rows,
-        streaming: false,
-        weight: Some(In::from(weight.as_slice()).any()),
+    let rows = BackwardRows {
+        call: Call { spec: spec.weight_offset(-0.5), dtypes: DTypes::of::<f16, f16, f32>(), streaming: false },
         dy: Matrix { data: In::from(dy.as_slice()).any(), rows: RowStarts::strided(dy_stride) },
+        affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
         x: Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) },
         mean: is_layer.then_some(mean.as_slice()),
-        found: None,
         rstd: &rstd,
-        dresidual_out: dresidual_out
-            .then_some(Matrix { data: In::from(arriving.as_slice()).any(), rows: RowStarts::strided(arriving_stride) }),
+        found: None,
+    };
+    let arriving = Matrix { data: In::from(arriving.as_slice()).any(), rows: RowStarts::strided(arriving_stride) };
+    let of_stream = Out::from(stream.as_mut_slice()).any();
+    let work = BackwardBlocks {
+        rows,
+        block_rows,
+        dresidual_out: dresidual_out.then_some(arriving),
         dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
-        dresidual: dresidual.then_some(MatrixMut {
-            data: Out::from(stream.as_mut_slice()).any(),
-            rows: RowStarts::strided(stream_stride),
-        }),
+        dresidual: dresidual.then_some(MatrixMut { data: of_stream, rows: RowStarts::strided(stream_stride) }),
         dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
         dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
     };
-    pool().install(|| {
-        fork(work, blocks, tasks, &BackwardBlocks::split_at, &|mut work| kernel::backward(Isa::Portable, &mut work))
-    });
+    pool().install(|| fork(work, blocks, tasks, &Split::split_at, &|mut work| kernel::mix(Isa::Portable, &mut work)));
     let sums = |partials: &[f32]| {
         let mut gradient = vec![f16::NAN; COLS];
-        let mut work = PartialRows {
-            partials,
-            cols: COLS,
-            first: 0,
-            gradient: Out::from(&mut gradient[..]).any(),
-            accumulates: false,
-        };
-        kernel::reduce_partials(Isa::Portable, &mut work);
+        let mut work =
+            PartialRows { partials, cols: COLS, first: 0, gradient: Out::from(&mut gradient[..]).any(), held: None };
+        kernel::any(Isa::Portable, &mut work);
         as_bits(&gradient)
     };
     let gradients = [sums(&of_dweight), sums(&of_dbias)];
@@ -273,10 +273,10 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
                     cols,
                     first: 0,
                     gradient: Out::from(&mut gradient[..]).any(),
-                    accumulates: false,
+                    held: None,
                 };
-                let run = |mut work: PartialRows<'_>| kernel::reduce_partials(Isa::detect(), &mut work);
-                pool.install(|| fork(work, cols / LANES, tasks, &PartialRows::split_at_group, &run));
+                let run = |mut work: PartialRows<'_>| kernel::any(Isa::detect(), &mut work);
+                pool.install(|| fork(work, cols / LANES, tasks, &Split::split_at, &run));
                 assert_eq!(gradient, expected, "{blocks}x{cols} in {tasks} tasks");
             }
         }
@@ -291,22 +291,12 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
     let quant = QuantSpec::new(codes, ScaleKind::Mx { rounding: ScaleRounding::Up });
     let groups = ROWS.div_ceil(ScaleKind::MX_COLS);
     let (mut out, mut scales) = (vec![0x55; COLS * (ROWS + 3)], vec![0x55; COLS * groups]);
-    let forward = ForwardRows {
-        spec: NormSpec::rms(ROWS, COLS, 1e-5),
-        dtypes: DTypes::of::<bf16, f32, f32>(),
-        rows: ROWS,
-        streaming: false,
-        weight: Some(In::from(weight.as_slice()).any()),
-        bias: None,
-        x: Some(Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) }),
-        y: None,
-        residual: Residual::Absent,
-        mean: None,
-        rstd: None,
-    };
     let stored = Out::from(&mut rstd[..]);
+    let x = Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) };
     let work = ColumnwiseCols {
-        forward,
+        call: Call { spec: NormSpec::rms(ROWS, COLS, 1e-5), dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false },
+        before: Summed { x, residual: None, out: None },
+        affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
         mean: None,
         // SAFETY:
         // - contents: it is a slice of values.
@@ -317,9 +307,7 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
         codes: MatrixMut { data: Out::from(&mut out[..]), rows: RowStarts::strided(ROWS + 3) },
         scaling: Scaling::E8m0(MatrixMut { data: Out::from(&mut scales[..]), rows: RowStarts::strided(groups) }),
     };
-    pool().install(|| {
-        fork(work, COLS, tasks, &ColumnwiseCols::split_at, &|mut work| kernel::columnwise(Isa::Portable, &mut work))
-    });
+    pool().install(|| fork(work, COLS, tasks, &Split::split_at, &|mut work| kernel::any(Isa::Portable, &mut work)));
     [out, scales]
 }
 

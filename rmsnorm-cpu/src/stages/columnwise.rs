@@ -2,17 +2,21 @@
 //! that forward stored. A tile is the rows that share a scale and the columns of a piece, so each
 //! lane is one set.
 
-use rmsnorm_spec::quant::{QuantSource, QuantSpec};
+use rmsnorm_spec::quant::QuantSpec;
 
-use super::forward::{ForwardRows, Statistics};
+use super::forward::affine::{OfMix, Vectors};
+use super::forward::before::{Before, Summed};
+use super::forward::statistics::Statistics;
 use super::quantized_forward::{Scaling, Values};
-use super::{MatrixMut, Stage};
-use crate::lanes::{self, LANES, Out, Piece, Simd, Written};
+use super::{Call, Matrix, MatrixMut, Split, Stage};
+use crate::lanes::{self, LANES, Mix, Out, Piece, Simd, Written};
 
 /// Some columns of a quantized call, as rows of the copy.
 pub(crate) struct ColumnwiseCols<'a> {
+    pub(crate) call: Call,
     /// The inputs, with all columns.
-    pub(crate) forward: ForwardRows<'a>,
+    pub(crate) before: Summed<'a, Matrix<'a>>,
+    pub(crate) affine: Vectors<'a>,
     /// Means of layer norm. (rows)
     pub(crate) mean: Option<Written<'a, f32>>,
     /// (rows)
@@ -31,50 +35,30 @@ pub(crate) struct ColumnwiseCols<'a> {
 /// The most rows that share a scale.
 const MOST_ROWS: usize = 128;
 
-impl ColumnwiseCols<'_> {
-    /// The columns before `col`, and the rest.
-    pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
-        let ColumnwiseCols { forward, mean, rstd, first, cols, quant, codes, scaling } = self;
-        let (low_codes, high_codes) = codes.split_at(col);
-        let (low_scaling, high_scaling) = scaling.split_at(col);
-        let low = forward.of_inputs();
-        (
-            ColumnwiseCols {
-                forward: low,
-                mean,
-                rstd,
-                first,
-                cols: col,
-                quant,
-                codes: low_codes,
-                scaling: low_scaling,
-            },
-            ColumnwiseCols {
-                forward,
-                mean,
-                rstd,
-                first: first + col,
-                cols: cols - col,
-                quant,
-                codes: high_codes,
-                scaling: high_scaling,
-            },
-        )
+impl Split for ColumnwiseCols<'_> {
+    fn split_at(self, col: usize) -> (Self, Self) {
+        let (codes, high_codes) = self.codes.split_at(col);
+        let (scaling, high_scaling) = self.scaling.split_at(col);
+        let before = self.before.inputs();
+        let (first, cols) = (self.first + col, self.cols - col);
+        let high =
+            ColumnwiseCols { first, cols, before: self.before, codes: high_codes, scaling: high_scaling, ..self };
+        (ColumnwiseCols { cols: col, before, codes, scaling, ..self }, high)
     }
 }
 
 /// Quantizes every column.
 impl Stage for ColumnwiseCols<'_> {
     #[inline(always)]
-    fn run<S: Simd>(&mut self) {
+    fn run<S: Simd, M: Mix>(&mut self) {
         // A columnwise call has scales of blocks, so a set lies within a column.
-        let height = self.quant.scale.set_cols(self.forward.rows).unwrap_or(MOST_ROWS);
+        let height = self.quant.scale.set_cols(self.call.spec.rows).unwrap_or(MOST_ROWS);
         let (first, end) = (self.first, self.first + self.cols);
         lanes::for_each_piece_between!(first, 0, end, piece => {
             let mut row = 0;
-            while row < self.forward.rows {
-                let rows = height.min(self.forward.rows - row);
-                self.tile::<S, _>(piece, (row, rows), height);
+            while row < self.call.spec.rows {
+                let rows = height.min(self.call.spec.rows - row);
+                self.tile::<S, M, _>(piece, (row, rows), height);
                 row += height;
             }
         });
@@ -84,16 +68,16 @@ impl Stage for ColumnwiseCols<'_> {
 impl ColumnwiseCols<'_> {
     /// The columns of a piece in a block of rows.
     #[inline(always)]
-    fn tile<S: Simd, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
-        let (group, groups) = (row / height, self.forward.rows.div_ceil(height));
-        let is_rounded = self.quant.source == QuantSource::Rounded;
+    fn tile<S: Simd, M: Mix, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
+        let (group, groups) = (row / height, self.call.spec.rows.div_ceil(height));
+        let affine = OfMix::<M>::new(self.affine, &self.call);
         let mut kept = [[0f32; LANES]; MOST_ROWS];
         let mut magnitudes = S::splat(0.0);
         for (r, kept) in (row..row + rows).zip(&mut kept[..rows]) {
             let mean = self.mean.map_or(0.0, |mean| mean.part(r, 1)[0]);
             let statistics = Statistics { mean, rstd: self.rstd.part(r, 1)[0] };
-            let values = Values { statistics, is_rounded, codes: self.quant.codes };
-            let [_, _, v] = values.of::<S, _, _, _, _>(&self.forward.row(r), piece);
+            let values = Values::new(affine, statistics, &self.quant);
+            let [_, _, v] = values.of::<S, _>(&self.before.row::<M, true>(r, 0, &self.call), piece);
             magnitudes = S::max_magnitude(magnitudes, v);
             S::store(Out::from(&mut kept[..]).group(0), v);
         }
@@ -116,7 +100,7 @@ impl ColumnwiseCols<'_> {
             for (to, codes) in of_column[..rows].iter_mut().zip(&codes) {
                 *to = codes[lane];
             }
-            self.codes.row(column + lane, self.forward.rows).part(row, rows).copy_from_slice(&of_column[..rows]);
+            self.codes.row(column + lane, self.call.spec.rows).part(row, rows).copy_from_slice(&of_column[..rows]);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A plain copy with the kernels' loads and stores. The kernels' speed is compared with it.
 
-use super::Stage;
-use crate::lanes::{self, Fenced, Out, Simd};
+use super::{Stage, split};
+use crate::lanes::{self, Fenced, Mix, Out, Simd};
 
 /// A range to copy.
 pub(crate) struct CopyRange<'a> {
@@ -10,19 +10,12 @@ pub(crate) struct CopyRange<'a> {
     pub(crate) streaming: bool,
 }
 
-impl CopyRange<'_> {
-    /// The elements before `index`, and the rest.
-    pub(crate) fn split_at(self, index: usize) -> (Self, Self) {
-        let (from_low, from_high) = self.from.split_at(index);
-        let (to_low, to_high) = self.to.split_at(index);
-        (CopyRange { from: from_low, to: to_low, ..self }, CopyRange { from: from_high, to: to_high, ..self })
-    }
-}
+split!(['a] CopyRange<'a> { from, to; streaming });
 
 /// Copies the range.
 impl Stage for CopyRange<'_> {
     #[inline(always)]
-    fn run<S: Simd>(&mut self) {
+    fn run<S: Simd, M: Mix>(&mut self) {
         if !self.streaming {
             // memcpy is the fastest known copy through the cache.
             return self.to.copy_from_slice(self.from);

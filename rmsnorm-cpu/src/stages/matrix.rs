@@ -2,7 +2,8 @@
 
 use rmsnorm_spec::{RowGroups, RowLayout};
 
-use crate::lanes::{Any, Elements, In, Numbers, Out};
+use super::Split;
+use crate::lanes::{Any, Elements, In, Numbers, Out, Piece, Simd};
 
 /// The starts of the rows of a matrix, or of one thread's part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,49 +42,64 @@ impl RowStarts {
 }
 
 /// A matrix to read.
-pub(crate) struct Matrix<'a, T: Elements> {
-    pub(crate) data: In<'a, T>,
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub(crate) data: In<'a, Any>,
     pub(crate) rows: RowStarts,
 }
 
-impl<T: Elements> Clone for Matrix<'_, T> {
-    fn clone(&self) -> Self {
-        *self
+impl<'a> Matrix<'a> {
+    /// A row of elements of this type, which must match their tag. While it is visited, the row `ahead` rows later is
+    /// prefetched.
+    #[inline(always)]
+    pub(crate) fn row<T: Numbers>(&self, row: usize, cols: usize, ahead: usize) -> Row<'a, T> {
+        let elements = self.data.known::<T>().part(self.rows.start(row), cols);
+        Row { elements, ahead: ahead.wrapping_mul(self.rows.row_stride) }
     }
 }
 
-impl<T: Elements> Copy for Matrix<'_, T> {}
-
-impl<'a, T: Elements> Matrix<'a, T> {
-    #[inline(always)]
-    pub(crate) fn row(&self, row: usize, cols: usize) -> In<'a, T> {
-        self.data.part(self.rows.start(row), cols)
-    }
-
-    /// The rows before `row`, and the rest.
-    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+impl Split for Matrix<'_> {
+    fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.data.split_at(self.rows.start(row).min(self.data.len()));
         (Matrix { data: low, ..self }, Matrix { data: high, rows: self.rows.from(row) })
     }
 }
 
-impl<'a> Matrix<'a, Any> {
-    /// The same matrix with a compile-time element type, which must match its tag.
+/// A row to read.
+#[derive(Clone, Copy)]
+pub(crate) struct Row<'r, T: Elements> {
+    pub(crate) elements: In<'r, T>,
+    /// Elements to the row to prefetch.
+    ahead: usize,
+}
+
+impl<T: Numbers> Row<'_, T> {
+    /// No elements.
     #[inline(always)]
-    pub(crate) fn known<T: Numbers>(&self) -> Matrix<'a, T> {
-        Matrix { data: self.data.known(), rows: self.rows }
+    pub(crate) fn none(tag: T::Tag) -> Self {
+        Row { elements: In::none(tag), ahead: 0 }
+    }
+
+    #[inline(always)]
+    pub(crate) fn load<S: Simd, P: Piece>(self, piece: P) -> S::Lanes {
+        self.elements.load::<S, P>(piece)
+    }
+
+    /// Prefetches the same piece of the row to prefetch.
+    #[inline(always)]
+    pub(crate) fn prefetch<S: Simd, P: Piece>(self, piece: P) {
+        self.elements.prefetch::<S, P>(self.ahead, piece);
     }
 }
 
 /// A matrix to write or overwrite.
-pub(crate) struct MatrixMut<'a, T: Elements> {
+pub(crate) struct MatrixMut<'a, T: Elements = Any> {
     pub(crate) data: Out<'a, T>,
     pub(crate) rows: RowStarts,
 }
 
 impl<T: Elements> MatrixMut<'_, T> {
     /// The whole matrix, reborrowed.
-    #[inline(always)]
     pub(crate) fn reborrow(&mut self) -> MatrixMut<'_, T> {
         MatrixMut { data: self.data.reborrow(), rows: self.rows }
     }
@@ -92,20 +108,28 @@ impl<T: Elements> MatrixMut<'_, T> {
     pub(crate) fn row(&mut self, row: usize, cols: usize) -> Out<'_, T> {
         self.data.part(self.rows.start(row), cols)
     }
+}
 
-    /// The rows before `row`, and the rest.
-    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
+impl MatrixMut<'_> {
+    /// The whole matrix of elements of this type, which must match their tag.
+    #[inline(always)]
+    pub(crate) fn known<T: Numbers>(&mut self) -> MatrixMut<'_, T> {
+        MatrixMut { data: self.data.reborrow().known(), rows: self.rows }
+    }
+
+    /// A row of elements of this type, which must match their tag.
+    #[inline(always)]
+    pub(crate) fn row_of<T: Numbers>(&mut self, row: usize, cols: usize) -> Out<'_, T> {
+        let start = self.rows.start(row);
+        self.data.reborrow().known::<T>().into_part(start, cols)
+    }
+}
+
+impl<T: Elements> Split for MatrixMut<'_, T> {
+    fn split_at(self, row: usize) -> (Self, Self) {
         let rows = self.rows;
         let at = rows.start(row).min(self.data.len());
         let (low, high) = self.data.split_at(at);
         (MatrixMut { data: low, rows }, MatrixMut { data: high, rows: rows.from(row) })
-    }
-}
-
-impl MatrixMut<'_, Any> {
-    /// The same matrix with a compile-time element type, which must match its tag.
-    #[inline(always)]
-    pub(crate) fn known<T: Numbers>(&mut self) -> MatrixMut<'_, T> {
-        MatrixMut { data: self.data.reborrow().known(), rows: self.rows }
     }
 }

@@ -1,5 +1,5 @@
-//! The arithmetic, one file per stage. Stages are generic over [`crate::lanes::Simd`]; `kernel`
-//! compiles them once per instruction set.
+//! The arithmetic, one file per stage. Stages are generic over [`crate::lanes::Simd`] and over the
+//! types of elements; `kernel` compiles them.
 
 pub(crate) mod backward;
 pub(crate) mod columns;
@@ -8,22 +8,84 @@ pub(crate) mod copy;
 pub(crate) mod forward;
 mod matrix;
 pub(crate) mod quantized_forward;
+pub(crate) mod ranks;
 pub(crate) mod reduce_partials;
 pub(crate) mod transposed;
 
-pub(crate) use matrix::{Matrix, MatrixMut, RowStarts};
+use rmsnorm_spec::{DTypes, NormSpec};
 
-use crate::lanes::Simd;
+pub(crate) use matrix::{Matrix, MatrixMut, Row, RowStarts};
+
+use crate::lanes::{Elements, Mix, Out, Simd};
 
 /// The work of a stage, or one thread's part of it.
 pub(crate) trait Stage {
-    /// Does all the work.
-    fn run<S: Simd>(&mut self);
+    /// Does all the work. The types of `M` must match the tags of the elements.
+    fn run<S: Simd, M: Mix>(&mut self);
 }
 
-impl<W: Stage> Stage for &mut W {
-    #[inline(always)]
-    fn run<S: Simd>(&mut self) {
-        (**self).run::<S>();
+/// A stage of common calls, which has a body for every mix of dtypes.
+pub(crate) trait Common: Stage {
+    fn dtypes(&self) -> DTypes;
+}
+
+/// Work or a tensor that can be divided among threads.
+pub(crate) trait Split: Sized {
+    /// The rows before `row`, and the rest. A stage that works on columns or blocks is split at those.
+    fn split_at(self, row: usize) -> (Self, Self);
+}
+
+/// Implements [`Split`] for a struct: the fields before `;` are split, those after it are copied.
+macro_rules! split {
+    ([$($generics:tt)*] $name:ty { $($part:ident),*; $($same:ident),* }) => {
+        impl<$($generics)*> $crate::stages::Split for $name {
+            fn split_at(self, row: usize) -> (Self, Self) {
+                $(let $part = $crate::stages::Split::split_at(self.$part, row);)*
+                (Self { $($part: $part.0,)* $($same: self.$same),* }, Self { $($part: $part.1,)* $($same: self.$same),* })
+            }
+        }
+    };
+}
+pub(crate) use split;
+
+impl Split for () {
+    fn split_at(self, _: usize) -> (Self, Self) {
+        ((), ())
+    }
+}
+
+impl<P: Split> Split for Option<P> {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        self.map(|part| part.split_at(row)).unzip()
+    }
+}
+
+/// One value per row.
+impl<E: Elements> Split for Out<'_, E> {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        self.split_at(row)
+    }
+}
+
+/// One value per row.
+impl Split for &[f32] {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        self.split_at(row)
+    }
+}
+
+/// The norm of a call, or of some of its rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    /// `rows` are those of this part.
+    pub(crate) spec: NormSpec,
+    pub(crate) dtypes: DTypes,
+    pub(crate) streaming: bool,
+}
+
+impl Split for Call {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        let of_rows = |rows| Call { spec: self.spec.rows(rows), ..self };
+        (of_rows(row), of_rows(self.spec.rows - row))
     }
 }

@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, e8m0_value};
 
-use super::forward::{ForwardRows, Row, Statistics};
-use super::{MatrixMut, Stage};
-use crate::lanes::{self, Any, Elements, Fenced, Full, LANES, Numbers, Out, Piece, Simd, Stores};
+use super::forward::affine::Affine;
+use super::forward::after::{After, Visit};
+use super::forward::before::Source;
+use super::forward::statistics::Statistics;
+use super::{MatrixMut, Split, split};
+use crate::lanes::{self, Full, LANES, Mix, Numbers, Out, Piece, Simd, Stores};
 
 /// Pieces with values that wait for their scales together.
 const BATCH: usize = 16;
@@ -17,15 +20,20 @@ const BATCH: usize = 16;
 /// Pieces of the widest set that is processed this way.
 const SET_PIECES: usize = 4;
 
-/// The rows of a quantized forward call, or some of them.
-pub(crate) struct QuantizedRows<'a, T: Elements = Any, W: Elements = Any, R: Elements = Any> {
-    pub(crate) forward: ForwardRows<'a, T, W, R>,
+/// The slot after the norm: y becomes codes. Unlike in forward, absent tensors are tested in the loops: bodies are compiled
+/// for every mix of dtypes and instruction set, and each contains all formats.
+pub(crate) struct Codes<'a> {
     pub(crate) quant: QuantSpec,
     pub(crate) codes: MatrixMut<'a, u8>,
     pub(crate) scaling: Scaling<'a>,
+    pub(crate) y: Option<MatrixMut<'a>>,
     /// The bits of the largest magnitude so far, over all rows; `None` if it is not needed.
     pub(crate) amax: Option<&'a AtomicU32>,
+    /// The largest magnitudes of this part, per lane.
+    pub(crate) largest: [f32; LANES],
 }
+
+split!(['a] Codes<'a> { codes, scaling, y; quant, amax, largest });
 
 /// The source and destination of scales.
 pub(crate) enum Scaling<'a> {
@@ -40,17 +48,8 @@ pub(crate) enum Scaling<'a> {
     E8m0(MatrixMut<'a, u8>),
 }
 
-impl Scaling<'_> {
-    fn reborrow(&mut self) -> Scaling<'_> {
-        match self {
-            Scaling::Unknown => Scaling::Unknown,
-            Scaling::Tensor(scale) => Scaling::Tensor(*scale),
-            Scaling::F32(scales) => Scaling::F32(scales.reborrow()),
-            Scaling::E8m0(scales) => Scaling::E8m0(scales.reborrow()),
-        }
-    }
-
-    pub(super) fn split_at(self, row: usize) -> (Self, Self) {
+impl Split for Scaling<'_> {
+    fn split_at(self, row: usize) -> (Self, Self) {
         match self {
             Scaling::Unknown => (Scaling::Unknown, Scaling::Unknown),
             Scaling::Tensor(scale) => (Scaling::Tensor(scale), Scaling::Tensor(scale)),
@@ -64,7 +63,9 @@ impl Scaling<'_> {
             }
         }
     }
+}
 
+impl Scaling<'_> {
     /// Equations (Q3) and (Q4) for a set of a row, and the store of its scale. `None` if the scale
     /// is not known yet.
     pub(super) fn scale_of_set(
@@ -109,91 +110,57 @@ impl Scaling<'_> {
     }
 }
 
-impl QuantizedRows<'_> {
-    /// The same rows of elements of these types, which must match their tags.
+impl After for Codes<'_> {
     #[inline(always)]
-    pub(crate) fn known<T: Numbers, W: Numbers, R: Numbers>(&mut self) -> QuantizedRows<'_, T, W, R> {
-        QuantizedRows {
-            forward: self.forward.known(),
-            quant: self.quant,
-            codes: self.codes.reborrow(),
-            scaling: self.scaling.reborrow(),
-            amax: self.amax,
-        }
-    }
-}
-
-impl<T: Numbers, W: Numbers, R: Numbers> QuantizedRows<'_, T, W, R> {
-    /// The rows before `row`, and the rest.
-    pub(crate) fn split_at(self, row: usize) -> (Self, Self) {
-        let (low, high) = self.forward.split_at(row);
-        let (low_codes, high_codes) = self.codes.split_at(row);
-        let (low_scaling, high_scaling) = self.scaling.split_at(row);
-        let (quant, amax) = (self.quant, self.amax);
-        (
-            QuantizedRows { forward: low, quant, codes: low_codes, scaling: low_scaling, amax },
-            QuantizedRows { forward: high, quant, codes: high_codes, scaling: high_scaling, amax },
-        )
-    }
-}
-
-/// Normalizes and quantizes every row. Unlike in forward, absent tensors are tested in the loops:
-/// bodies are compiled for every mix of dtypes and instruction set, and each contains all formats.
-impl<T: Numbers, W: Numbers, R: Numbers> Stage for QuantizedRows<'_, T, W, R> {
-    #[inline(always)]
-    fn run<S: Simd>(&mut self) {
-        let spec = self.forward.spec;
-        let fenced = Fenced::<S>::new(self.forward.streaming);
-        let stores = fenced.stores();
+    fn put<S: Simd, M: Mix, H: Source, A: Affine>(&mut self, row: H, statistics: Statistics, visit: Visit<'_, A>) {
+        let Visit { r, call, affine, stores, .. } = visit;
+        let cols = call.spec.cols;
+        let y = self.y.as_mut().map(|y| y.row_of::<M::T>(r, cols));
+        let (mut row, mut codes) = (
+            RowOfCodes { values: Values::new(affine, statistics, &self.quant), row, y, cols },
+            self.codes.row(r, cols),
+        );
         let mut largest = S::splat(0.0);
-        for r in 0..self.forward.rows {
-            let mut row = self.forward.row(r);
-            let statistics = row.statistics::<S, true>(spec.norm, spec.eps);
-            let is_rounded = self.quant.source == QuantSource::Rounded;
-            let values = Values { statistics, is_rounded, codes: self.quant.codes };
-            let is_known = matches!(self.scaling, Scaling::Tensor(_));
-            let is_found = matches!(self.scaling, Scaling::F32(_) | Scaling::E8m0(_));
-            // If the scale of a set is computed, its magnitudes are already known.
-            let looks_for_amax = is_known && self.amax.is_some();
-            let (width, groups) = sets(&self.quant, spec.cols);
-            // Sets of whole pieces. A short set after them takes the other path, as does a row that
-            // is one set.
-            let has_whole = is_found && width < spec.cols && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
-            let whole = if has_whole { spec.cols / width } else { 0 };
-            let mut first = 0;
-            while first < whole {
-                let pieces = width / LANES;
-                let count = (whole - first).min(BATCH / pieces);
-                let mut codes = self.codes.row(r, spec.cols);
-                let mut find =
-                    |scales: &mut [f32]| self.scaling.scales_of_sets(&self.quant, (r, first), groups, scales);
-                values.write_sets::<S, T, W, R>(&mut row, &mut codes, (first, pieces, count), &mut find, stores);
-                first += count;
-            }
-            for group in whole..groups {
-                let columns = (group * width, spec.cols.min((group + 1) * width));
-                let mut amax = 0.0;
-                if !is_known {
-                    let magnitudes = values.magnitudes::<S, T, W, R>(&row, columns);
-                    largest = S::max_magnitude(largest, magnitudes);
-                    amax = S::fold_max(magnitudes);
-                }
-                let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
-                let Some(scale) = scale else { continue };
-                let mut codes = self.codes.row(r, spec.cols);
-                let to = (scale, looks_for_amax);
-                let written = values.write::<S, T, W, R>(&mut row, &mut codes, columns, to, stores);
-                largest = S::max_magnitude(largest, written);
-            }
-            if let Some(mean) = &mut self.forward.mean {
-                mean.set(r, statistics.mean);
-            }
-            if let Some(rstd) = &mut self.forward.rstd {
-                rstd.set(r, statistics.rstd);
-            }
+        let is_known = matches!(self.scaling, Scaling::Tensor(_));
+        let is_found = matches!(self.scaling, Scaling::F32(_) | Scaling::E8m0(_));
+        // If the scale of a set is computed, its magnitudes are already known.
+        let looks_for_amax = is_known && self.amax.is_some();
+        let (width, groups) = sets(&self.quant, cols);
+        // Sets of whole pieces. A short set after them takes the other path, as does a row that
+        // is one set.
+        let has_whole = is_found && width < cols && width <= SET_PIECES * LANES && width.is_multiple_of(LANES);
+        let whole = if has_whole { cols / width } else { 0 };
+        let mut first = 0;
+        while first < whole {
+            let pieces = width / LANES;
+            let count = (whole - first).min(BATCH / pieces);
+            let mut find = |scales: &mut [f32]| self.scaling.scales_of_sets(&self.quant, (r, first), groups, scales);
+            row.write_sets::<S>(&mut codes, (first, pieces, count), &mut find, stores);
+            first += count;
         }
+        for group in whole..groups {
+            let columns = (group * width, cols.min((group + 1) * width));
+            let mut amax = 0.0;
+            if !is_known {
+                let magnitudes = row.magnitudes::<S>(columns);
+                largest = S::max_magnitude(largest, magnitudes);
+                amax = S::fold_max(magnitudes);
+            }
+            let scale = self.scaling.scale_of_set(&self.quant, (r, group), groups, amax);
+            let Some(scale) = scale else { continue };
+            let written = row.write::<S>(&mut codes, columns, (scale, looks_for_amax), stores);
+            largest = S::max_magnitude(largest, written);
+        }
+        if self.amax.is_some() {
+            largest = S::max_magnitude(S::load(&self.largest), largest);
+            S::store(Out::from(&mut self.largest[..]).group(0), largest);
+        }
+    }
+
+    #[inline(always)]
+    fn finish<S: Simd>(&mut self) {
         if let Some(amax) = self.amax {
-            amax.fetch_max(S::fold_max(largest).to_bits(), Ordering::Relaxed);
+            amax.fetch_max(S::fold_max(S::load(&self.largest)).to_bits(), Ordering::Relaxed);
         }
     }
 }
@@ -206,37 +173,45 @@ fn sets(quant: &QuantSpec, cols: usize) -> (usize, usize) {
 
 /// The quantized values of a row.
 #[derive(Clone, Copy)]
-pub(super) struct Values {
-    pub(super) statistics: Statistics,
+pub(super) struct Values<A> {
+    affine: A,
+    statistics: Statistics,
     /// Whether y is first rounded to the activations' dtype.
-    pub(super) is_rounded: bool,
-    pub(super) codes: CodeType,
+    is_rounded: bool,
+    codes: CodeType,
 }
 
-impl Values {
-    /// Equation (Q1): h, y and v.
+impl<A: Affine> Values<A> {
     #[inline(always)]
-    pub(super) fn of<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
-        self,
-        row: &Row<'_, T, W, R>,
-        piece: P,
-    ) -> [S::Lanes; 3] {
-        let h = row.h::<S, _, true>(piece);
-        let y = row.value::<S, _, false>(piece, h, self.statistics);
-        let v = if self.is_rounded { lanes::round_through::<S>(T::dtype(row.dtypes.activation), y) } else { y };
-        [h, y, v]
+    pub(super) fn new(affine: A, statistics: Statistics, quant: &QuantSpec) -> Self {
+        Values { affine, statistics, is_rounded: quant.source == QuantSource::Rounded, codes: quant.codes }
     }
 
+    /// Equation (Q1): h, y and v.
+    #[inline(always)]
+    pub(super) fn of<S: Simd, P: Piece>(self, row: &impl Source, piece: P) -> [S::Lanes; 3] {
+        let h = row.h::<S, _>(piece);
+        let y = self.affine.value::<S, _, false>(piece, h, self.statistics);
+        let dtype = A::T::dtype(self.affine.activation());
+        [h, y, if self.is_rounded { lanes::round_through::<S>(dtype, y) } else { y }]
+    }
+}
+
+/// A row that becomes codes.
+struct RowOfCodes<'r, A, H, T: Numbers> {
+    values: Values<A>,
+    row: H,
+    y: Option<Out<'r, T>>,
+    cols: usize,
+}
+
+impl<A: Affine, H: Source, T: Numbers> RowOfCodes<'_, A, H, T> {
     /// The largest magnitudes from column `start` to `end`, per lane.
     #[inline(always)]
-    fn magnitudes<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
-        self,
-        row: &Row<'_, T, W, R>,
-        (start, end): (usize, usize),
-    ) -> S::Lanes {
+    fn magnitudes<S: Simd>(&self, (start, end): (usize, usize)) -> S::Lanes {
         let mut magnitudes = S::splat(0.0);
         lanes::for_each_piece_between!(start, 0, end, piece => {
-            let [_, _, v] = self.of::<S, T, W, R, _>(row, piece);
+            let [_, _, v] = self.values.of::<S, _>(&self.row, piece);
             // Lanes beyond a short piece may hold a bias or NaN.
             magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
         });
@@ -248,9 +223,8 @@ impl Values {
     /// that no set waits for the previous one. amax is never needed here, because scales are
     /// computed.
     #[inline(always)]
-    fn write_sets<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
-        self,
-        row: &mut Row<'_, T, W, R>,
+    fn write_sets<S: Simd>(
+        &mut self,
         codes: &mut Out<'_, u8>,
         (first, pieces, sets): (usize, usize, usize),
         find: &mut impl FnMut(&mut [f32]),
@@ -262,11 +236,11 @@ impl Values {
             let mut magnitudes = S::splat(0.0);
             for (i, kept) in kept.iter_mut().enumerate() {
                 let piece = Full { start: start + (set * pieces + i) * LANES };
-                row.prefetch_next::<S, _, true>(piece);
-                let [h, y, v] = self.of::<S, T, W, R, _>(row, piece);
+                self.row.prefetch::<S, _>(piece);
+                let [h, y, v] = self.values.of::<S, _>(&self.row, piece);
                 magnitudes = S::max_magnitude(magnitudes, v);
                 *kept = v;
-                store_kept::<S, T, W, R, _>(row, piece, (h, y), stores);
+                self.store_kept::<S, _>(piece, (h, y), stores);
             }
             *amax = S::fold_max(magnitudes);
         }
@@ -275,7 +249,7 @@ impl Values {
             let divisor = Divisor::<S>::new(scale);
             for (i, &v) in kept.iter().enumerate() {
                 let piece = Full { start: start + (set * pieces + i) * LANES };
-                lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
+                lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.values.codes, stores);
             }
         }
     }
@@ -283,9 +257,8 @@ impl Values {
     /// Writes the codes of columns that share a scale, and y and residual_out if they are stored.
     /// Returns the largest magnitudes if `looks_for_amax`.
     #[inline(always)]
-    fn write<S: Simd, T: Numbers, W: Numbers, R: Numbers>(
-        self,
-        row: &mut Row<'_, T, W, R>,
+    fn write<S: Simd>(
+        &mut self,
         codes: &mut Out<'_, u8>,
         (start, end): (usize, usize),
         (scale, looks_for_amax): (f32, bool),
@@ -293,33 +266,26 @@ impl Values {
     ) -> S::Lanes {
         let (divisor, mut magnitudes) = (Divisor::<S>::new(scale), S::splat(0.0));
         // Blocks begin at the row's start or whole pieces after it.
-        let head = if end - start == row.cols { stores.head_of_codes(codes) } else { 0 };
+        let head = if end - start == self.cols { stores.head_of_codes(codes) } else { 0 };
         lanes::for_each_piece_between!(start, head, end, piece => {
-            row.prefetch_next::<S, _, true>(piece);
-            let [h, y, v] = self.of::<S, T, W, R, _>(row, piece);
+            self.row.prefetch::<S, _>(piece);
+            let [h, y, v] = self.values.of::<S, _>(&self.row, piece);
             if looks_for_amax {
                 magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));
             }
-            lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.codes, stores);
-            store_kept::<S, T, W, R, _>(row, piece, (h, y), stores);
+            lanes::store_codes::<S, _>(codes, piece, divisor.quotient(v), self.values.codes, stores);
+            self.store_kept::<S, _>(piece, (h, y), stores);
         });
         magnitudes
     }
-}
 
-/// Stores y and residual_out, if the call has them.
-#[inline(always)]
-fn store_kept<S: Simd, T: Numbers, W: Numbers, R: Numbers, P: Piece>(
-    row: &mut Row<'_, T, W, R>,
-    piece: P,
-    (h, y): (S::Lanes, S::Lanes),
-    stores: Stores<'_>,
-) {
-    if row.y.len() > 0 {
-        row.y.store_or_stream::<S, _>(piece, y, stores);
-    }
-    if let Some(residual_out) = &mut row.residual_out {
-        residual_out.store_or_stream::<S, _>(piece, h, stores);
+    /// Stores y and residual_out, if the call has them.
+    #[inline(always)]
+    fn store_kept<S: Simd, P: Piece>(&mut self, piece: P, (h, y): (S::Lanes, S::Lanes), stores: Stores<'_>) {
+        if let Some(to) = &mut self.y {
+            to.store_or_stream::<S, _>(piece, y, stores);
+        }
+        self.row.put::<S, _>(piece, h, stores);
     }
 }
 

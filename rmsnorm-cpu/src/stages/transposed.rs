@@ -1,6 +1,6 @@
 //! The transposed copy of codes, in tiles, so that both sides are accessed in whole cache lines.
 
-use super::{MatrixMut, RowStarts};
+use super::{MatrixMut, RowStarts, Split};
 use crate::lanes::{Out, Written};
 
 /// Some columns of the codes, as rows of the copy.
@@ -18,16 +18,17 @@ pub(crate) struct TransposedCols<'a> {
 /// Rows and columns of a tile: one cache line on each side.
 const TILE: usize = 64;
 
-impl TransposedCols<'_> {
-    /// The columns before `col`, and the rest.
-    pub(crate) fn split_at(self, col: usize) -> (Self, Self) {
+impl Split for TransposedCols<'_> {
+    fn split_at(self, col: usize) -> (Self, Self) {
         let (low, high) = self.codes_t.split_at(col);
         (
             TransposedCols { codes_t: low, cols: col, ..self },
             TransposedCols { codes_t: high, first: self.first + col, cols: self.cols - col, ..self },
         )
     }
+}
 
+impl TransposedCols<'_> {
     /// Copies all of them.
     pub(crate) fn run(mut self) {
         let mut tile = [[0; TILE]; TILE];
