@@ -76,8 +76,8 @@ __device__ inline void find_numbers(const Params& p, Sums& sums, const Each& eac
     }
     AboutMean about;
     each([&](const Pack<H>& h, int k, int left) { about.add(h, mean, k, left); });
-    float found[ABOUT_MEAN];
-    about.total(found[0], found[ABOUT_MEAN - 1]);
+    float found[SUMS_ABOUT_MEAN];
+    about.total(found[0], found[SUMS_ABOUT_MEAN - 1]);
     sums.sum(found);
     numbers[NUMBERS - 1] = found[0];
     if constexpr (IS_LAYER) numbers[1] = found[1];

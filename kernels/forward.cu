@@ -1,34 +1,34 @@
 // Forward: math.md, equations (1) to (6), (13) and (14), for rows that stay on chip.
 //
-// When: rows that a table of tiles of one block has. Longer ones: forward_cluster.cu, forward_long.cu.
+// When: rows of one block. Longer ones: forward_cluster.cu, forward_long.cu, forward_streaming.cu.
 // Who: a group of THREADS_PER_ROW threads has UNROLL rows at a time, a thread the same columns in each.
-// Where: a row is loaded twice: once for the statistics and once, from the L1, to write y. The
-// registers that it would occupy hold more rows at a time instead. Hints tell the caches which load
-// is the last. IS_HELD: the row is loaded once and stays in registers: with a residual, which
-// doubles the second load, and in calls so small that all rows are in flight at once.
-// What the norm is added to is loaded once, with the row, and waits in registers.
+// Where: a row is loaded for its statistics and loaded again, from the L1, to write y: `h` needs no
+// registers while the sums are exchanged. Hints tell the caches which load is the last. IS_HELD: the
+// row is loaded once and stays in `h`. A tile decides: most have it with a residual before the norm,
+// which doubles the second load, and in calls so small that all rows are in flight at once.
+// What the norm is added to is loaded once, with the row, and waits in `waiting`.
 
 static_assert(IS_HELD || !Before::IS_READ_ONCE, "several parts are read once");
+static_assert(CLUSTER == 1, "forward_cluster.cu has rows of several blocks");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][UNROLL * ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][UNROLL * SUMS_ABOUT_MEAN][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
-    const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
+    const unsigned first = thread * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<UNROLL * ABOUT_MEAN> sums(exchange, group, thread);
+    RowSums<UNROLL * SUMS_ABOUT_MEAN> sums(exchange, group, thread);
     wait_for_earlier_kernels();
 
     constexpr unsigned BLOCK_ROWS = GROUPS * UNROLL;
-    const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * BLOCK_ROWS;
-    for (unsigned long long block = (unsigned long long)(blockIdx.x / CLUSTER) * BLOCK_ROWS; block < p.rows; block += stride) {
-        // Row u of this group. If a block has one row, the loop condition implies that the row
-        // exists.
+    const unsigned long long stride = (unsigned long long)gridDim.x * BLOCK_ROWS;
+    for (unsigned long long block = (unsigned long long)blockIdx.x * BLOCK_ROWS; block < p.rows; block += stride) {
+        // Row u of this group. For BLOCK_ROWS == 1 the loop condition implies that the row exists.
         const auto row = [&](int u) { return block + u * GROUPS + group; };
         const auto exists = [&](int u) { return BLOCK_ROWS == 1 || row(u) < p.rows; };
         const auto at = [&](int u) { return At{p, row(u), first, left}; };
 
         Pack<H> h[UNROLL][PACKS] = {};
-        After::Held held[UNROLL][PACKS] = {};
+        After::Waiting waiting[UNROLL][PACKS] = {};
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
             if (exists(u)) Before::load_row<Hint::Keep>(at(u), h[u]);
@@ -36,10 +36,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
         for (int u = 0; u < UNROLL; ++u)
             if (exists(u))
                 #pragma unroll
-                for (int k = 0; k < PACKS; ++k) held[u][k] = After::load<Hint::EvictFirst>(at(u), k);
-        const auto load_last = [&](const At& at, int k) {
-            const Pack<H> last = Before::load<Hint::EvictFirst>(at, k);
-            Before::keep(at, k, last);
+                for (int k = 0; k < PACKS; ++k) waiting[u][k] = After::load<Hint::EvictFirst>(at(u), k);
+        const auto load_last = [&](const At& place, int k) {
+            const Pack<H> last = Before::load<Hint::EvictFirst>(place, k);
+            Before::store_h(place, k, last);
             return last;
         };
 
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     if (exists(u)) {
-                        if constexpr (N::IS_FIRST && IS_HELD) Before::keep(at(u), k, packs[u][k]);
+                        if constexpr (N::IS_FIRST && IS_HELD) Before::store_h(at(u), k, packs[u][k]);
                         else if constexpr (N::IS_FIRST && READS_LATE) packs[u][k] = load_last(at(u), k);
                         float y[PACK];
                         unpack(packs[u][k], y);
@@ -75,10 +75,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                     }
                 }
             }
-            store_statistics(thread == 0 && cluster_rank() == 0, N::means(p), N::rstds(p), exists, at, mean, rstd);
+            store_statistics(thread == 0, N::means(p), N::rstds(p), exists, at, mean, rstd);
         };
-        run(Norm{}, h, [&](int u, int k, const float (&y)[PACK]) { held[u][k] = After::put(at(u), k, y, held[u][k]); });
-        After::then(held, [&](auto next, auto& sum) {
+        run(Norm{}, h, [&](int u, int k, const float (&y)[PACK]) { waiting[u][k] = After::put(at(u), k, y, waiting[u][k]); });
+        After::then(waiting, [&](auto next, auto& sum) {
             run(next, sum, [&](int u, int k, const float (&y)[PACK]) { Store::put(at(u), k, y, {}); });
         });
     }

@@ -14,13 +14,15 @@
 
 static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "the numbers of a row fit one slot");
 
+static_assert(IS_SAME<After, Store>, "nothing is loaded that would wait for the norm");
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers g, const __grid_constant__ Columns c) {
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     __shared__ float found[2][RANKS][NUMBERS];
     const unsigned first = threadIdx.x * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     Group group(g, PACK);
@@ -85,7 +87,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
             unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
             unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
             normalize(y, statistics.mean, statistics.rstd, weight, bias);
-            if (Before::keeps(p)) Before::keep(at(row), k, h[k]);
+            if (Before::stores_h(p)) Before::store_h(at(row), k, h[k]);
             After::put(at(row), k, y, {});
             h[k] = next[k];
             next[k] = after[k];

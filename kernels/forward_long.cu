@@ -22,11 +22,11 @@ __device__ inline void load_parameters(const W* first, int left, Pack<W> (&packs
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_long(const __grid_constant__ Params p) {
     extern __shared__ __align__(16) char shared[];
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     Slot& slot = *reinterpret_cast<Slot*>(shared);
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     for (unsigned long long row = blockIdx.x / CLUSTER; row < p.rows; row += gridDim.x / CLUSTER) {

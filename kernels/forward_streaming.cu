@@ -5,9 +5,9 @@
 // Where: nothing stays. A row is read from memory once for each sum and once more for y.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_streaming(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
-    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
     admit_next_kernel();
 

@@ -75,8 +75,8 @@ __device__ inline void write_pack(
 ) {
     normalize_pack<Norm>(p, visit, h, mean, rstd, [&](const float (&y)[PACK]) {
         const auto at = [&] { return At{p, row, visit.col, visit.left()}; };
-        const After::Held held = After::load<Hint::EvictFirst>(at(), 0);
-        Before::keep(at(), 0, h);
+        const After::Waiting held = After::load<Hint::EvictFirst>(at(), 0);
+        Before::store_h(at(), 0, h);
         After::put(at(), 0, y, held);
     });
 }

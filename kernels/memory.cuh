@@ -16,6 +16,7 @@ template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
 // What becomes of the data in the caches: nobody reads it again, the same thread does, or all rows do.
+// Only accesses of 16 bytes, on sm_80 and later, carry it.
 enum class Hint { EvictFirst, Keep, ReadOnly };
 
 // Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.

@@ -12,7 +12,7 @@ struct Matrix {
 #endif
 };
 
-// ROW(x, row): the address of a row's first element, in p's matrix x.
+// ROW(matrix, index): the address of the first element of a row, in p's matrix of that name.
 
 #if HAS_ROW_GROUPS
 // Elements from row 0 to `row`. Without a division: the product with `reciprocal`, which is

@@ -3,10 +3,10 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 partial_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     const Turn turn;
     const Visit start = {turn.first_col, p.cols};
-    RowSums<ABOUT_MEAN> sums(exchange, turn.group, turn.thread);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, turn.group, turn.thread);
     wait_for_earlier_kernels();
     admit_next_kernel();
 

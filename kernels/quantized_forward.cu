@@ -20,7 +20,7 @@ template <bool IS_LAST>
 __device__ inline Pack<H> load_h(const Params& p, const Part& part, int k) {
     const auto at = [&] { return At{p, part.row, part.first, part.left}; };
     const Pack<H> h = Before::load<IS_LAST ? Hint::EvictFirst : Hint::Keep>(at(), k);
-    if constexpr (IS_LAST) Before::keep(at(), k, h);
+    if constexpr (IS_LAST) Before::store_h(at(), k, h);
     return h;
 }
 
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
     // Whether the largest product of a row is exchanged with its sum. In layer norm the products
     // depend on the mean that the sum corrects.
     constexpr bool SENDS_PRODUCT = IS_FACTORED && SCALE == BY_ROW && !IS_LAYER;
-    constexpr int SENT = ABOUT_MEAN + SENDS_PRODUCT;
+    constexpr int SENT = SUMS_ABOUT_MEAN + SENDS_PRODUCT;
     __shared__ float exchange[2][GROUPS][SENT][SENDERS];
     const unsigned group = threadIdx.x / THREADS_PER_ROW, thread = threadIdx.x % THREADS_PER_ROW;
     const unsigned first = (cluster_rank() * THREADS_PER_ROW + thread) * PACK;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             at.mean = __fmul_rn(sum[0], p.share);
         }
         float sent[SENT];
-        sum_packs_about<PACKS>(of_row, at.mean, at.left, sent[0], sent[ABOUT_MEAN - 1]);
+        sum_packs_about<PACKS>(of_row, at.mean, at.left, sent[0], sent[SUMS_ABOUT_MEAN - 1]);
         float product[1] = {0.0f}; // the largest
         const auto find_product = [&] {
             if constexpr (IS_FACTORED && (SCALE == FIND || SCALE == BY_ROW)) {
@@ -157,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         };
         if constexpr (!IS_LAYER) find_product();
         if constexpr (SENDS_PRODUCT) sent[1] = product[0];
-        sums.template reduce<ABOUT_MEAN>(sent);
+        sums.template reduce<SUMS_ABOUT_MEAN>(sent);
         if constexpr (SENDS_PRODUCT) product[0] = sent[1];
         if constexpr (IS_LAYER) {
             correct_mean(p.share, sent[1], at.mean, sent[0]);

@@ -34,7 +34,7 @@ __device__ inline float write_row(
         unpack(h, v);
         load_parameters(p, at, weight, bias);
         quantized_values<true>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
-        Before::keep(At{p, row, at.col, at.left()}, 0, h);
+        Before::store_h(At{p, row, at.col, at.left()}, 0, h);
         if constexpr (FINDS_AMAX) largest = largest_of(v, 0, at.left(), largest);
         if constexpr (SCALE == BY_BLOCK) {
             const Scale scale = scale_of(p, reduce_lanes<SET_LANES, Larger>(largest_of(v, 0, at.left(), 0.0f)));
@@ -51,9 +51,9 @@ __device__ inline float write_row(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_forward_streaming(const __grid_constant__ Params p) {
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     const Visit start = {(unsigned long long)(cluster_rank() * THREADS_PER_ROW + threadIdx.x) * PACK, p.cols};
-    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
     admit_next_kernel();
     const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);

@@ -17,10 +17,10 @@
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
     extern __shared__ __align__(16) char shared[];
-    __shared__ float exchange[2][GROUPS][ABOUT_MEAN][SENDERS];
+    __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
     const unsigned first = threadIdx.x * PACK;
     const int left = columns_left(p.cols, first);
-    RowSums<ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
     Group group(g, p.cols);

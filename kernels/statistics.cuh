@@ -9,9 +9,9 @@ __device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
     for (int i = 0; i < PACK; ++i) sums[i] += values[i];
 }
 
-// Sums about a mean: the squared deviations and, for layer norm, the deviations, which measure the
-// error of that mean.
-constexpr int ABOUT_MEAN = IS_LAYER ? 2 : 1;
+// The number of sums about a mean: the squared deviations and, for layer norm, the deviations, which
+// measure the error of that mean.
+constexpr int SUMS_ABOUT_MEAN = IS_LAYER ? 2 : 1;
 
 // A thread's partial sums. The deviations have one accumulator, because registers do not suffice
 // for PACK of them.
@@ -78,7 +78,7 @@ __device__ inline void find_statistics(
         #pragma unroll
         for (int u = 0; u < COUNT; ++u) mean[u] = __fmul_rn(mean[u], p.share);
     }
-    float found[COUNT * ABOUT_MEAN];
+    float found[COUNT * SUMS_ABOUT_MEAN];
     #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
         float squares, deviations;

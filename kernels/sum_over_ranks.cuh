@@ -33,7 +33,7 @@ __device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pac
 // statistics of row `place`.
 template <class H, class Parameters, class Store>
 __device__ inline void normalize_row(
-    const Params& p, RowSums<ABOUT_MEAN>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
+    const Params& p, RowSums<SUMS_ABOUT_MEAN>& sums, const H& h, const Parameters& parameters, const Store& store, int left, unsigned long long place) {
     float mean[1] = {0.0f}, rstd[1];
     find_statistics<IS_HELD ? PACKS : TOGETHER>(p, sums, [&](int, int k) { return h(k); }, left, [] {}, mean, rstd);
 

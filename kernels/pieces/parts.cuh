@@ -86,15 +86,15 @@ struct Parts {
         for (int k = 0; k < PACKS; k += BATCH) add_parts<HINT, BATCH>(at.p, at.row, at.first, k, at.left, h + k);
     }
 
-    __device__ static bool keeps(const Params& p) { return HAS_RESIDUAL && p.residual_out.data; }
+    __device__ static bool stores_h(const Params& p) { return HAS_RESIDUAL && p.residual_out.data; }
 
-    __device__ static void keep(const At& at, int k, const Pack<R>& h) {
+    __device__ static void store_h(const At& at, int k, const Pack<R>& h) {
 #if HAS_RESIDUAL
         if (at.p.residual_out.data) store_pack(AT(residual_out), k, at.left, h);
 #endif
     }
 
-    __device__ static void keep_row(const At& at, const Pack<R> (&h)[PACKS]) {
+    __device__ static void store_h_row(const At& at, const Pack<R> (&h)[PACKS]) {
 #if HAS_RESIDUAL
         if (at.p.residual_out.data) {
             #pragma unroll
@@ -118,7 +118,7 @@ struct Parts {
         __device__ void finish(const At& at) {
 #if HAS_RESIDUAL
             #pragma unroll
-            for (int k = 0; k < PACKS; ++k) keep(at, k, sum[k][threadIdx.x]);
+            for (int k = 0; k < PACKS; ++k) store_h(at, k, sum[k][threadIdx.x]);
 #endif
         }
 

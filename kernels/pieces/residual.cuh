@@ -18,13 +18,13 @@ struct Residual {
         for (int k = 0; k < PACKS; ++k) h[k] = load<HINT>(at, k);
     }
 
-    __device__ static bool keeps(const Params& p) { return p.residual_out.data; }
+    __device__ static bool stores_h(const Params& p) { return p.residual_out.data; }
 
-    __device__ static void keep(const At& at, int k, const Pack<R>& h) {
+    __device__ static void store_h(const At& at, int k, const Pack<R>& h) {
         if (at.p.residual_out.data) store_pack(AT(residual_out), k, at.left, h);
     }
 
-    __device__ static void keep_row(const At& at, const Pack<R> (&h)[PACKS]) {
+    __device__ static void store_h_row(const At& at, const Pack<R> (&h)[PACKS]) {
         if (at.p.residual_out.data) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) store_pack(AT(residual_out), k, at.left, h[k]);
@@ -45,7 +45,7 @@ struct Residual {
             for (int k = 0; k < PACKS; ++k) {
                 Pack<R>& h = residual[k][threadIdx.x];
                 h = add_residual(x[k][threadIdx.x], h);
-                keep(at, k, h);
+                store_h(at, k, h);
             }
         }
 

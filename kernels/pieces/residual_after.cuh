@@ -14,23 +14,23 @@ __device__ inline Pack<R> add_to_residual(const float (&normed)[PACK], const Pac
 template <class Next>
 struct ResidualAfter {
     static constexpr bool GOES_ON = !IS_SAME<Next, void>;
-    using Held = Pack<R>;
+    using Waiting = Pack<R>;
 
     template <Hint HINT>
-    __device__ static Held load(const At& at, int k) { return load_pack<HINT>(AT(residual), k, at.left); }
+    __device__ static Waiting load(const At& at, int k) { return load_pack<HINT>(AT(residual), k, at.left); }
 
-    __device__ static Held put(const At& at, int k, const float (&y)[PACK], const Held& residual) {
-        const Held sum = add_to_residual<GOES_ON>(y, residual, k, at.left);
+    __device__ static Waiting put(const At& at, int k, const float (&y)[PACK], const Waiting& residual) {
+        const Waiting sum = add_to_residual<GOES_ON>(y, residual, k, at.left);
         store_pack(AT(residual_out), k, at.left, sum);
         return sum;
     }
 
     // The sum that this thread stored itself.
-    __device__ static Held load_sum(const At& at) { return load_pack<Hint::EvictFirst>(AT(residual_out), 0, at.left); }
+    __device__ static Waiting load_sum(const At& at) { return load_pack<Hint::EvictFirst>(AT(residual_out), 0, at.left); }
 
-    template <class Sums, class Run>
-    __device__ static void then(Sums&& sums, const Run& run) {
-        if constexpr (GOES_ON) run(Next{}, sums);
+    template <class Kept, class Run>
+    __device__ static void then(Kept&& kept, const Run& run) {
+        if constexpr (GOES_ON) run(Next{}, kept);
     }
 
     struct Slot {

@@ -1,20 +1,24 @@
-// After the norm: y is stored.
+// After the norm: y is stored. What every After has: `load` is called before the statistics, or pack
+// by pack after them, and gives what waits for the norm; `put` takes the normalized values and what
+// waited, and returns what the next norm normalizes; `then` runs that norm. `Slot` is the same where
+// it waits in shared memory (forward_long.cu), and `load_sum` reads a stored sum back
+// (forward_streaming.cu, if GOES_ON).
 struct Store {
     static constexpr bool GOES_ON = false;
     // What waits for the norm in registers.
-    struct Held {};
+    struct Waiting {};
 
     template <Hint HINT>
-    __device__ static Held load(const At&, int) { return {}; }
+    __device__ static Waiting load(const At&, int) { return {}; }
 
-    __device__ static Held put(const At& at, int k, const float (&y)[PACK], Held) {
+    __device__ static Waiting put(const At& at, int k, const float (&y)[PACK], Waiting) {
         store_pack(AT(y), k, at.left, pack<T>(y));
         return {};
     }
 
     // Calls `run` with the next norm and what it normalizes, if there is one.
-    template <class Sums, class Run>
-    __device__ static void then(Sums&&, const Run&) {}
+    template <class Kept, class Run>
+    __device__ static void then(Kept&&, const Run&) {}
 
     // What waits in shared memory.
     struct Slot {

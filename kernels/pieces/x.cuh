@@ -19,12 +19,12 @@ struct X {
     }
 
     // Whether the call wants to have h.
-    __device__ static bool keeps(const Params&) { return false; }
+    __device__ static bool stores_h(const Params&) { return false; }
 
     // Stores h if the call wants to have it. After the last load of the row: in place
     // residual_out overwrites x or the residual.
-    __device__ static void keep(const At&, int, const Pack<T>&) {}
-    __device__ static void keep_row(const At&, const Pack<T> (&)[PACKS]) {}
+    __device__ static void store_h(const At&, int, const Pack<T>&) {}
+    __device__ static void store_h_row(const At&, const Pack<T> (&)[PACKS]) {}
 
     // A row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
     struct Slot {
