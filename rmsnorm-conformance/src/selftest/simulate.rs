@@ -6,7 +6,7 @@
 //! would have it.
 //!
 //! `call` holds the data that all rows of a call share. `tensors` reads and writes rows. `norm` and
-//! `backward` hold the formulas, [`pieces`](crate::pieces) those of the pieces, `gradients` the sums
+//! `backward` hold the formulas, `pieces` those of the pieces, `gradients` the sums
 //! over rows. The dtypes of a call are values, so all of this is compiled once.
 
 mod backward;
