@@ -202,8 +202,7 @@ pub trait NormBackend {
     }
 
     /// Runs a validated call. A backend refuses operations that it lacks with
-    /// [`AnyCall::unsupported`], and forms of forward with [`Problem::require_residual_before`] and
-    /// [`Problem::require_no_parts`].
+    /// [`AnyCall::unsupported`], and pieces of a norm with [`Problem::require_pieces`].
     ///
     /// # Errors
     /// `Unsupported` and `Device`; `InvalidArgument` for a view that this backend cannot use;

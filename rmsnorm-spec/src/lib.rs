@@ -50,7 +50,7 @@ pub use backend::NormBackend;
 pub use dtype::{DType, DTypes, Element, bf16, f16};
 pub use error::Error;
 pub use memory::{HostMemory, Memory};
-pub use norm::{CastOrder, GradReduction, GradStore, Norm, NormParams, NormSpec, ResidualPlacement};
+pub use norm::{Activation, CastOrder, Gate, GradReduction, GradStore, Norm, NormParams, NormSpec, ResidualPlacement};
 pub use piece::{Piece, PieceSet, Slot};
 pub use problem::{AnyCall, Checked, Problem, Span, Statistics, check_columns_form};
 pub use storage::{AnyElement, Code, F8E4M3, F8E5M2, Storage};

@@ -4,7 +4,7 @@ mod unsized_norm;
 
 pub use unsized_norm::NormParams;
 
-use crate::Direction;
+use crate::{Direction, Slot};
 
 /// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -98,6 +98,48 @@ pub enum ResidualPlacement {
     After,
 }
 
+/// The function that the gate `z` of a gated norm goes through: [math](crate::math), equation (19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `z * sigmoid(z)`, also called swish.
+    Silu,
+    /// `1 / (1 + exp(-z))`.
+    Sigmoid,
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Activation; 2] = [Activation::Silu, Activation::Sigmoid];
+
+    /// The name in reports and files: `silu` or `sigmoid`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Activation::Silu => "silu",
+            Activation::Sigmoid => "sigmoid",
+        }
+    }
+
+    /// The activation of that [`name`](Self::name), if there is one.
+    /// ```
+    /// # use rmsnorm_spec::Activation;
+    /// assert_eq!(Activation::ALL.map(|each| Activation::from_name(each.name())), Activation::ALL.map(Some));
+    /// assert_eq!(Activation::from_name("swish"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Activation> {
+        Activation::ALL.into_iter().find(|activation| activation.name() == name)
+    }
+}
+
+/// A multiplication with an activated gate, before or after the norm: [math](crate::math), equation
+/// (19).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gate {
+    /// The function of the gate.
+    pub activation: Activation,
+    /// Before the norm as in Mamba2, or after it as in Qwen3-Next.
+    pub slot: Slot,
+}
+
 /// How the gradients of weight and bias are summed over the rows. A backend ignores it in a call
 /// that needs no partial sums.
 ///
@@ -184,6 +226,8 @@ pub struct NormSpec {
     pub cast_order: CastOrder,
     /// The place of the residual addition.
     pub residual_placement: ResidualPlacement,
+    /// The multiplication with an activated gate, if there is one.
+    pub gate: Option<Gate>,
 }
 
 impl NormSpec {
@@ -201,7 +245,7 @@ impl NormSpec {
     /// cast order, and residuals added before the norm.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
         let (cast_order, residual_placement) = (CastOrder::AtStore, ResidualPlacement::Before);
-        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement }
+        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement, gate: None }
     }
 
     /// With this number of rows: the same norm on another batch.
@@ -233,6 +277,30 @@ impl NormSpec {
     pub const fn residual_after(self) -> Self {
         NormSpec { residual_placement: ResidualPlacement::After, ..self }
     }
+
+    /// With the result multiplied by an activated gate: `y = norm(x) * activation(gate)`.
+    ///
+    /// # Example
+    /// The gated norm of Qwen3-Next:
+    /// ```
+    /// # use rmsnorm_spec::{Activation, Error, Forward, NormBackend, NormSpec};
+    /// fn gated<B>(backend: &B, x: &[f32], gate: &[f32], weight: &[f32], y: &mut [f32]) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    /// {
+    ///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6).gate_after(Activation::Silu);
+    ///     backend.forward(&spec, Forward::<_, f32>::new(x, y).gate(gate).weight(weight))
+    /// }
+    /// ```
+    pub const fn gate_after(self, activation: Activation) -> Self {
+        NormSpec { gate: Some(Gate { activation, slot: Slot::After }), ..self }
+    }
+
+    /// With `x` multiplied by an activated gate before the norm, as in Mamba2:
+    /// `y = norm(x * activation(gate))`.
+    pub const fn gate_before(self, activation: Activation) -> Self {
+        NormSpec { gate: Some(Gate { activation, slot: Slot::Before }), ..self }
+    }
 }
 
 #[cfg(test)]
@@ -251,10 +319,14 @@ mod tests {
                 weight_offset: -0.5,
                 cast_order: CastOrder::BeforeWeight,
                 residual_placement: ResidualPlacement::Before,
+                gate: None,
             };
             assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
             let after = NormSpec { residual_placement: ResidualPlacement::After, ..spec };
             assert_eq!((spec.residual_after(), after.residual_after()), (after, after));
+            let gated = |activation, slot| NormSpec { gate: Some(Gate { activation, slot }), ..spec };
+            assert_eq!(spec.gate_after(Activation::Silu), gated(Activation::Silu, Slot::After));
+            assert_eq!(spec.gate_before(Activation::Sigmoid), gated(Activation::Sigmoid, Slot::Before));
             assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
             assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);
             assert_eq!(spec.rows(5).cols(7).eps(0.5), NormSpec { rows: 5, cols: 7, eps: 0.5, ..spec });

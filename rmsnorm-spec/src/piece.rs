@@ -4,7 +4,7 @@
 //! `weight`, `bias`); the other two slots hold the pieces of this list. Backends, the suite and the
 //! adapters derive what a call needs from it.
 
-use crate::{Direction, Problem, ResidualPlacement, Tensor, TensorSet};
+use crate::{Direction, Gate, Problem, ResidualPlacement, Tensor, TensorSet};
 
 /// The place of a piece in a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +21,12 @@ pub enum Slot {
 pub enum Piece {
     /// `x` is the sum of several matrices, as each rank has one before an all-reduce.
     Parts,
+    /// `x` is multiplied by an activated gate, and the product is not rounded.
+    GateBefore,
     /// `residual` is added to `x`, and the sum is rounded.
     Residual,
+    /// The result is multiplied by an activated gate.
+    GateAfter,
     /// The result is added to `residual`: [`ResidualPlacement::After`].
     ResidualAfter,
     /// The sum with the residual is normalized as well, with its own weight and bias.
@@ -33,24 +37,47 @@ pub enum Piece {
 
 impl Piece {
     /// Every piece, in the order of declaration.
-    pub const ALL: [Piece; 5] = [Piece::Parts, Piece::Residual, Piece::ResidualAfter, Piece::NextNorm, Piece::Quantize];
+    pub const ALL: [Piece; 7] = [
+        Piece::Parts,
+        Piece::GateBefore,
+        Piece::Residual,
+        Piece::GateAfter,
+        Piece::ResidualAfter,
+        Piece::NextNorm,
+        Piece::Quantize,
+    ];
 
     /// The name in ids and messages, and of the piece's file in every language.
     pub const fn name(self) -> &'static str {
         match self {
             Piece::Parts => "parts",
+            Piece::GateBefore => "gate_before",
             Piece::Residual => "residual",
+            Piece::GateAfter => "gate_after",
             Piece::ResidualAfter => "residual_after",
             Piece::NextNorm => "next_norm",
             Piece::Quantize => "quantize",
         }
     }
 
+    /// What a backend without it does not do, for messages.
+    pub(crate) const fn lack(self) -> &'static str {
+        match self {
+            Piece::Parts => "adds no parts of x",
+            Piece::GateBefore => "has no gate before the norm",
+            Piece::Residual => "adds no residual before the norm",
+            Piece::GateAfter => "has no gate after the norm",
+            Piece::ResidualAfter => "adds no residual after the norm",
+            Piece::NextNorm => "has no next norm",
+            Piece::Quantize => "has no quantized results",
+        }
+    }
+
     /// The slot.
     pub const fn slot(self) -> Slot {
         match self {
-            Piece::Parts | Piece::Residual => Slot::Before,
-            Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => Slot::After,
+            Piece::Parts | Piece::GateBefore | Piece::Residual => Slot::Before,
+            Piece::GateAfter | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => Slot::After,
         }
     }
 
@@ -65,9 +92,11 @@ impl Piece {
         let mut index = 0;
         while index < Direction::ALL.len() * Tensor::COUNT {
             let (direction, tensor) = (Direction::ALL[index / Tensor::COUNT], Tensor::ALL[index % Tensor::COUNT]);
-            if let (Some(piece), Some(_)) = (tensor.piece(), tensor.access(direction)) {
-                let set = &mut tensors[piece as usize][direction as usize];
+            let mut pieces = tensor.pieces();
+            while let ([piece, rest @ ..], Some(_)) = (pieces, tensor.access(direction)) {
+                let set = &mut tensors[*piece as usize][direction as usize];
                 *set = set.with(tensor);
+                pieces = rest;
             }
             index += 1;
         }
@@ -91,7 +120,9 @@ impl Problem {
         let has_residual = !tensors.intersection(Piece::Residual.tensors(self.direction)).is_empty();
         PieceSet::NONE
             .set(Piece::Parts, self.parts > 1)
+            .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
             .set(Piece::Residual, has_residual && !is_after)
+            .set(Piece::GateAfter, matches!(self.gate, Some(Gate { slot: Slot::After, .. })))
             .set(Piece::ResidualAfter, is_after)
             .set(Piece::NextNorm, is_after && tensors.has(Tensor::Y))
             .set(Piece::Quantize, self.quant.is_some())
@@ -102,7 +133,7 @@ impl Problem {
 mod tests {
     use super::*;
     use crate::quant::{CodeType, QuantSpec, ScaleKind};
-    use crate::{DType, Norm};
+    use crate::{Activation, DType, Norm, NormSpec};
 
     #[test]
     fn a_call_has_the_pieces_of_its_tensors() {
@@ -117,6 +148,14 @@ mod tests {
             (forward(&sum), PieceSet::of(&[Piece::Residual])),
             (forward(&[Tensor::ResidualOut]), PieceSet::of(&[Piece::Residual])),
             (Problem { parts: 2, ..forward(&sum) }, PieceSet::of(&[Piece::Parts, Piece::Residual])),
+            (
+                Problem { gate: NormSpec::rms(2, 3, 0.0).gate_after(Activation::Silu).gate, ..forward(&sum) },
+                PieceSet::of(&[Piece::Residual, Piece::GateAfter]),
+            ),
+            (
+                Problem { gate: NormSpec::rms(2, 3, 0.0).gate_before(Activation::Silu).gate, ..backward(&[]) },
+                PieceSet::of(&[Piece::GateBefore]),
+            ),
             (after(alone), PieceSet::of(&[Piece::ResidualAfter])),
             (after(forward(&sum)), PieceSet::of(&[Piece::ResidualAfter, Piece::NextNorm])),
             (backward(&[Tensor::Dweight]), PieceSet::NONE),

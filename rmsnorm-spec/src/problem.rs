@@ -13,9 +13,9 @@ mod tests;
 use crate::args::Views;
 use crate::quant::{QuantSpec, ScaleKind, ScaleType};
 use crate::{
-    AnyBackward, AnyForward, Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward,
-    GradReduction, GradStore, Norm, NormBackend, NormSpec, QuantizedForward, ResidualPlacement, Role, Scales, Source,
-    Storage, Tensor, TensorSet, Visitor,
+    AnyBackward, AnyForward, Backward, CastOrder, Code, DType, DTypes, Direction, Element, Error, Forward, Gate,
+    GradReduction, GradStore, Norm, NormBackend, NormSpec, PieceSet, QuantizedForward, ResidualPlacement, Role, Scales,
+    Slot, Source, Storage, Tensor, TensorSet, Visitor,
 };
 pub use call::{AnyCall, Statistics};
 pub use columns::check_columns_form;
@@ -63,6 +63,10 @@ impl Span {
 ///   `residual` unless `residual_out` overwrites it; `y` may be missing, and then `next_weight`,
 ///   `next_bias`, `next_mean` and `next_rstd` are missing too; no other call has these four. RMS
 ///   norm has no `next_mean`;
+/// - `gate`, the tensor, is there exactly with `gate`, the field; then there is one part of `x`, and
+///   no residual after the norm; with a gate before the norm there is no residual, and the residual
+///   dtype is the activations';
+/// - backward has `bias` only with a gate after the norm, and `dgate` only with a gate;
 /// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
 ///   reaches to the end of the last part;
 /// - `eps` is finite and not negative, `weight_offset` finite;
@@ -99,6 +103,8 @@ pub struct Problem {
     pub residual_placement: ResidualPlacement,
     /// The number of matrices that `x` is the sum of, at least 1.
     pub parts: usize,
+    /// The gate, if the call has one.
+    pub gate: Option<Gate>,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
     /// How weight gradients are stored; the default in forward.
@@ -158,35 +164,28 @@ impl Problem {
             cast_order: CastOrder::default(),
             residual_placement: ResidualPlacement::default(),
             parts: 1,
+            gate: None,
             grad_reduction: GradReduction::default(),
             grad_store: GradStore::default(),
             quant: None,
         }
     }
 
-    /// Refuses a residual that is added after the norm, for a backend (named `backend`) without
-    /// this form.
+    /// Refuses pieces of a norm that a backend (named `backend`) lacks.
     ///
     /// # Errors
-    /// `Unsupported` if the residual is added after the norm.
-    pub fn require_residual_before(&self, backend: &str) -> Result<(), Error> {
-        match self.residual_placement {
-            ResidualPlacement::Before => Ok(()),
-            ResidualPlacement::After => {
-                let rule = format!("the {backend} backend adds no residual after the norm");
-                Err(Error::Unsupported { rule })
-            }
-        }
-    }
-
-    /// Refuses a sum of parts, for a backend (named `backend`) without this form.
-    ///
-    /// # Errors
-    /// `Unsupported` if `x` is the sum of several parts.
-    pub fn require_no_parts(&self, backend: &str) -> Result<(), Error> {
-        match self.parts {
-            1 => Ok(()),
-            _ => Err(Error::Unsupported { rule: format!("the {backend} backend adds no parts of x") }),
+    /// `Unsupported`, which names the first piece that is not among `pieces`.
+    /// ```
+    /// # use rmsnorm_spec::{DType, Norm, Piece, PieceSet, Problem};
+    /// let sum = Problem { parts: 3, ..Problem::forward(Norm::Rms, 4, 8, DType::F32, &[]) };
+    /// assert!(sum.require_pieces("mine", PieceSet::of(&[Piece::Parts])).is_ok());
+    /// let refused = sum.require_pieces("mine", PieceSet::NONE).unwrap_err();
+    /// assert_eq!(refused.to_string(), "unsupported: the mine backend adds no parts of x");
+    /// ```
+    pub fn require_pieces(&self, backend: &str, pieces: PieceSet) -> Result<(), Error> {
+        match self.pieces().difference(pieces).iter().next() {
+            None => Ok(()),
+            Some(piece) => Err(Error::Unsupported { rule: format!("the {backend} backend {}", piece.lack()) }),
         }
     }
 
@@ -228,6 +227,7 @@ fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     check_spec(spec)?;
     check_order(args.lost)?;
     args.dtypes.check()?;
+    check_gate(spec, args.gate.is_some(), args.residual.is_some())?;
     match spec.residual_placement {
         ResidualPlacement::Before => check_targets(args)?,
         ResidualPlacement::After => check_targets_after(args)?,
@@ -318,6 +318,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         check_order(args.lost)?;
         args.dtypes.check()?;
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        check_gate(&spec, args.gate.is_some(), args.dresidual_out.is_some() || args.dresidual.is_some())?;
         check_gradients(&spec, &args)?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing {
@@ -383,6 +384,7 @@ where
             let rule = "no call adds a residual after the norm and quantizes the result".into();
             return Err(Error::Unsupported { rule });
         }
+        check_gate(&spec, args.gate.is_some(), args.residual.is_some())?;
         forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
@@ -541,6 +543,7 @@ fn problem(
         cast_order: spec.cast_order,
         residual_placement: ResidualPlacement::default(),
         parts: 1,
+        gate: spec.gate,
         grad_reduction: GradReduction::default(),
         grad_store: GradStore::default(),
         quant: None,
@@ -622,6 +625,9 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     if spec.rows > 0 && parts.count > 1 && parts.stride == 0 {
         return refuse("the stride of parts must be at least 1, got 0");
     }
+    if spec.gate.is_some() && parts.count > 1 {
+        return Err(Error::Unsupported { rule: "no call combines parts with a gate".into() });
+    }
     match (&args.x, spec.residual_placement) {
         (Source::Overwrite(_), _) => refuse("a sum of parts cannot overwrite x: use Forward::new"),
         (Source::Read(_), ResidualPlacement::After) => {
@@ -629,6 +635,27 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
             Err(Error::Unsupported { rule })
         }
         (Source::Read(_), ResidualPlacement::Before) => Ok(()),
+    }
+}
+
+/// A gate comes with its activation, and a gated `x` and a gated result have no residual beside them.
+fn check_gate(spec: &NormSpec, has_gate: bool, has_residual: bool) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (spec.gate, has_gate, spec.residual_placement) {
+        (None, true, _) => {
+            let why = "the norm has no gate: use NormSpec::gate_after(..) or NormSpec::gate_before(..)";
+            Err(Error::Unexpected { arg: "gate", why })
+        }
+        (Some(_), false, _) => {
+            Err(Error::Missing { arg: "gate", why: "NormSpec::gate multiplies by its activation: pass gate(..)" })
+        }
+        (Some(_), true, ResidualPlacement::After) => {
+            unsupported("no call combines a gate with a residual after the norm")
+        }
+        (Some(Gate { slot: Slot::Before, .. }), true, ResidualPlacement::Before) if has_residual => {
+            unsupported("no call adds a residual to a gated x: add it before the call, or use NormSpec::gate_after(..)")
+        }
+        (None, false, _) | (Some(_), true, ResidualPlacement::Before) => Ok(()),
     }
 }
 
@@ -685,7 +712,8 @@ fn grad_store<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     }
 }
 
-/// Refuses gradients of the residual if it was added after the norm: its gradient is `dy`.
+/// Refuses gradients of the residual if it was added after the norm, as its gradient is `dy`, and
+/// what only gates have.
 fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     spec: &NormSpec,
     args: &Backward<'_, B, T, W, R>,
@@ -695,8 +723,29 @@ fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     match (spec.residual_placement, &args.dresidual_out, &args.dresidual) {
         (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
         (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),
-        (ResidualPlacement::After, None, None) | (ResidualPlacement::Before, ..) => Ok(()),
+        (ResidualPlacement::After, None, None) | (ResidualPlacement::Before, ..) => check_gate_gradients(spec, args),
     }
+}
+
+/// `bias` and `dgate` come with a gate that needs them, and the `x` of a gate before the norm is
+/// the activations'.
+fn check_gate_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Backward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let slot = spec.gate.map(|gate| gate.slot);
+    if args.bias.is_some() && slot != Some(Slot::After) {
+        return Err(Error::Unexpected { arg: "bias", why: "only a gate after the norm needs it for its gradient" });
+    }
+    if args.dgate.is_some() && slot.is_none() {
+        return Err(Error::Unexpected { arg: "dgate", why: "the norm has no gate" });
+    }
+    let DTypes { activation, residual, .. } = args.dtypes;
+    if slot == Some(Slot::Before) && activation != residual {
+        let rule = format!("with a gate before the norm it has the activations' dtype, {activation}, got {residual}");
+        return Err(Error::InvalidArgument { arg: "x", rule });
+    }
+    Ok(())
 }
 
 fn forbid_mean_for_rms(spec: &NormSpec, arg: &'static str, has_mean: bool) -> Result<(), Error> {

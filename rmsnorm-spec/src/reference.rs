@@ -16,7 +16,7 @@
 //! ```
 
 use crate::quant::{CodeType, QuantSource, QuantSpec};
-use crate::{DType, Norm, NormSpec, ResidualPlacement};
+use crate::{Activation, DType, Norm, NormSpec, ResidualPlacement};
 
 /// The inputs of a forward pass, dense: matrices (rows, cols), vectors (cols).
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +131,55 @@ pub fn sum_of_parts(x: &[f64], parts: usize, residual: Option<&[f64]>, dtype: DT
 /// ```
 pub fn next(spec: &NormSpec, sum: &[f64], weight: Option<&[f64]>, bias: Option<&[f64]>) -> ForwardOutputs {
     forward(spec, &ForwardInputs { x: sum, residual: None, weight, bias })
+}
+
+/// `act(z)` of equation (19).
+/// ```
+/// # use rmsnorm_spec::{Activation, reference::activate};
+/// assert_eq!([Activation::Sigmoid, Activation::Silu].map(|activation| activate(activation, 0.0)), [0.5, 0.0]);
+/// assert!((activate(Activation::Silu, 1.0) - 1.0 / (1.0 + (-1f64).exp())).abs() < 1e-15);
+/// ```
+pub fn activate(activation: Activation, z: f64) -> f64 {
+    match activation {
+        Activation::Silu => z * sigmoid(z),
+        Activation::Sigmoid => sigmoid(z),
+    }
+}
+
+/// `act'(z)`, the derivative in equations (20) and (21).
+pub fn activation_slope(activation: Activation, z: f64) -> f64 {
+    // sigmoid(-z) is 1 - sigmoid(z) without its cancellation.
+    match activation {
+        Activation::Silu => sigmoid(z) * (1.0 + z * sigmoid(-z)),
+        Activation::Sigmoid => sigmoid(z) * sigmoid(-z),
+    }
+}
+
+fn sigmoid(z: f64) -> f64 {
+    1.0 / (1.0 + (-z).exp())
+}
+
+/// Equation (19): `values * act(gate)`. The values are `x` for a gate before the norm, or the
+/// unrounded result of [`forward`] for a gate after it. All are (rows, cols).
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{Activation, NormSpec, reference::{ForwardInputs, forward, gated}};
+/// let norm = |x: &[f64]| forward(&NormSpec::rms(1, 2, 0.0), &ForwardInputs { x, residual: None, weight: None, bias: None });
+/// let (x, gate) = ([1.0, -1.0], [0.0, 0.0]);
+/// let after = gated(Activation::Sigmoid, &norm(&x).y, &gate);
+/// let before = norm(&gated(Activation::Sigmoid, &x, &gate)).y;
+/// assert_eq!((after, before), (vec![0.5, -0.5], vec![1.0, -1.0]));
+/// ```
+pub fn gated(activation: Activation, values: &[f64], gate: &[f64]) -> Vec<f64> {
+    values.iter().zip(gate).map(|(value, z)| value * activate(activation, *z)).collect()
+}
+
+/// Equations (20) and (21): the gradients of the values and of the gate, from the gradient of their
+/// product, (19). All are (rows, cols).
+pub fn gated_backward(activation: Activation, gradient: &[f64], values: &[f64], gate: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let of_gate = |((gradient, value), z): ((&f64, &f64), &f64)| gradient * value * activation_slope(activation, *z);
+    (gated(activation, gradient, gate), gradient.iter().zip(values).zip(gate).map(of_gate).collect())
 }
 
 /// The inputs of a backward pass, dense: matrices (rows, cols), vectors as noted.
@@ -384,6 +433,58 @@ mod tests {
                     let step = 1e-5;
                     let difference = (moved(step) - moved(-step)) / (2.0 * step);
                     assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
+                }
+            }
+        }
+    }
+
+    /// The gradients of gated norms are those of the whole: the test compares with central
+    /// differences of a loss, in x, the gate, the weight and the bias.
+    #[test]
+    fn gradients_of_gated_norms_are_those_of_the_whole() {
+        let (rows, cols) = (2, 5);
+        let values = |seed: usize, len: usize| -> Vec<f64> {
+            (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
+        };
+        let dy = values(1, rows * cols);
+        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+            for (activation, is_before) in Activation::ALL.into_iter().flat_map(|each| [(each, false), (each, true)]) {
+                let spec = spec.weight_offset(0.5);
+                let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
+                let pass = |[x, gate, weight, bias]: &[Vec<f64>; 4]| {
+                    let h = if is_before { gated(activation, x, gate) } else { x.clone() };
+                    let (weight, bias) = (Some(&weight[..]), Some(&bias[..]));
+                    let out = forward(&spec, &ForwardInputs { x: &h, residual: None, weight, bias });
+                    let y = if is_before { out.y.clone() } else { gated(activation, &out.y, gate) };
+                    (out, y)
+                };
+                let loss = |given: &[Vec<f64>; 4]| pass(given).1.iter().zip(&dy).map(|(y, dy)| y * dy).sum::<f64>();
+                let [x, gate, weight, _] = &given;
+                let out = pass(&given).0;
+                let through = |dy: &[f64]| {
+                    let (weight, mean, rstd) = (Some(&weight[..]), &out.mean[..], &out.rstd[..]);
+                    backward(&spec, &BackwardInputs { dy, x: &out.h, weight, mean, rstd, dresidual_out: None })
+                };
+                let gradients = if is_before {
+                    let norm = through(&dy);
+                    let (dx, dgate) = gated_backward(activation, &norm.dx, x, gate);
+                    [dx, dgate, norm.dweight, norm.dbias]
+                } else {
+                    let (dy, dgate) = gated_backward(activation, &dy, &out.y, gate);
+                    let norm = through(&dy);
+                    [norm.dx, dgate, norm.dweight, norm.dbias]
+                };
+                for (which, gradient) in gradients.iter().enumerate() {
+                    for (i, gradient) in gradient.iter().enumerate() {
+                        let moved = |by: f64| {
+                            let mut moved = given.clone();
+                            moved[which][i] += by;
+                            loss(&moved)
+                        };
+                        let step = 1e-5;
+                        let difference = (moved(step) - moved(-step)) / (2.0 * step);
+                        assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
+                    }
                 }
             }
         }

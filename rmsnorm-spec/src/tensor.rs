@@ -65,10 +65,10 @@ impl Direction {
 }
 
 /// Defines the tensors from a table with one row per tensor: its name, shape and role, its access
-/// in each direction, and the piece of a norm that it belongs to, if it belongs to one.
+/// in each direction, and the pieces of a norm that it belongs to, if it belongs to any.
 macro_rules! tensors {
     ($($(#[doc = $doc:literal])+ $tensor:ident =
-        $name:literal, $shape:ident, $role:ident, [$($access:ident),+] $(, of $piece:ident)?;)+) => {
+        $name:literal, $shape:ident, $role:ident, [$($access:ident),+] $(, of $($piece:ident),+)?;)+) => {
         /// A tensor of a call, named as in the argument structs. The order is the order of
         /// validation, and part of the identity of the conformance suite's cases: add a new tensor
         /// at the end.
@@ -89,7 +89,7 @@ macro_rules! tensors {
                         shape: TensorShape::$shape,
                         role: Role::$role,
                         access: [$(Facts::$access),+],
-                        pieces: &[$(Piece::$piece)?],
+                        pieces: &[$($(Piece::$piece),+)?],
                     },)+
                 }
             }
@@ -104,7 +104,7 @@ struct Facts {
     role: Role,
     /// In the order of [`Direction::ALL`].
     access: [Option<Access>; Direction::ALL.len()],
-    /// None or one.
+    /// At most one of each slot.
     pieces: &'static [Piece],
 }
 
@@ -121,8 +121,8 @@ tensors! {
     Residual = "residual", Matrix, Residual, [READ, NONE, READ], of Residual;
     /// Multiplied with the normalized row.
     Weight = "weight", Cols, Weight, [READ, READ, READ];
-    /// Added last.
-    Bias = "bias", Cols, Weight, [READ, NONE, READ];
+    /// Added after the weight; backward reads it with a gate after the norm.
+    Bias = "bias", Cols, Weight, [READ, READ, READ];
     /// The result. In a set without `X` it overwrites `x`: the call is in place.
     Y = "y", Matrix, Activation, [WRITE, NONE, WRITE];
     /// The rounded sum of `residual` and `x`, or of `residual` and the norm of `x`. In a set
@@ -168,6 +168,10 @@ tensors! {
     NextMean = "next_mean", Rows, F32, [WRITE, NONE, NONE], of NextNorm;
     /// `1 / sqrt(var + eps)` of every row of `residual_out`, from the next norm.
     NextRstd = "next_rstd", Rows, F32, [WRITE, NONE, NONE], of NextNorm;
+    /// The gate, whose activation is multiplied with `x` or with the result.
+    Gate = "gate", Matrix, Activation, [READ, READ, READ], of GateBefore, GateAfter;
+    /// The gradient of `gate`.
+    Dgate = "dgate", Matrix, Activation, [NONE, WRITE, NONE], of GateBefore, GateAfter;
 }
 
 /// What the elements of a tensor are: values of one of the call's dtypes, or of another type.
@@ -283,12 +287,9 @@ impl Tensor {
         self.facts().access[direction as usize]
     }
 
-    /// The piece of a norm that it belongs to: [`Piece::tensors`].
-    pub const fn piece(self) -> Option<Piece> {
-        match self.facts().pieces {
-            [piece, ..] => Some(*piece),
-            [] => None,
-        }
+    /// The pieces of a norm that it belongs to, at most one of each slot: [`Piece::tensors`].
+    pub const fn pieces(self) -> &'static [Piece] {
+        self.facts().pieces
     }
 
     /// Whether it is a matrix, with a row stride.
@@ -360,11 +361,11 @@ mod tests {
             assert!(tensors.iter().all(|tensor| tensor.access(direction) == Some(access)), "{tensors:?}");
             tensors.iter().map(Tensor::name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias next_weight next_bias");
+        assert_eq!(names(Direction::Forward, Access::Read), "x residual weight bias next_weight next_bias gate");
         assert_eq!(names(Direction::Forward, Access::Write), "y residual_out mean rstd next_mean next_rstd");
-        assert_eq!(names(Direction::Backward, Access::Read), "x weight mean rstd dy dresidual_out");
-        assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual");
-        assert_eq!(names(Direction::QuantizedForward, Access::Read), "x residual weight bias scale");
+        assert_eq!(names(Direction::Backward, Access::Read), "x weight bias mean rstd dy dresidual_out gate");
+        assert_eq!(names(Direction::Backward, Access::Write), "dx dweight dbias workspace dresidual dgate");
+        assert_eq!(names(Direction::QuantizedForward, Access::Read), "x residual weight bias scale gate");
         let written = "y residual_out mean rstd codes codes_t scales amax codes_columnwise scales_columnwise";
         assert_eq!(names(Direction::QuantizedForward, Access::Write), written);
     }
@@ -377,17 +378,17 @@ mod tests {
             Tensor::ALL.into_iter().filter(is).collect::<TensorSet>()
         };
         use Tensor::*;
-        assert_eq!(of(DType::F16, Direction::Forward), TensorSet::of(&[X, Y]));
+        assert_eq!(of(DType::F16, Direction::Forward), TensorSet::of(&[X, Y, Gate]));
         assert_eq!(of(DType::Bf16, Direction::Forward), TensorSet::of(&[Residual, ResidualOut]));
         assert_eq!(
             of(DType::F32, Direction::Forward),
             TensorSet::of(&[Weight, Bias, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd])
         );
-        assert_eq!(of(DType::F16, Direction::Backward), TensorSet::of(&[Dy, Dx]));
+        assert_eq!(of(DType::F16, Direction::Backward), TensorSet::of(&[Dy, Dx, Gate, Dgate]));
         assert_eq!(of(DType::Bf16, Direction::Backward), TensorSet::of(&[X, DresidualOut, Dresidual]));
-        let f32s = [Weight, Mean, Rstd, Dweight, Dbias, Workspace];
+        let f32s = [Weight, Bias, Mean, Rstd, Dweight, Dbias, Workspace];
         assert_eq!(of(DType::F32, Direction::Backward), TensorSet::of(&f32s));
-        assert_eq!(of(DType::F16, Direction::QuantizedForward), TensorSet::of(&[X, Y]));
+        assert_eq!(of(DType::F16, Direction::QuantizedForward), TensorSet::of(&[X, Y, Gate]));
         assert_eq!(of(DType::Bf16, Direction::QuantizedForward), TensorSet::of(&[Residual, ResidualOut]));
         let f32s = [Weight, Bias, Mean, Rstd, Scale, Amax];
         assert_eq!(of(DType::F32, Direction::QuantizedForward), TensorSet::of(&f32s));
@@ -412,7 +413,7 @@ mod tests {
         assert_eq!(with(TensorShape::Cols), TensorSet::of(&[Weight, Bias, Dweight, Dbias, NextWeight, NextBias]));
         assert_eq!(with(TensorShape::Rows), TensorSet::of(&[Mean, Rstd, NextMean, NextRstd]));
         assert_eq!(with(TensorShape::Workspace), TensorSet::of(&[Workspace]));
-        let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes];
+        let of_rows = [X, Residual, Y, ResidualOut, Dy, DresidualOut, Dx, Dresidual, Codes, Gate, Dgate];
         assert_eq!(with(TensorShape::Matrix), TensorSet::of(&of_rows));
         assert_eq!(TensorSet::MATRICES, TensorSet::of(&of_rows).with(CodesT).with(CodesColumnwise));
         assert_eq!(with(TensorShape::Transposed), TensorSet::of(&[CodesT, CodesColumnwise]));

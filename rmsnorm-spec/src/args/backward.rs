@@ -13,7 +13,7 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`: (rows, cols). `weight`, `dweight`, `dbias`,
+/// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`, `gate`, `dgate`: (rows, cols). `weight`, `bias`, `dweight`, `dbias`,
 /// `dweight_sum`, `dbias_sum`: (cols). `mean`, `rstd`: (rows). `workspace`: at least
 /// [`NormBackend::workspace_len`] elements.
 ///
@@ -35,6 +35,26 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 ///     let spec = NormSpec::rms(saved.rstd.len(), weight.len(), 1e-6);
 ///     let args = Backward::<_, f32>::new(dy, saved.x, saved.rstd, dx);
 ///     backend.backward(&spec, args.weight(weight).dweight(dweight))
+/// }
+/// ```
+///
+/// # Gated norms
+/// With [`NormSpec::gate_after`](crate::NormSpec::gate_after) or
+/// [`gate_before`](crate::NormSpec::gate_before) the call needs `gate`, and may write `dgate`:
+/// equations (20) and (21). `dy` is the gradient of the gated result. A gate before the norm takes
+/// as `x` the tensor before its multiplication, and `dx` is the gradient of it.
+/// ```
+/// # use rmsnorm_spec::{Activation, Backward, Error, NormBackend, NormSpec};
+/// struct Saved<'a> { x: &'a [f32], gate: &'a [f32], rstd: &'a [f32] }
+/// fn gradients<B>(
+///     backend: &B, saved: &Saved<'_>, weight: &[f32], dy: &[f32], dx: &mut [f32], dgate: &mut [f32],
+/// ) -> Result<(), Error>
+/// where
+///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+/// {
+///     let spec = NormSpec::rms(saved.rstd.len(), weight.len(), 1e-6).gate_after(Activation::Silu);
+///     let args = Backward::<_, f32>::new(dy, saved.x, saved.rstd, dx).weight(weight);
+///     backend.backward(&spec, args.gate(saved.gate).dgate(dgate))
 /// }
 /// ```
 ///
@@ -71,6 +91,8 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     pub x: Rows<B::In<'a, R>>,
     /// The forward pass's weight; ones if absent.
     pub weight: Option<B::In<'a, W>>,
+    /// The forward pass's bias, which only a gate after the norm needs; zeros if absent.
+    pub bias: Option<B::In<'a, W>>,
     /// The forward pass's mean. Layer norm needs it, RMS norm has none.
     pub mean: Option<B::In<'a, f32>>,
     /// The forward pass's rstd.
@@ -94,6 +116,10 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     pub dweight_sum: Option<B::Out<'a, f32>>,
     /// Receives the gradient of `bias` as an unrounded f32 sum, instead of `dbias`.
     pub dbias_sum: Option<B::Out<'a, f32>>,
+    /// The forward pass's gate.
+    pub gate: Option<Rows<B::In<'a, T>>>,
+    /// Receives the gradient of `gate`.
+    pub dgate: Option<Rows<B::Out<'a, T>>>,
     /// Whether the call adds to the values in `dweight_sum` and `dbias_sum`.
     pub accumulate: bool,
     /// How `dweight` and `dbias` are summed.
@@ -131,6 +157,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dy: dy.into(),
             x: x.into(),
             weight: None,
+            bias: None,
             mean: None,
             rstd,
             dresidual_out: None,
@@ -141,6 +168,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             dresidual: None,
             dweight_sum: None,
             dbias_sum: None,
+            gate: None,
+            dgate: None,
             accumulate: false,
             grad_reduction: GradReduction::default(),
             lost: None,
@@ -184,6 +213,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
 tensors!(Backward [] {
     given matrix X = x: In R;
     optional vector Weight = weight: In W;
+    optional vector Bias = bias: In W;
     optional vector Mean = mean: In f32;
     given vector Rstd = rstd: In f32;
     given matrix Dy = dy: In T;
@@ -195,4 +225,6 @@ tensors!(Backward [] {
     optional matrix Dresidual = dresidual: Out R;
     optional sum Dweight = dweight_sum: Out f32;
     optional sum Dbias = dbias_sum: Out f32;
+    optional matrix Gate = gate: In T;
+    optional matrix Dgate = dgate: Out T;
 } with { accumulate, grad_reduction });

@@ -35,12 +35,14 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// | [`new`](Self::new), [`residual`](Self::residual) | `h = residual + norm(x)`, `y = next_norm(h)` | `x`, `y`, `residual`, `residual_out` | the `next_*` tensors |
 /// | [`new`](Self::new), [`residual_in_place`](Self::residual_in_place) | `residual = residual + norm(x)`, `y = next_norm(residual)` | `x`, `y`, `residual` | the `next_*` tensors |
 ///
-/// Every call may have `weight`, `bias` and `rstd`, and for layer norm `mean`. The `next_*` tensors
+/// Every call may have `weight`, `bias` and `rstd`, and for layer norm `mean`. A call of
+/// [`NormSpec::gate_after`](crate::NormSpec::gate_after) or
+/// [`gate_before`](crate::NormSpec::gate_before) has a `gate`. The `next_*` tensors
 /// are `next_weight`, `next_bias`, `next_rstd`, and for layer norm `next_mean`. Other combinations
 /// return `Missing`, `Unexpected`, `InvalidArgument` or `Unsupported`, see [`Error`].
 ///
 /// # Shapes
-/// `x`, `y`, `residual`, `residual_out`: (rows, cols). `weight`, `bias`, `next_weight`,
+/// `x`, `y`, `residual`, `residual_out`, `gate`: (rows, cols). `weight`, `bias`, `next_weight`,
 /// `next_bias`: (cols). `mean`, `rstd`, `next_mean`, `next_rstd`: (rows).
 ///
 /// # Dtypes
@@ -94,6 +96,8 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     pub next_mean: Option<B::Out<'a, f32>>,
     /// Receives `1 / sqrt(var + eps)` of every row of the sum, for the next norm's backward pass.
     pub next_rstd: Option<B::Out<'a, f32>>,
+    /// The gate: `x` or the result is multiplied by its activation ([`NormSpec::gate`](crate::NormSpec)).
+    pub gate: Option<Rows<B::In<'a, T>>>,
     /// The count and stride of the matrices that `x` is the sum of. Not in place, and not with a
     /// residual after the norm.
     pub parts: Option<Parts>,
@@ -161,6 +165,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
             next_bias: None,
             next_mean: None,
             next_rstd: None,
+            gate: None,
             parts: None,
             lost: None,
             dtypes: DTypes::of::<T, T, T>(),
@@ -219,4 +224,5 @@ tensors!(Forward [] {
     optional vector NextBias = next_bias: In W;
     optional vector NextMean = next_mean: Out f32;
     optional vector NextRstd = next_rstd: Out f32;
+    optional matrix Gate = gate: In T;
 } with { parts } and residual);

@@ -13,7 +13,7 @@ use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 /// ```
 ///
 /// # Shapes
-/// `x`, `residual`, `residual_out`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`:
+/// `x`, `residual`, `residual_out`, `gate`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`:
 /// (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`: (rows). `scale`, `amax`: (1). `scales`:
 /// [`QuantSpec::scales_len`] elements in the layout [`QuantSpec::layout`]. `scales_columnwise`:
 /// `scales_len` of [`QuantSpec::columnwise`] for a (cols, rows) matrix.
@@ -94,6 +94,8 @@ pub struct QuantizedForward<'a, B: NormBackend + ?Sized, T: Element, C: Code, W:
     /// if one value is NaN. With [`QuantSpec::folds_amax`] it receives the larger of this and its
     /// old value, which must not be negative.
     pub amax: Option<B::Out<'a, f32>>,
+    /// The gate: `x` or the result is multiplied by its activation ([`NormSpec::gate`](crate::NormSpec)).
+    pub gate: Option<Rows<B::In<'a, T>>>,
     /// The name of a tensor that a later change of its dtype dropped. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
     /// The dtypes of the type parameters. Set it where views carry their types at run time;
@@ -130,6 +132,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, C: Code> QuantizedForward<'a, B, T
             codes_columnwise: None,
             scales_columnwise: None,
             amax: None,
+            gate: None,
             lost: None,
             dtypes: DTypes::of::<T, T, T>(),
         }
@@ -175,4 +178,5 @@ tensors!(QuantizedForward [C D] {
     optional vector Amax = amax: Out f32;
     optional matrix CodesColumnwise = codes_columnwise: Out C;
     by_hand scales ScalesColumnwise = scales_columnwise: Out f32;
+    optional matrix Gate = gate: In T;
 } with { quant } and residual);

@@ -169,7 +169,8 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
 /// anything.
 ///
 /// # Errors
-/// `Unsupported` for a residual that is added after the norm, and for an `x` of several parts.
+/// `Unsupported` for a residual that is added after the norm, for a gate, and for an `x` of several
+/// parts.
 pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     check_divided("columns", "one matrix", spec, parts)
 }
@@ -177,6 +178,9 @@ pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), E
 /// The same check, with words for the divided dimension and for `x`.
 pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     let unsupported = |rule: String| Err(Error::Unsupported { rule });
+    if spec.gate.is_some() {
+        return unsupported(format!("where {divided} are divided among ranks, the norm has no gate"));
+    }
     match (spec.residual_placement, parts) {
         (ResidualPlacement::After, _) => {
             unsupported(format!("where {divided} are divided among ranks, a residual is added before the norm"))

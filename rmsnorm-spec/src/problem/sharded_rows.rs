@@ -14,8 +14,8 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     ///
     /// # Errors
     /// The first rule that fails, as the variant of [`Error`] that names the argument.
-    /// `Unsupported` for a residual that is added after the norm, for an `x` of several parts, and
-    /// for grouped rows; `InvalidArgument` if the own rows exceed the rows of `spec`.
+    /// `Unsupported` for a residual that is added after the norm, for a gate, for an `x` of several
+    /// parts, and for grouped rows; `InvalidArgument` if the own rows exceed the rows of `spec`.
     pub fn forward_rows(spec: NormSpec, call: ShardedRows<Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
         let ShardedRows { args, own, y_rows } = &call;
         check_divided("rows", "one matrix on every rank", &spec, args.parts)?;

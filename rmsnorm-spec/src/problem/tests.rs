@@ -19,7 +19,8 @@ use std::marker::PhantomData;
 use super::*;
 use crate::quant::{CodeType, ScaleRounding};
 use crate::{
-    Access, AnyElement, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, RowGroups, Rows, Storage, TensorShape, bf16, f16,
+    Access, Activation, AnyElement, AnyQuantizedForward, F8E4M3, F8E5M2, Parts, Piece, RowGroups, Rows, Storage,
+    TensorShape, bf16, f16,
 };
 
 /// A backend whose views are numbers, with or without f32 gradient sums.
@@ -83,7 +84,11 @@ enum Form {
     After,
     /// The residual is overwritten after the norm, without a next norm.
     AfterInPlace,
+    /// The result is multiplied by a gate.
+    Gated,
     Backward,
+    /// With a gate after the norm.
+    GatedBackward,
     /// Quantized with a given scale.
     Given,
     /// Quantized with scales as bytes.
@@ -91,14 +96,29 @@ enum Form {
 }
 
 impl Form {
-    const ALL: [Form; 7] =
-        [Form::Forward, Form::InPlace, Form::After, Form::AfterInPlace, Form::Backward, Form::Given, Form::Mx];
+    const ALL: [Form; 9] = [
+        Form::Forward,
+        Form::InPlace,
+        Form::After,
+        Form::AfterInPlace,
+        Form::Gated,
+        Form::Backward,
+        Form::GatedBackward,
+        Form::Given,
+        Form::Mx,
+    ];
 
     const fn placement(self) -> ResidualPlacement {
         match self {
             Form::After | Form::AfterInPlace => ResidualPlacement::After,
-            Form::Forward | Form::InPlace | Form::Backward | Form::Given | Form::Mx => ResidualPlacement::Before,
+            Form::Forward | Form::InPlace | Form::Gated => ResidualPlacement::Before,
+            Form::Backward | Form::GatedBackward | Form::Given | Form::Mx => ResidualPlacement::Before,
         }
+    }
+
+    fn gate(self) -> Option<Gate> {
+        let is_gated = matches!(self, Form::Gated | Form::GatedBackward);
+        is_gated.then_some(Gate { activation: Activation::Silu, slot: Slot::After })
     }
 
     /// Whether the result overwrites x.
@@ -112,8 +132,8 @@ impl Form {
 
     const fn direction(self) -> Direction {
         match self {
-            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => Direction::Forward,
-            Form::Backward => Direction::Backward,
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Gated => Direction::Forward,
+            Form::Backward | Form::GatedBackward => Direction::Backward,
             Form::Given | Form::Mx => Direction::QuantizedForward,
         }
     }
@@ -124,7 +144,8 @@ impl Form {
 
     const fn quant(self) -> Option<QuantSpec> {
         match self {
-            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Backward => None,
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Gated => None,
+            Form::Backward | Form::GatedBackward => None,
             Form::Given => Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given)),
             Form::Mx => Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up })),
         }
@@ -210,6 +231,33 @@ fn table(form: Form) -> &'static [Entry] {
         entry("mean", OfRows, F32, true, true),
         entry("rstd", OfRows, F32, true, true),
     ];
+    const GATED: &[Entry] = &[
+        entry("x", Matrix, Activation, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("residual", Matrix, Residual, false, true),
+        entry("residual_out", Matrix, Residual, true, true),
+        entry("y", Matrix, Activation, true, false),
+        entry("mean", OfRows, F32, true, true),
+        entry("rstd", OfRows, F32, true, true),
+        entry("gate", Matrix, Activation, false, false),
+    ];
+    const GATED_BACKWARD: &[Entry] = &[
+        entry("dy", Matrix, Activation, false, false),
+        entry("x", Matrix, Residual, false, false),
+        entry("weight", OfCols, Weight, false, true),
+        entry("bias", OfCols, Weight, false, true),
+        entry("mean", OfRows, F32, false, false),
+        entry("rstd", OfRows, F32, false, false),
+        entry("dresidual_out", Matrix, Residual, false, true),
+        entry("dx", Matrix, Activation, true, false),
+        entry("dweight", OfCols, Weight, true, true),
+        entry("dbias", OfCols, Weight, true, true),
+        entry("workspace", Workspace, F32, true, true),
+        entry("dresidual", Matrix, Residual, true, true),
+        entry("gate", Matrix, Activation, false, false),
+        entry("dgate", Matrix, Activation, true, true),
+    ];
     const BACKWARD: &[Entry] = &[
         entry("dy", Matrix, Activation, false, false),
         entry("x", Matrix, Residual, false, false),
@@ -255,7 +303,9 @@ fn table(form: Form) -> &'static [Entry] {
         Form::InPlace => IN_PLACE,
         Form::After => AFTER,
         Form::AfterInPlace => AFTER_IN_PLACE,
+        Form::Gated => GATED,
         Form::Backward => BACKWARD,
+        Form::GatedBackward => GATED_BACKWARD,
         Form::Given => GIVEN,
         Form::Mx => MX,
     }
@@ -314,7 +364,11 @@ impl Call {
         };
         Call {
             form,
-            spec: NormSpec { residual_placement: form.placement(), ..NormSpec::layer(ROWS, COLS, 1e-5) },
+            spec: NormSpec {
+                residual_placement: form.placement(),
+                gate: form.gate(),
+                ..NormSpec::layer(ROWS, COLS, 1e-5)
+            },
             grad_reduction: GradReduction::Partials,
             quant: form.quant(),
             parts: None,
@@ -350,8 +404,9 @@ impl Call {
         let names = RefCell::new(BTreeSet::new());
         let look_up = Names { call: self, names: &names };
         let optional = |name| look_up.find(name).is_some();
+        let is_gated = self.form.gate().is_some();
         let checked = match self.form {
-            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
+            Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Gated => {
                 let is_next = self.form == Form::After;
                 let args = Forward::<'_, Numbers, T, W, R> {
                     x: look_up.source("x", self.form.overwrites_x()),
@@ -366,6 +421,7 @@ impl Call {
                     next_bias: (is_next && optional("next_bias")).then(|| look_up.view("next_bias")),
                     next_mean: (is_next && optional("next_mean")).then(|| look_up.view("next_mean")),
                     next_rstd: (is_next && optional("next_rstd")).then(|| look_up.view("next_rstd")),
+                    gate: is_gated.then(|| look_up.rows("gate")),
                     parts: self.parts,
                     lost: None,
                     dtypes: DTypes::of::<T, W, R>(),
@@ -390,11 +446,12 @@ impl Call {
                 let checked = Checked::quantized_forward(self.spec, args.erase())?;
                 self.validated(checked, Checked::<AnyQuantizedForward<'_, Numbers>>::visit)
             }
-            Form::Backward => {
+            Form::Backward | Form::GatedBackward => {
                 let args = Backward::<'_, Numbers, T, W, R> {
                     dy: look_up.rows("dy"),
                     x: look_up.rows("x"),
                     weight: optional("weight").then(|| look_up.view("weight")),
+                    bias: (is_gated && optional("bias")).then(|| look_up.view("bias")),
                     mean: optional("mean").then(|| look_up.view("mean")),
                     rstd: look_up.view("rstd"),
                     dresidual_out: optional("dresidual_out").then(|| look_up.rows("dresidual_out")),
@@ -405,6 +462,8 @@ impl Call {
                     dresidual: optional("dresidual").then(|| look_up.rows("dresidual")),
                     dweight_sum: None,
                     dbias_sum: None,
+                    gate: is_gated.then(|| look_up.rows("gate")),
+                    dgate: (is_gated && optional("dgate")).then(|| look_up.rows("dgate")),
                     accumulate: false,
                     grad_reduction: self.grad_reduction,
                     lost: None,
@@ -529,6 +588,7 @@ impl Names<'_> {
             codes_columnwise: None,
             scales_columnwise: None,
             amax: None,
+            gate: None,
             lost: None,
             dtypes: DTypes::of::<T, W, R>(),
         }
@@ -759,7 +819,7 @@ fn the_problem_says_which_tensors_there_are() {
                 call = call.without(entry.name);
             }
             let result = call.check(MIXES[2]);
-            if matches!(form, Form::Forward | Form::Given | Form::Mx)
+            if matches!(form, Form::Forward | Form::Gated | Form::Given | Form::Mx)
                 && is_given("residual_out")
                 && !is_given("residual")
             {
@@ -809,14 +869,15 @@ fn the_problem_says_what_is_computed() {
                             cast_order,
                             residual_placement: form.placement(),
                             parts: 1,
+                            gate: form.gate(),
                             quant: form.quant(),
                             grad_store: GradStore::Rounded,
                             grad_reduction: match form {
                                 Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace => {
                                     GradReduction::Partials
                                 }
-                                Form::Given | Form::Mx => GradReduction::Partials,
-                                Form::Backward => GradReduction::Locks { groups: 3 },
+                                Form::Gated | Form::Given | Form::Mx => GradReduction::Partials,
+                                Form::Backward | Form::GatedBackward => GradReduction::Locks { groups: 3 },
                             },
                             tensors: problem.tensors,
                             rows_per_group: None,
@@ -883,6 +944,76 @@ fn what_is_overwritten_is_said_once() {
     assert_eq!(refused(in_place().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
 }
 
+/// A gate and its activation come together; a gated x has no residual, and only a gate after the
+/// norm reads the bias in backward.
+#[test]
+fn a_gate_has_its_activation_and_no_sums_beside_it() {
+    type Args<'a> = Forward<'a, Numbers, f32>;
+    let view = |allocation| View::<f32> { span: Span { allocation, start: 0, len: ROWS * COLS }, element: PhantomData };
+    let vector = |allocation, len| View::<f32> { span: Span { allocation, start: 0, len }, element: PhantomData };
+    let plain = NormSpec::rms(ROWS, COLS, 1e-5);
+    let [before, after] = [plain.gate_before(Activation::Sigmoid), plain.gate_after(Activation::Silu)];
+    let refused = |result: Result<Problem, Error>| match result {
+        Err(Error::Unexpected { arg, .. } | Error::Missing { arg, .. } | Error::InvalidArgument { arg, .. }) => arg,
+        Err(Error::Unsupported { .. }) => "unsupported",
+        other => panic!("{other:?}"),
+    };
+
+    let check = |spec: NormSpec, args: Args<'_>| Checked::forward(spec, args).map(|checked| *checked.problem());
+    let args = || Args::new(view(1), view(2));
+    assert_eq!(refused(check(plain, args().gate(view(3)))), "gate");
+    let sum = || args().gate(view(3)).residual(view(4)).residual_out(view(5));
+    for (spec, piece) in [(before, Piece::GateBefore), (after, Piece::GateAfter)] {
+        let problem = check(spec, args().gate(view(3))).expect("a good call");
+        assert_eq!((problem.gate, problem.pieces()), (spec.gate, PieceSet::of(&[piece])));
+        assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::Y, Tensor::Gate]));
+        assert!(problem.require_pieces("numbers", PieceSet::NONE).is_err());
+        check(spec, Args::in_place(view(1)).gate(view(3))).expect("a good call in place");
+        assert_eq!(refused(check(spec, args())), "gate");
+        assert_eq!(refused(check(spec.residual_after(), sum())), "unsupported");
+        assert_eq!(refused(check(spec, args().gate(view(3)).parts(2, 0))), "x");
+        let two = View { span: Span { allocation: 1, start: 0, len: 2 * ROWS * COLS }, element: PhantomData };
+        assert_eq!(refused(check(spec, Args::new(two, view(2)).gate(view(3)).parts(2, ROWS * COLS))), "unsupported");
+        let short = check(spec, args().gate(vector(3, COLS)));
+        assert!(matches!(short, Err(Error::Length { arg: "gate", .. })), "{short:?}");
+        let shared = check(spec, args().gate(view(2)));
+        assert!(matches!(shared, Err(Error::Overlap { output: "y", other: "gate" })), "{shared:?}");
+        let halves = check_columns_form(&spec, None);
+        assert!(matches!(halves, Err(Error::Unsupported { .. })), "{halves:?}");
+    }
+    assert_eq!(refused(check(before, sum())), "unsupported");
+    check(after, sum()).expect("a good call");
+
+    type Quantized<'a> = QuantizedForward<'a, Numbers, f32, F8E4M3>;
+    let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+    let quantized =
+        |spec, args: Quantized<'_>| Checked::quantized_forward(spec, args).map(|checked| *checked.problem());
+    let codes = View::<F8E4M3> { span: view(2).span, element: PhantomData };
+    let args = || Quantized::new(quant, view(1), codes).scales(vector(6, ROWS));
+    assert_eq!(refused(quantized(plain, args().gate(view(3)))), "gate");
+    assert_eq!(refused(quantized(after, args())), "gate");
+    assert_eq!(refused(quantized(before, args().gate(view(3)).residual(view(4)))), "unsupported");
+    quantized(after, args().gate(view(3)).residual(view(4))).expect("a good call");
+
+    type Gradients<'a> = Backward<'a, Numbers, f32>;
+    let backward =
+        |spec, args: Gradients<'_>| Checked::backward(&Numbers::<false>, spec, args).map(|checked| *checked.problem());
+    let args = || Gradients::new(view(1), view(2), vector(7, ROWS), view(3));
+    assert_eq!(refused(backward(plain, args().dgate(view(4)))), "dgate");
+    assert_eq!(refused(backward(plain, args().bias(vector(8, COLS)))), "bias");
+    assert_eq!(refused(backward(plain, args().gate(view(4)))), "gate");
+    assert_eq!(refused(backward(after, args())), "gate");
+    backward(after, args().gate(view(4)).dgate(view(5)).bias(vector(8, COLS))).expect("a good call");
+    backward(after, args().gate(view(4)).dresidual_out(view(5))).expect("a good call");
+    backward(before, args().gate(view(4)).dgate(view(5))).expect("a good call");
+    assert_eq!(refused(backward(before, args().gate(view(4)).bias(vector(8, COLS)))), "bias");
+    assert_eq!(refused(backward(before, args().gate(view(4)).dresidual_out(view(5)))), "unsupported");
+    let half = |allocation| View::<f16> { span: view(allocation).span, element: PhantomData };
+    let mixed = Backward::<Numbers, f16, f16, f32>::mixed(half(1), view(2), vector(7, ROWS), half(3)).gate(half(4));
+    let mixed = Checked::backward(&Numbers::<false>, before, mixed).map(|checked| *checked.problem());
+    assert_eq!(refused(mixed), "x");
+}
+
 /// The sum of a residual and a norm has a destination, and the next norm has a y.
 #[test]
 fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
@@ -898,7 +1029,10 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     assert_eq!(problem.residual_placement, ResidualPlacement::After);
     assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::Residual, Tensor::ResidualOut]));
     assert_eq!(problem.arg(Tensor::ResidualOut), "residual_out");
-    assert!(matches!(problem.require_residual_before("numbers"), Err(Error::Unsupported { .. })));
+    let lacks = problem.require_pieces("numbers", PieceSet::of(&[Piece::Residual]));
+    assert!(
+        matches!(lacks, Err(Error::Unsupported { rule }) if rule == "the numbers backend adds no residual after the norm")
+    );
     let problem = good(alone().residual_in_place(view(3)));
     assert_eq!(problem.tensors, TensorSet::of(&[Tensor::X, Tensor::ResidualOut]));
     assert_eq!((problem.arg(Tensor::X), problem.arg(Tensor::ResidualOut)), ("x", "residual"));
@@ -906,7 +1040,7 @@ fn a_residual_after_the_norm_needs_its_sum_and_a_next_norm_its_y() {
     let tensors = [Tensor::X, Tensor::Y, Tensor::ResidualOut, Tensor::NextWeight, Tensor::NextRstd];
     assert_eq!(problem.tensors, TensorSet::of(&tensors));
     let problem = check(before, paired()).expect("a good call");
-    assert!(problem.require_residual_before("numbers").is_ok());
+    assert!(problem.require_pieces("numbers", PieceSet::NONE).is_ok());
 
     let refused = |spec, args| match check(spec, args) {
         Err(Error::Unexpected { arg, .. } | Error::Missing { arg, .. }) => arg,
@@ -1094,7 +1228,7 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
         for norm in Norm::ALL {
             // Backward's rstd has no Option type.
             for (has_mean, has_rstd) in [(true, true), (true, false), (false, true), (false, false)] {
-                if form == Form::Backward && !has_rstd {
+                if form.direction() == Direction::Backward && !has_rstd {
                     continue;
                 }
                 let mut call = Call::full(form);
@@ -1103,7 +1237,7 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
                 call = if has_rstd { call } else { call.without("rstd") };
                 let result = call.check(MIXES[1]);
                 let what = format!("{form:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
-                let is_backward = form == Form::Backward;
+                let is_backward = form.direction() == Direction::Backward;
                 match (norm, is_backward) {
                     (Norm::Rms, _) if has_mean => {
                         assert!(matches!(result, Err(Error::Unexpected { arg: "mean", .. })), "{what}");
