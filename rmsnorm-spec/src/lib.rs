@@ -16,7 +16,7 @@
 //! | `residual`, `residual_out` | `x = x + residual` before the norm | the residual stream |
 //! | [`PartialStatistics`], [`WithStatistics`] | | rows whose columns are divided among ranks |
 //! | [`ResidualPlacement::After`] | `residual + norm(x)`, and optionally the next norm of it | post-norm (Gemma 2 and 3) |
-//! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), always f32 |
+//! | `mean`, `rstd` | `save_mean`, `save_invstd` | (rows), or (rows, groups) with groups of columns; always f32 |
 #![forbid(unsafe_code)]
 
 #[macro_use]

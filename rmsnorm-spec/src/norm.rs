@@ -228,6 +228,9 @@ pub struct NormSpec {
     pub residual_placement: ResidualPlacement,
     /// The multiplication with an activated gate, if there is one.
     pub gate: Option<Gate>,
+    /// The number of groups of columns, which divides `cols`: each group of `cols / groups` columns
+    /// has its own mean and rstd. 1 for most models. Weight and bias have `cols` elements.
+    pub groups: usize,
 }
 
 impl NormSpec {
@@ -245,7 +248,20 @@ impl NormSpec {
     /// cast order, and residuals added before the norm.
     pub const fn new(norm: Norm, rows: usize, cols: usize, eps: f32) -> Self {
         let (cast_order, residual_placement) = (CastOrder::AtStore, ResidualPlacement::Before);
-        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement, gate: None }
+        NormSpec { norm, rows, cols, eps, weight_offset: 0.0, cast_order, residual_placement, gate: None, groups: 1 }
+    }
+
+    /// With this number of groups of columns, each with its own statistics: as in Mamba2, whose
+    /// `norm` has `n_groups`.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{Activation, NormSpec};
+    /// let mamba2 = NormSpec::rms(512, 4096, 1e-5).groups(8).gate_before(Activation::Silu);
+    /// assert_eq!(mamba2.cols / mamba2.groups, 512);
+    /// ```
+    pub const fn groups(self, groups: usize) -> Self {
+        NormSpec { groups, ..self }
     }
 
     /// With this number of rows: the same norm on another batch.
@@ -320,6 +336,7 @@ mod tests {
                 cast_order: CastOrder::BeforeWeight,
                 residual_placement: ResidualPlacement::Before,
                 gate: None,
+                groups: 1,
             };
             assert_eq!(spec, NormSpec { weight_offset: 0.0, cast_order: CastOrder::AtStore, ..expected });
             let after = NormSpec { residual_placement: ResidualPlacement::After, ..spec };
@@ -330,6 +347,7 @@ mod tests {
             assert_eq!(spec.weight_offset(-0.5).cast_order(CastOrder::BeforeWeight), expected);
             assert_eq!(spec.cast_order(CastOrder::BeforeWeight).weight_offset(-0.5), expected);
             assert_eq!(spec.rows(5).cols(7).eps(0.5), NormSpec { rows: 5, cols: 7, eps: 0.5, ..spec });
+            assert_eq!(spec.groups(3), NormSpec { groups: 3, ..spec });
             assert_eq!(NormSpec::new(norm, 2, 3, 1e-6), spec);
         }
     }

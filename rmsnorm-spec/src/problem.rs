@@ -49,7 +49,9 @@ impl Span {
 ///   and `codes_columnwise`), and reaches from row 0 to the end of the last row;
 /// - groups of rows follow one another in memory, and all grouped matrices have the same number of
 ///   rows in each group;
-/// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have `rows`;
+/// - `groups` is at least 1 and divides `cols`; there is 1 with a residual after the norm;
+/// - `weight`, `bias`, `dweight`, `dbias` have `cols` elements, `mean` and `rstd` have
+///   `rows * groups`, those of a row side by side;
 /// - forward has `mean` only for layer norm; backward has `mean` exactly for layer norm, and always
 ///   `rstd`;
 /// - gradients of weight and bias are all rounded or all f32 sums; sums are `dweight` and `dbias`
@@ -105,6 +107,8 @@ pub struct Problem {
     pub parts: usize,
     /// The gate, if the call has one.
     pub gate: Option<Gate>,
+    /// The groups of columns, each with its own statistics: at least 1, a divisor of `cols`.
+    pub groups: usize,
     /// How weight gradients are summed; the default in forward.
     pub grad_reduction: GradReduction,
     /// How weight gradients are stored; the default in forward.
@@ -165,9 +169,21 @@ impl Problem {
             residual_placement: ResidualPlacement::default(),
             parts: 1,
             gate: None,
+            groups: 1,
             grad_reduction: GradReduction::default(),
             grad_store: GradStore::default(),
             quant: None,
+        }
+    }
+
+    /// Refuses groups of columns, for a backend (named `backend`) without them.
+    ///
+    /// # Errors
+    /// `Unsupported` if there are several.
+    pub fn require_one_group(&self, backend: &str) -> Result<(), Error> {
+        match self.groups {
+            1 => Ok(()),
+            _ => Err(Error::Unsupported { rule: format!("the {backend} backend has no groups of columns") }),
         }
     }
 
@@ -544,6 +560,7 @@ fn problem(
         residual_placement: ResidualPlacement::default(),
         parts: 1,
         gate: spec.gate,
+        groups: spec.groups,
         grad_reduction: GradReduction::default(),
         grad_store: GradStore::default(),
         quant: None,
@@ -559,6 +576,14 @@ fn check_spec(spec: &NormSpec) -> Result<(), Error> {
     }
     if spec.cols == 0 {
         return Err(Error::EmptyRow);
+    }
+    if spec.groups == 0 || !spec.cols.is_multiple_of(spec.groups) {
+        let rule = format!("their number must divide the {} columns of a row, got {}", spec.cols, spec.groups);
+        return Err(Error::InvalidArgument { arg: "groups", rule });
+    }
+    if spec.groups > 1 && spec.residual_placement == ResidualPlacement::After {
+        let rule = "no call combines groups of columns with a residual after the norm".into();
+        return Err(Error::Unsupported { rule });
     }
     Ok(())
 }

@@ -36,11 +36,11 @@ pub struct ForwardInputs<'a> {
 pub struct ForwardOutputs {
     /// The normalized tensor: `x`, or the rounded sum with the residual. (rows, cols)
     pub h: Vec<f64>,
-    /// 0 for RMS norm. (rows)
+    /// 0 for RMS norm. (rows, groups)
     pub mean: Vec<f64>,
-    /// (rows)
+    /// (rows, groups)
     pub var: Vec<f64>,
-    /// (rows)
+    /// (rows, groups)
     pub rstd: Vec<f64>,
     /// (rows, cols)
     pub x_hat: Vec<f64>,
@@ -53,19 +53,15 @@ pub struct ForwardOutputs {
 /// Equations (1) to (6) and (13). The cast order is left out: it concerns rounding, which the suite
 /// handles.
 pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
-    let cols = spec.cols;
     let mut out = ForwardOutputs::default();
-    for row in 0..spec.rows {
-        let start = out.h.len();
-        for col in 0..cols {
-            let i = row * cols + col;
-            out.h.push(match (inputs.residual, spec.residual_placement) {
-                (Some((residual, dtype)), ResidualPlacement::Before) => round_to(inputs.x[i] + residual[i], dtype),
-                (None, ResidualPlacement::Before) | (_, ResidualPlacement::After) => inputs.x[i],
-            });
-        }
-        let h = &out.h[start..];
-
+    for i in 0..spec.rows * spec.cols {
+        out.h.push(match (inputs.residual, spec.residual_placement) {
+            (Some((residual, dtype)), ResidualPlacement::Before) => round_to(inputs.x[i] + residual[i], dtype),
+            (None, ResidualPlacement::Before) | (_, ResidualPlacement::After) => inputs.x[i],
+        });
+    }
+    let width = spec.cols / spec.groups;
+    for (group, h) in out.h.chunks(width).enumerate() {
         let mean = match spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => average(h.iter().copied()),
@@ -76,7 +72,8 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
         out.var.push(var);
         out.rstd.push(rstd);
 
-        for (col, h) in h.iter().enumerate() {
+        for (i, h) in h.iter().enumerate() {
+            let col = group % spec.groups * width + i;
             let x_hat = (h - mean) * rstd;
             let bias = inputs.bias.map_or(0.0, |bias| bias[col]);
             out.x_hat.push(x_hat);
@@ -191,9 +188,9 @@ pub struct BackwardInputs<'a> {
     pub x: &'a [f64],
     /// (cols)
     pub weight: Option<&'a [f64]>,
-    /// (rows); all zeros for RMS norm
+    /// (rows, groups); all zeros for RMS norm
     pub mean: &'a [f64],
-    /// (rows)
+    /// (rows, groups)
     pub rstd: &'a [f64],
     /// (rows, cols)
     pub dresidual_out: Option<&'a [f64]>,
@@ -202,9 +199,9 @@ pub struct BackwardInputs<'a> {
 /// The results of a backward pass, before the rounding to their storage types.
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOutputs {
-    /// `avg(wdy)`, 0 for RMS norm. (rows)
+    /// `avg(wdy)`, 0 for RMS norm. (rows, groups)
     pub mean_wdy: Vec<f64>,
-    /// `avg(wdy * x_hat)`. (rows)
+    /// `avg(wdy * x_hat)`. (rows, groups)
     pub mean_wdy_xhat: Vec<f64>,
     /// (rows, cols)
     pub dx: Vec<f64>,
@@ -216,27 +213,28 @@ pub struct BackwardOutputs {
 
 /// Equations (7) to (12).
 pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs {
-    let cols = spec.cols;
+    let (cols, width) = (spec.cols, spec.cols / spec.groups);
     let mut out = BackwardOutputs { dweight: vec![0.0; cols], dbias: vec![0.0; cols], ..BackwardOutputs::default() };
-    for row in 0..spec.rows {
-        let (mean, rstd) = (inputs.mean[row], inputs.rstd[row]);
-        let x_hat = |col: usize| (inputs.x[row * cols + col] - mean) * rstd;
-        let dy = |col: usize| inputs.dy[row * cols + col];
-        let wdy = |col: usize| dy(col) * effective_weight(spec, inputs.weight, col);
+    for group in 0..spec.rows * spec.groups {
+        let (mean, rstd) = (inputs.mean[group], inputs.rstd[group]);
+        let (first, first_col) = (group * width, group % spec.groups * width);
+        let x_hat = |i: usize| (inputs.x[first + i] - mean) * rstd;
+        let dy = |i: usize| inputs.dy[first + i];
+        let wdy = |i: usize| dy(i) * effective_weight(spec, inputs.weight, first_col + i);
 
         let mean_wdy = match spec.norm {
             Norm::Rms => 0.0,
-            Norm::Layer => average((0..cols).map(wdy)),
+            Norm::Layer => average((0..width).map(wdy)),
         };
-        let mean_wdy_xhat = average((0..cols).map(|col| wdy(col) * x_hat(col)));
+        let mean_wdy_xhat = average((0..width).map(|i| wdy(i) * x_hat(i)));
         out.mean_wdy.push(mean_wdy);
         out.mean_wdy_xhat.push(mean_wdy_xhat);
 
-        for col in 0..cols {
-            let dresidual_out = inputs.dresidual_out.map_or(0.0, |d| d[row * cols + col]);
-            out.dx.push(rstd * (wdy(col) - mean_wdy - x_hat(col) * mean_wdy_xhat) + dresidual_out);
-            out.dweight[col] += dy(col) * x_hat(col);
-            out.dbias[col] += dy(col);
+        for i in 0..width {
+            let dresidual_out = inputs.dresidual_out.map_or(0.0, |d| d[first + i]);
+            out.dx.push(rstd * (wdy(i) - mean_wdy - x_hat(i) * mean_wdy_xhat) + dresidual_out);
+            out.dweight[first_col + i] += dy(i) * x_hat(i);
+            out.dbias[first_col + i] += dy(i);
         }
     }
     out
@@ -434,6 +432,46 @@ mod tests {
                     let difference = (moved(step) - moved(-step)) / (2.0 * step);
                     assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
                 }
+            }
+        }
+    }
+
+    /// A norm of groups without a weight is the norm of as many shorter rows, and each group takes
+    /// its own part of the weight and the bias.
+    #[test]
+    fn groups_of_columns_are_rows_with_their_own_weights() {
+        let (rows, width, groups) = (3, 4, 2);
+        let cols = width * groups;
+        let values = |seed: usize, len: usize| -> Vec<f64> {
+            (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
+        };
+        let (x, dy, weight, bias) = (values(1, rows * cols), values(2, rows * cols), values(3, cols), values(4, cols));
+        for norm in Norm::ALL {
+            let whole = NormSpec::new(norm, rows, cols, 0.01).groups(groups).weight_offset(0.5);
+            let (weights, biases) = (Some(&weight[..]), Some(&bias[..]));
+            let out = forward(&whole, &ForwardInputs { x: &x, residual: None, weight: weights, bias: biases });
+            assert_eq!(out.rstd.len(), rows * groups);
+            let (mean, rstd) = (&out.mean[..], &out.rstd[..]);
+            let inputs = BackwardInputs { dy: &dy, x: &x, weight: weights, mean, rstd, dresidual_out: None };
+            let gradients = backward(&whole, &inputs);
+            for group in 0..groups {
+                let part = |all: &[f64]| -> Vec<f64> {
+                    all.chunks(cols).flat_map(|row| row[group * width..][..width].to_vec()).collect()
+                };
+                let of_rows = |all: &[f64]| -> Vec<f64> { all.chunks(groups).map(|row| row[group]).collect() };
+                let [x, dy, weight, bias] = [&x, &dy, &weight, &bias].map(|all| part(all));
+                let spec = NormSpec { groups: 1, ..whole.cols(width) };
+                let inputs = ForwardInputs { x: &x, residual: None, weight: Some(&weight), bias: Some(&bias) };
+                let alone = forward(&spec, &inputs);
+                assert_eq!(
+                    (part(&out.y), of_rows(&out.mean), of_rows(&out.rstd)),
+                    (alone.y, alone.mean.clone(), alone.rstd.clone())
+                );
+                let (mean, rstd) = (&alone.mean[..], &alone.rstd[..]);
+                let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
+                let alone = backward(&spec, &inputs);
+                assert_eq!(part(&gradients.dx), alone.dx);
+                assert_eq!((part(&gradients.dweight), part(&gradients.dbias)), (alone.dweight, alone.dbias));
             }
         }
     }

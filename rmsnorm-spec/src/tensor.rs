@@ -202,7 +202,7 @@ pub enum TensorShape {
     Transposed,
     /// (cols)
     Cols,
-    /// (rows)
+    /// (rows), or (rows, groups) with groups of columns.
     Rows,
     /// [`NormBackend::workspace_len`](crate::NormBackend::workspace_len) elements or more.
     Workspace,

@@ -14,7 +14,7 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 ///
 /// # Shapes
 /// `dy`, `x`, `dx`, `dresidual_out`, `dresidual`, `gate`, `dgate`: (rows, cols). `weight`, `bias`, `dweight`, `dbias`,
-/// `dweight_sum`, `dbias_sum`: (cols). `mean`, `rstd`: (rows). `workspace`: at least
+/// `dweight_sum`, `dbias_sum`: (cols). `mean`, `rstd`: (rows, groups). `workspace`: at least
 /// [`NormBackend::workspace_len`] elements.
 ///
 /// # Dtypes

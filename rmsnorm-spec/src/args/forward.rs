@@ -43,7 +43,8 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 ///
 /// # Shapes
 /// `x`, `y`, `residual`, `residual_out`, `gate`: (rows, cols). `weight`, `bias`, `next_weight`,
-/// `next_bias`: (cols). `mean`, `rstd`, `next_mean`, `next_rstd`: (rows).
+/// `next_bias`: (cols). `mean`, `rstd`: (rows, groups). `next_mean`,
+/// `next_rstd`: (rows).
 ///
 /// # Dtypes
 /// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) and

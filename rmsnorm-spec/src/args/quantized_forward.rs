@@ -14,7 +14,7 @@ use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 ///
 /// # Shapes
 /// `x`, `residual`, `residual_out`, `gate`, `codes`, `y`: (rows, cols). `codes_t`, `codes_columnwise`:
-/// (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`: (rows). `scale`, `amax`: (1). `scales`:
+/// (cols, rows). `weight`, `bias`: (cols). `mean`, `rstd`: (rows, groups). `scale`, `amax`: (1). `scales`:
 /// [`QuantSpec::scales_len`] elements in the layout [`QuantSpec::layout`]. `scales_columnwise`:
 /// `scales_len` of [`QuantSpec::columnwise`] for a (cols, rows) matrix.
 ///

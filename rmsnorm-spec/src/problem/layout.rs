@@ -30,6 +30,8 @@ pub(super) struct Layout {
     dtypes: DTypes,
     rows: usize,
     cols: usize,
+    /// The groups of columns, each with its own statistics.
+    groups: usize,
     /// The tensors that have only a rank's own rows, and the number of these rows.
     own: Option<(TensorSet, usize)>,
     /// Determines the length of scales.
@@ -86,6 +88,7 @@ impl Layout {
             dtypes,
             rows: spec.rows,
             cols: spec.cols,
+            groups: spec.groups,
             own: None,
             quant: None,
             parts: None,
@@ -253,7 +256,11 @@ impl SpanVisitor for Layout {
                 self.matrix(&view, (self.cols, self.rows)).map(|(rows, len)| (Some(rows), len))?
             }
             TensorShape::Cols => (None, (self.cols, self.cols)),
-            TensorShape::Rows => (None, (rows, rows)),
+            TensorShape::Rows => {
+                // A product beyond usize is longer than any view.
+                let len = rows.saturating_mul(self.groups);
+                (None, (len, len))
+            }
             // The backend determines the length, from the problem.
             TensorShape::Workspace => (None, (0, usize::MAX)),
             TensorShape::One => (None, (1, 1)),

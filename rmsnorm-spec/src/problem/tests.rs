@@ -870,6 +870,7 @@ fn the_problem_says_what_is_computed() {
                             residual_placement: form.placement(),
                             parts: 1,
                             gate: form.gate(),
+                            groups: 1,
                             quant: form.quant(),
                             grad_store: GradStore::Rounded,
                             grad_reduction: match form {
@@ -942,6 +943,38 @@ fn what_is_overwritten_is_said_once() {
     assert_eq!(refused(separate().residual_in_place(view(3))), "residual");
     assert_eq!(refused(separate().residual_out(view(4))), "residual_out");
     assert_eq!(refused(in_place().residual_in_place(view(3)).residual_out(view(4))), "residual_out");
+}
+
+/// Groups divide the columns, and each has its own statistics.
+#[test]
+fn groups_of_columns_divide_a_row_and_have_their_own_statistics() {
+    let check = |form: Form, groups: usize| {
+        let mut call = Call::full(form);
+        call.spec.groups = groups;
+        for name in ["mean", "rstd"] {
+            call.set(name, |place| place.span.len = ROWS * groups);
+        }
+        call.check(MIXES[2]).map(|checked| checked.problem)
+    };
+    for form in [Form::Forward, Form::InPlace, Form::Gated, Form::Backward, Form::GatedBackward, Form::Given, Form::Mx]
+    {
+        for groups in [1, 2, 5, COLS] {
+            let problem = check(form, groups).expect("a good call");
+            assert_eq!((problem.groups, problem.require_one_group("numbers").is_ok()), (groups, groups == 1));
+        }
+        for groups in [0, 3, COLS + 1] {
+            let refused = check(form, groups);
+            assert!(matches!(refused, Err(Error::InvalidArgument { arg: "groups", .. })), "{refused:?}");
+        }
+        let mut call = Call::full(form);
+        call.spec.groups = 2;
+        let few = call.check(MIXES[2]).map(|checked| checked.problem);
+        let expected = 2 * ROWS;
+        assert!(matches!(few, Err(Error::Length { arg: "mean", min, .. }) if min == expected), "{few:?}");
+    }
+    assert!(matches!(check(Form::AfterInPlace, 2), Err(Error::Unsupported { .. })));
+    let halves = check_columns_form(&NormSpec::rms(ROWS, COLS, 1e-5).groups(2), None);
+    assert!(matches!(halves, Err(Error::Unsupported { .. })), "{halves:?}");
 }
 
 /// A gate and its activation come together; a gated x has no residual, and only a gate after the
