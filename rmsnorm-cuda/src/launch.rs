@@ -14,7 +14,7 @@ use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
 use crate::params::{Matrix, Params};
-use crate::plan::{self, Plan};
+use crate::plan::{self, Plan, WIDEST_ACCESS};
 use columns::Half;
 #[cfg(feature = "peers")]
 pub(crate) use columns::of_ranks;
@@ -23,9 +23,6 @@ pub(crate) use tensors::Tensors;
 pub(crate) use work::Launch;
 use work::Work;
 use workspace::{Workspace, bytes_of};
-
-/// Bytes of the widest memory access.
-const WIDEST_ACCESS: u32 = 16;
 
 /// Plans a call and enqueues its steps.
 pub(crate) fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
@@ -200,16 +197,10 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack has as many codes as the widest matrix has elements in 16 bytes.
-        let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
+        let scale = if tensor == Tensor::Codes { plan::widest_input(problem) as u64 } else { 1 };
         if is_counted { bits | (data * scale) | (strides * size * scale) } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
-}
-
-/// Bytes of an element of the widest matrix.
-fn widest_size(problem: &Problem) -> u64 {
-    let residual = if problem.tensors.adds_residual() { problem.dtypes.residual.size() } else { 0 };
-    problem.dtypes.activation.size().max(residual) as u64
 }
 
 /// The largest power of two, at most 16, that divides a number of bytes.

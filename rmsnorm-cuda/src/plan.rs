@@ -25,9 +25,9 @@ pub(crate) mod reduce_forward_rows;
 mod tests;
 mod tuning;
 
-use rmsnorm_gpu::program::CallKey;
+use rmsnorm_gpu::program::{CallKey, inputs};
 use rmsnorm_gpu::tuning::{Rung, find};
-use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, Norm, Piece, PieceSet, Problem, Slot, Storage, Tensor, TensorSet};
 
 use crate::caps::Caps;
 #[cfg(test)]
@@ -243,6 +243,9 @@ pub(crate) struct Plan {
     pub(crate) partial_rows: u64,
 }
 
+/// Bytes of the widest access.
+pub(crate) const WIDEST_ACCESS: usize = 16;
+
 /// Bytes that a thread of `clear.cu` zeroes at a time.
 const CLEARED_PIECE: usize = 16;
 
@@ -355,9 +358,10 @@ pub fn workspace_len_bound(problem: &Problem) -> usize {
 
 /// Elements of one pack: 16 bytes of the widest matrix.
 fn pack(problem: &Problem) -> u32 {
-    let has_stream = problem.direction == Direction::Backward || is_sum(problem);
-    let stream = if has_stream { problem.dtypes.residual } else { problem.dtypes.activation };
-    if [problem.dtypes.activation, stream].contains(&DType::F32) { 4 } else { 8 }
+    let DTypes { activation, residual, .. } = problem.dtypes;
+    let is_of_stream = problem.direction == Direction::Backward || problem.parts > 1;
+    let h = if is_of_stream { residual.size() } else { activation.size() };
+    (WIDEST_ACCESS / widest_input(problem).max(h)) as u32
 }
 
 /// The tile of a table for rows of this length, if the device supports its cluster.
@@ -367,11 +371,21 @@ fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<T
     Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
-/// Whether forward adds a residual or further parts to `x`, and normalizes the sum in the
-/// residual's dtype. A residual that is added after the norm also counts, because its rows are read
-/// too.
-pub(super) fn is_sum(problem: &Problem) -> bool {
-    problem.tensors.adds_residual() || problem.parts > 1
+/// The matrices besides `x` that the pieces of a call read in forward.
+pub(super) fn inputs_of(problem: &Problem) -> TensorSet {
+    let inputs = |slot| inputs(problem.pieces(), slot, Direction::Forward);
+    inputs(Slot::Before).union(inputs(Slot::After))
+}
+
+/// Bytes of the widest element that forward reads from a row.
+pub(crate) fn widest_input(problem: &Problem) -> usize {
+    let sizes = inputs_of(problem).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
+    sizes.fold(problem.dtypes.activation.size(), usize::max)
+}
+
+/// Whether forward reads more than `x`: matrices of pieces, or several parts.
+pub(super) fn reads_more(problem: &Problem) -> bool {
+    !inputs_of(problem).is_empty() || problem.parts > 1
 }
 
 /// Whether a tile covers more columns than the row has.
@@ -404,16 +418,15 @@ impl Tile {
     }
 
     /// Whether a thread's registers can hold its part of the rows from the first sum to the last
-    /// store. A pack takes four registers. The rest of the formula is the smallest count at which
-    /// ptxas did not spill. A spill costs layer norm with a residual 18 % at 4608 columns, 11 % at
-    /// 7168.
-    fn holds_rows(&self, norm: Norm, adds_residual: bool) -> bool {
+    /// store, if forward reads `matrices` matrices before the norm. A pack takes four registers in
+    /// each. The rest of the formula is the smallest count at which ptxas did not spill. A spill
+    /// costs layer norm with a residual 18 % at 4608 columns, 11 % at 7168.
+    fn holds_rows(&self, norm: Norm, matrices: u32) -> bool {
         let packs = self.packs * self.unroll;
-        let needed = match (adds_residual, norm) {
-            (false, Norm::Rms) => 44 + 4 * packs,
-            (false, Norm::Layer) => 28 + 17 * packs,
-            (true, Norm::Rms) => 48 + 8 * packs,
-            (true, Norm::Layer) => 44 + 9 * packs + if self.is_ragged { 4 } else { 0 },
+        let needed = match (norm, matrices) {
+            (Norm::Rms, _) => 40 + 4 * matrices * (packs + 1),
+            (Norm::Layer, ..2) => 28 + 17 * packs,
+            (Norm::Layer, 2..) => 36 + packs + 4 * matrices * (packs + 1) + if self.is_ragged { 4 } else { 0 },
         };
         needed <= self.registers()
     }
@@ -447,53 +460,59 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }
+    let key = KernelKey { program, call, tile, ranks: 1 };
+    KernelKey { tile: Tile { reads: reads(&key), ..tile }, ..key }
+}
+
+impl KernelKey {
+    /// The pieces that the program has code for.
+    pub(crate) const fn pieces(&self) -> PieceSet {
+        self.call.pieces(self.program.info().direction)
+    }
 }
 
 /// Sets how a forward kernel reads; all other kernels read in one way.
-fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
-    let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
-    let is_after = call.form.is_residual_after();
+fn reads(key: &KernelKey) -> Reads {
+    let KernelKey { program, call, tile, .. } = key;
+    let (weight_bytes, reads, pieces) = (call.dtypes.weight.size() as u32, tile.reads, key.pieces());
+    let [before, after] = [Slot::Before, Slot::After].map(|slot| inputs(pieces, slot, program.info().direction).len());
+    let has_parts = pieces.has(Piece::Parts);
     // One pack if registers are short: a row with a whole multiprocessor to itself.
-    let batch_of_parts = || if tile.holds_parts(program, call.norm) { 2 } else { 1 };
-    if program == Program::QuantizedForward {
+    let batch = |others| match has_parts {
+        true if tile.holds_parts(*program, call.norm) => 2,
+        true => 1,
+        false => others,
+    };
+    if *program == Program::QuantizedForward {
         // With few packs, reading them all at once gains nothing.
         return Reads { is_late: tile.packs <= 2, ..reads };
     }
-    if program == Program::Forward {
-        // The registers of a row in flight are used for the residual that is added after the norm.
-        if is_after {
+    if *program == Program::Forward {
+        // The registers of a row in flight are used for what waits for the norm.
+        if after > 0 {
             return Reads { is_held: false, is_late: true, ..reads };
         }
-        // A second read would have to read all parts.
-        if call.has_parts {
-            return Reads { is_held: true, batch: batch_of_parts(), ..reads };
-        }
-        // A second read of a row with a residual would read two matrices.
-        let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
-        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads };
+        // A second read would have to read all parts, or several matrices.
+        let is_held = reads.is_held || has_parts || before > 0 && tile.holds_rows(call.norm, 1 + before as u32);
+        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, batch: batch(reads.batch), ..reads };
     }
-    if program == Program::ForwardCluster {
-        // Reads early what is needed last, if registers suffice: a residual that is added after the
-        // norm, which comes from DRAM, otherwise the weights.
+    if *program == Program::ForwardCluster {
+        // Reads early what is needed last, if registers suffice: what waits for the norm, which
+        // comes from DRAM, otherwise the weights.
         let is_narrow = tile.pack * weight_bytes <= 16;
-        if is_after {
-            let batch = match (is_narrow, call.form.norms_twice()) {
-                (true, _) => 4,
-                (false, false) => 2,
-                (false, true) => 1,
-            };
-            return Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads };
-        }
-        let batch = if call.has_parts { batch_of_parts() } else { 4 };
-        return Reads { is_early: is_narrow, batch, ..reads };
+        let others = match (after > 0 && !is_narrow, pieces.has(Piece::NextNorm)) {
+            (false, _) => 4,
+            (true, false) => 2,
+            (true, true) => 1,
+        };
+        let (is_late, is_early) = (after > 0 && tile.packs > 4, after == 0 && is_narrow);
+        return Reads { is_late, is_early, batch: batch(others), ..reads };
     }
-    if program == Program::ForwardLong {
+    if *program == Program::ForwardLong {
         // Registers do not suffice for all packs. They do not suffice for f32 parameters either,
         // nor for ragged rows, nor in clusters, which have more blocks per multiprocessor.
         let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-        let batch = if call.norm == Norm::Layer { 4 } else { 2 };
-        return Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads };
+        return Reads { is_early, batch: batch(if call.norm == Norm::Layer { 4 } else { 2 }), ..reads };
     }
     reads
 }

@@ -9,7 +9,7 @@ use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DTypes, Direction, Norm, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DTypes, Direction, Norm, Piece, PieceSet, Tensor, TensorSet};
 
 use crate::caps::Arch;
 use crate::params::{self, Columns, MOST_COLUMN_RANKS};
@@ -101,33 +101,33 @@ const fn has_pieces(program: Program) -> bool {
     }
 }
 
-/// What comes before the statistics of a call and after its norm: the files, and two types in them.
-/// A file is there only if its tensors are.
-fn pieces(call: &CallKey) -> (Vec<Source>, String) {
-    let (is_after, has_residual) = (call.form.is_residual_after(), call.tensors.has(Tensor::Residual));
+/// What comes before the statistics and after the norm: the files, and two types in them. A file is
+/// there only if its tensors are.
+fn pieces(pieces: PieceSet) -> (Vec<Source>, String) {
     let mut files = vec![kernels::NORM, kernels::X, kernels::STORE];
-    let alone = if has_residual && !is_after {
-        files.push(kernels::RESIDUAL);
-        "Residual"
-    } else {
-        "X"
-    };
-    let before = if call.has_parts {
-        files.push(kernels::PARTS);
-        format!("Parts<{alone}>")
-    } else {
-        alone.to_owned()
-    };
-    let after = match (is_after, call.form.norms_twice()) {
-        (false, _) => "Store",
-        (true, false) => "ResidualAfter<void>",
-        (true, true) => {
-            files.push(kernels::NEXT_NORM);
-            "ResidualAfter<NextNorm>"
-        }
-    };
-    if is_after {
-        files.push(kernels::RESIDUAL_AFTER);
+    let (mut before, mut after, mut next) = ("X".to_owned(), "Store".to_owned(), "void");
+    // From the inner types to those that wrap them.
+    for piece in Piece::ALL.into_iter().rev().filter(|piece| pieces.has(*piece)) {
+        files.extend(match piece {
+            Piece::Parts => {
+                before = format!("Parts<{before}>");
+                Some(kernels::PARTS)
+            }
+            Piece::Residual => {
+                before = "Residual".to_owned();
+                Some(kernels::RESIDUAL)
+            }
+            Piece::NextNorm => {
+                next = "NextNorm";
+                Some(kernels::NEXT_NORM)
+            }
+            Piece::ResidualAfter => {
+                after = format!("ResidualAfter<{next}>");
+                Some(kernels::RESIDUAL_AFTER)
+            }
+            // The programs of codes quantize themselves.
+            Piece::Quantize => None,
+        });
     }
     (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))
 }
@@ -144,7 +144,7 @@ pub(crate) fn text(key: &KernelKey) -> String {
     };
     let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
     let params = format!("#line 1 \"{}\"\n{}\n", params::FILE, params::source(key));
-    let (of_call, types) = if has_pieces(key.program) { pieces(&key.call) } else { (Vec::new(), String::new()) };
+    let (of_call, types) = if has_pieces(key.program) { pieces(key.pieces()) } else { (Vec::new(), String::new()) };
     [join(before), params, join(after), join(&of_call), types, join(files(key.program))].concat()
 }
 
@@ -428,7 +428,8 @@ mod tests {
         for (program, call) in Program::ALL.into_iter().flat_map(|program| calls().map(|call| (program, call))) {
             let text = text(&KernelKey { program, call, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            let of_call = if has_pieces(program) { pieces(&call).0.len() } else { 0 };
+            let of_call =
+                if has_pieces(program) { pieces(KernelKey { program, call, ..KEY }.pieces()).0.len() } else { 0 };
             assert_eq!(files.len(), HEADERS.len() + 1 + of_call + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
             assert_eq!(text.contains("using After = "), has_pieces(program), "{program:?}");
@@ -440,7 +441,7 @@ mod tests {
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
         let of_programs = Program::ALL.into_iter().flat_map(files).copied();
-        let of_calls = calls().into_iter().flat_map(|call| pieces(&call).0);
+        let of_calls = calls().into_iter().flat_map(|call| pieces(call.pieces(Direction::Forward)).0);
         let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
     }

@@ -13,7 +13,7 @@ use crate::caps::Arch;
 use crate::error::device_error;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::Params;
-use crate::plan::ranks::Piece;
+use crate::plan::ranks::Round;
 use crate::plan::{KernelKey, Tile, columns, forward_exchange, gather_numbers};
 
 pub(super) fn forward(
@@ -52,7 +52,7 @@ fn in_one_kernel(
     let kernel = load(kernels, &plan.key)?;
     let params = params.pack(&plan.key);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
-    plan.pieces(problem.rows).try_for_each(|Piece { first_row, rows, grid }| {
+    plan.rounds(problem.rows).try_for_each(|Round { first_row, rows, grid }| {
         let peers = group.peers(first_row, rows);
         let mut arguments = [
             params.address(),
@@ -66,12 +66,12 @@ fn in_one_kernel(
         // - arguments: its parameters are the struct that its key has packed, a `Peers` and a
         //   `Columns`, whose sizes were checked where it was compiled;
         // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's
-        //   columns; the piece has rows of the call; the key's access_bytes divide all addresses
+        //   columns; the round has rows of the call; the key's access_bytes divide all addresses
         //   and strides; in place, the thread that stores an element has read it before;
         // - columns: a `Columns` has as many ranks as the group, which are at most 8, and the
         //   kernel does not use its numbers;
         // - slots: the memory of this rank and of its peers stays allocated while a group of them
-        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
+        //   exists (`Parts`), or as promised to `from_pointers`; the round has no more rows than
         //   there are slots of 16 bytes;
         // - order: as in `peers::launch`.
         unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
@@ -124,24 +124,24 @@ fn gather(group: &PeerGroup, rows: usize, shares: &RowShares, mut all: CudaViewM
     let numbers = (shares.unit / rows) as u32;
     let (address, _in_use) = all.device_ptr_mut(stream);
     let overlap = kernels.caps().arch >= Arch::HOPPER;
-    plan.pieces(rows).try_for_each(|piece| {
-        let peers = group.peers(piece.first_row, piece.rows);
+    plan.rounds(rows).try_for_each(|round| {
+        let peers = group.peers(round.first_row, round.rows);
         let mut arguments = [
             params.address(),
             std::ptr::from_ref(&peers).cast_mut().cast(),
             std::ptr::from_ref(&address).cast_mut().cast(),
             std::ptr::from_ref(&numbers).cast_mut().cast(),
         ];
-        let launch = Launch { kernel, grid: piece.grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
+        let launch = Launch { kernel, grid: round.grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
         //   ends;
         // - arguments: its parameters are the struct that its key has packed, a `Peers`, whose sizes
         //   were checked where it was compiled, an address and a 32-bit number;
-        // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the
+        // - memory: `all` has a share of `numbers` for each row and rank; the round has rows of the
         //   call;
         // - slots: the memory of this rank and of its peers stays allocated while a group of them
-        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
+        //   exists (`Parts`), or as promised to `from_pointers`; the round has no more rows than
         //   there are slots of 16 bytes;
         // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
         //   accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's own

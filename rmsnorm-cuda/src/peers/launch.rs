@@ -14,7 +14,7 @@ use crate::kernel::Kernels;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::Packed;
 use crate::plan::KernelKey;
-use crate::plan::ranks::{Piece, Plan};
+use crate::plan::ranks::{Plan, Round};
 use crate::plan::{reduce_forward, reduce_forward_rows};
 
 pub(super) fn forward_reduced(group: &PeerGroup, call: Checked<AnyForward<'_, CudaBackend>>) -> Result<(), Error> {
@@ -66,7 +66,7 @@ fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tens
     }
     let kernel = load(kernels, &plan.key)?;
     let params = params.pack(&plan.key);
-    plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
+    plan.rounds(problem.rows).try_for_each(|round| launch_one(group, kernel, &params, &plan, round))
 }
 
 /// The plan with row owners, if it is faster and fits the group's memory. All ranks decide alike,
@@ -91,9 +91,9 @@ fn launch_one(
     kernel: sys::CUfunction,
     params: &Packed,
     plan: &Plan,
-    piece: Piece,
+    round: Round,
 ) -> Result<(), Error> {
-    let Piece { first_row, rows, grid } = piece;
+    let Round { first_row, rows, grid } = round;
     let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
     let peers = group.peers(first_row, rows);
     let mut arguments = [params.address(), std::ptr::from_ref(&peers).cast_mut().cast()];
@@ -104,9 +104,9 @@ fn launch_one(
     //   were checked where it was compiled;
     // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
     //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; the
-    //   piece has rows of the call; the key's access_bytes divide all addresses and strides;
+    //   round has rows of the call; the key's access_bytes divide all addresses and strides;
     // - slots: the memory of this rank and of its peers stays allocated while a group of them
-    //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than its
+    //   exists (`Parts`), or as promised to `from_pointers`; the round has no more rows than its
     //   slots have room for, and every rank has divided its memory alike;
     // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
     //   cudarc's events, held in `Tensors`, order the accesses to tensors with those on other

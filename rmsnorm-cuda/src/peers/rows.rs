@@ -11,7 +11,7 @@ use crate::caps::Arch;
 use crate::error::device_error;
 use crate::launch::{self, Launch, Tensors};
 use crate::params::{Packed, Params};
-use crate::plan::ranks::{Piece, Plan};
+use crate::plan::ranks::{Plan, Round};
 use crate::plan::reduce_forward_rows::{self, Sends};
 
 /// The rows that a rank owns, and the first rows of tensors that hold only these rows.
@@ -87,7 +87,7 @@ pub(super) fn plan(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> R
 pub(super) fn enqueue(group: &PeerGroup, params: &Params, plan: &Plan, owned: Owned) -> Result<(), Error> {
     let kernel = load(group.backend.kernels(), &plan.key)?;
     let params = params.pack(&plan.key);
-    plan.pieces(owned.rows_per_rank).try_for_each(|piece| launch_one(group, kernel, &params, plan, owned, piece))
+    plan.rounds(owned.rows_per_rank).try_for_each(|round| launch_one(group, kernel, &params, plan, owned, round))
 }
 
 fn launch_one(
@@ -96,9 +96,9 @@ fn launch_one(
     params: &Packed,
     plan: &Plan,
     owned: Owned,
-    piece: Piece,
+    round: Round,
 ) -> Result<(), Error> {
-    let Piece { first_row, rows, grid } = piece;
+    let Round { first_row, rows, grid } = round;
     let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
     let peers = group.peers(first_row, rows);
     let Owned { rows_per_rank, first_own, first_of_y, sends } = owned;
@@ -122,7 +122,7 @@ fn launch_one(
     //   tensors that hold only this rank's rows it accesses those rows alone, from the first of
     //   them on; the key's access_bytes divide all addresses and strides;
     // - slots: the memory of this rank and of its peers stays allocated while a group of them
-    //   exists (`Parts`), or as promised to `from_pointers`; the piece has at most half of the rows
+    //   exists (`Parts`), or as promised to `from_pointers`; the round has at most half of the rows
     //   that its slots have room for, and every rank has divided its memory alike;
     // - order: as in `peers::launch`.
     unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
