@@ -14,24 +14,31 @@ mod forward;
 pub(crate) mod forward_exchange;
 #[cfg(feature = "peers")]
 pub(crate) mod gather_numbers;
+mod inputs;
 mod quantized_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod ranks;
+mod reads;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward_rows;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod tuning;
 
-use rmsnorm_gpu::program::{CallKey, inputs};
+use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::tuning::{Rung, find};
-use rmsnorm_spec::{DType, DTypes, Direction, Norm, Piece, PieceSet, Problem, Slot, Storage, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, Norm, Piece, PieceSet, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+use inputs::inputs_of;
+pub(crate) use inputs::{reads_more, widest_input};
+use reads::reads;
 #[cfg(test)]
 pub(crate) use tests::drawn_devices;
+pub(crate) use tile::{REGISTERS_PER_SM, RESERVED_BYTES, Reads, Tile};
 pub(crate) use tuning::{KEPT, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{
@@ -174,51 +181,6 @@ pub(crate) struct KernelKey {
     pub(crate) ranks: u32,
 }
 
-/// How threads divide a row, and a block its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tile {
-    /// Contiguous elements of a thread.
-    pub(crate) pack: u32,
-    /// Packs of a thread in a row.
-    pub(crate) packs: u32,
-    /// Threads of one block per row; a power of two or a multiple of 32.
-    pub(crate) threads_per_row: u32,
-    /// Rows that a block handles concurrently.
-    pub(crate) groups: u32,
-    /// Blocks per row, which exchange sums through distributed shared memory.
-    pub(crate) cluster: u32,
-    /// Rows that a thread has in flight in one step.
-    pub(crate) unroll: u32,
-    /// Steps that shared memory holds; 0 if rows go straight to registers.
-    pub(crate) stages: u32,
-    /// Whether the next step's first pass runs while the sums of the current step are exchanged.
-    pub(crate) is_overlapped: bool,
-    /// Blocks per multiprocessor that registers must suffice for.
-    pub(crate) blocks_per_sm: u32,
-    /// Bytes of one memory access, at most 16; divides all addresses and strides.
-    pub(crate) access_bytes: u32,
-    /// Whether cols differs from the number of columns that the threads cover.
-    pub(crate) is_ragged: bool,
-    /// Whether the last pack of a row is partial, which needs code for single elements.
-    pub(crate) has_tail: bool,
-    /// When forward reads the data that it needs after the statistics.
-    pub(crate) reads: Reads,
-}
-
-/// When forward reads the data that it needs after the statistics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reads {
-    /// `Forward`: a row stays in registers and is read once.
-    pub(crate) is_held: bool,
-    /// `Forward`: the second read of a pack comes just before its use, instead of all packs at
-    /// once. `ForwardCluster`: the same for a residual that is added after the norm.
-    pub(crate) is_late: bool,
-    /// `ForwardCluster`, `ForwardLong`: weight and bias are read together with the row.
-    pub(crate) is_early: bool,
-    /// `ForwardCluster`, `ForwardLong`: packs that are read together.
-    pub(crate) batch: u32,
-}
-
 /// One operation to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -303,13 +265,6 @@ pub(crate) const COLUMN_LANES: u32 = 8;
 /// Blocks per multiprocessor that every architecture supports.
 const MOST_BLOCKS: u32 = 16;
 
-/// Registers of a multiprocessor, on every architecture.
-const REGISTERS_PER_SM: u32 = 1 << 16;
-
-/// Bytes of a block's shared memory that are not rows: the exchange between threads, and the
-/// driver's reserve.
-const RESERVED_BYTES: usize = 4 << 10;
-
 /// Row counts at which plans of every length change, for the conformance suite: the rows of a block
 /// in one step, and one row per block. The row count from which forward reads rows twice depends on
 /// the length; for it the suite also runs on [`Tuning::with_large_plans`].
@@ -371,84 +326,10 @@ fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<T
     Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
-/// The matrices besides `x` that the pieces of a call read in forward.
-pub(super) fn inputs_of(problem: &Problem) -> TensorSet {
-    let inputs = |slot| inputs(problem.pieces(), slot, Direction::Forward);
-    inputs(Slot::Before).union(inputs(Slot::After))
-}
-
-/// Bytes of the widest element that forward reads from a row.
-pub(crate) fn widest_input(problem: &Problem) -> usize {
-    let sizes = inputs_of(problem).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
-    sizes.fold(problem.dtypes.activation.size(), usize::max)
-}
-
-/// Whether forward reads more than `x`: matrices of pieces, or several parts.
-pub(super) fn reads_more(problem: &Problem) -> bool {
-    !inputs_of(problem).is_empty() || problem.parts > 1
-}
-
 /// Whether a tile covers more columns than the row has.
 fn is_ragged(tile: &Tile, cols: usize) -> bool {
     let owned = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(|n| n as usize);
     owned.product::<usize>() != cols
-}
-
-impl Tile {
-    /// The default values.
-    const NONE: Tile = Tile {
-        pack: 0,
-        packs: 0,
-        threads_per_row: 0,
-        groups: 0,
-        cluster: 1,
-        unroll: 1,
-        stages: 0,
-        is_overlapped: false,
-        blocks_per_sm: 1,
-        access_bytes: 16,
-        is_ragged: false,
-        has_tail: false,
-        reads: Reads { is_held: false, is_late: false, is_early: false, batch: 1 },
-    };
-
-    /// Threads of a block.
-    fn threads(&self) -> u32 {
-        self.threads_per_row * self.groups
-    }
-
-    /// Whether a thread's registers can hold its part of the rows from the first sum to the last
-    /// store, if forward reads `matrices` matrices before the norm. A pack takes four registers in
-    /// each. The rest of the formula is the smallest count at which ptxas did not spill. A spill
-    /// costs layer norm with a residual 18 % at 4608 columns, 11 % at 7168.
-    fn holds_rows(&self, norm: Norm, matrices: u32) -> bool {
-        let packs = self.packs * self.unroll;
-        let needed = match (norm, matrices) {
-            (Norm::Rms, _) => 40 + 4 * matrices * (packs + 1),
-            (Norm::Layer, ..2) => 28 + 17 * packs,
-            (Norm::Layer, 2..) => 36 + packs + 4 * matrices * (packs + 1) + if self.is_ragged { 4 } else { 0 },
-        };
-        needed <= self.registers()
-    }
-
-    /// The same if `x` is the sum of several parts. A thread adds two packs at a time, with four
-    /// parts of each in flight. Packs that are already added stay in registers, or with
-    /// `forward_long` in shared memory.
-    fn holds_parts(&self, program: Program, norm: Norm) -> bool {
-        let packs = if program == Program::ForwardLong { 3 } else { self.packs };
-        let needed = match (self.pack, norm) {
-            (8, Norm::Rms) => 44 + 16 * packs,
-            (8, Norm::Layer) => 48 + 16 * packs,
-            (_, Norm::Rms) => 56 + 4 * packs,
-            (_, Norm::Layer) => 44 + 12 * packs,
-        };
-        needed <= self.registers()
-    }
-
-    /// Registers of a thread: a multiple of eight, at most 255.
-    fn registers(&self) -> u32 {
-        (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
-    }
 }
 
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
@@ -469,50 +350,4 @@ impl KernelKey {
     pub(crate) const fn pieces(&self) -> PieceSet {
         self.call.pieces(self.program.info().direction)
     }
-}
-
-/// Sets how a forward kernel reads; all other kernels read in one way.
-fn reads(key: &KernelKey) -> Reads {
-    let KernelKey { program, call, tile, .. } = key;
-    let (weight_bytes, reads, pieces) = (call.dtypes.weight.size() as u32, tile.reads, key.pieces());
-    let [before, after] = [Slot::Before, Slot::After].map(|slot| inputs(pieces, slot, program.info().direction).len());
-    let has_parts = pieces.has(Piece::Parts);
-    // One pack if registers are short: a row with a whole multiprocessor to itself.
-    let batch = |others| match has_parts {
-        true if tile.holds_parts(*program, call.norm) => 2,
-        true => 1,
-        false => others,
-    };
-    if *program == Program::QuantizedForward {
-        // With few packs, reading them all at once gains nothing.
-        return Reads { is_late: tile.packs <= 2, ..reads };
-    }
-    if *program == Program::Forward {
-        // The registers of a row in flight are used for what waits for the norm.
-        if after > 0 {
-            return Reads { is_held: false, is_late: true, ..reads };
-        }
-        // A second read would have to read all parts, or several matrices.
-        let is_held = reads.is_held || has_parts || before > 0 && tile.holds_rows(call.norm, 1 + before as u32);
-        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, batch: batch(reads.batch), ..reads };
-    }
-    if *program == Program::ForwardCluster {
-        // Reads early what is needed last, if registers suffice: what waits for the norm, which
-        // comes from DRAM, otherwise the weights.
-        let is_narrow = tile.pack * weight_bytes <= 16;
-        let others = match (after > 0 && !is_narrow, pieces.has(Piece::NextNorm)) {
-            (false, _) => 4,
-            (true, false) => 2,
-            (true, true) => 1,
-        };
-        let (is_late, is_early) = (after > 0 && tile.packs > 4, after == 0 && is_narrow);
-        return Reads { is_late, is_early, batch: batch(others), ..reads };
-    }
-    if *program == Program::ForwardLong {
-        // Registers do not suffice for all packs. They do not suffice for f32 parameters either,
-        // nor for ragged rows, nor in clusters, which have more blocks per multiprocessor.
-        let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-        return Reads { is_early, batch: batch(if call.norm == Norm::Layer { 4 } else { 2 }), ..reads };
-    }
-    reads
 }
