@@ -1,4 +1,4 @@
-// The affine part of a norm, and the sum that one may normalize.
+// The affine part of a norm.
 
 // Replaces h with y in `values`, math.md, equations (5) and (6).
 template <bool SHIFTS = HAS_BIAS>
@@ -14,14 +14,4 @@ __device__ inline void normalize(
         values[i] = x_hat * weight[i];
         if constexpr (SHIFTS) values[i] += bias[i];
     }
-}
-
-// h = x + residual, rounded as it is stored.
-__device__ inline Pack<R> add_residual(const Pack<T>& x, const Pack<R>& residual) {
-    float sum[PACK], addend[PACK];
-    unpack(x, sum);
-    unpack(residual, addend);
-    #pragma unroll
-    for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
-    return pack<R>(sum);
 }

@@ -97,14 +97,14 @@ struct Worker {
 
     // Adds the thread's columns to the row sums and the gradients. Past the end of a row dy is
     // zero.
-    __device__ void first_pass(const Slot& slot, Statistics row, float* totals) {
+    __device__ void first_pass(const Slot& slot, const At& at, Statistics row, float* totals) {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float x[PACK], dy[PACK], weight[PACK];
-            unpack(slot.x[k][threadIdx.x], x);
+            BeforePull::unpack_h(slot.x[k][threadIdx.x], slot, k, x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
-            const AfterPull::Values values = AfterPull::values(slot, k);
+            const AfterPull::Values values = AfterPull::values(slot, at, k);
             // Each pack has separate sums: in short rows, one sum over all packs would be a longer
             // chain than math.md allows.
             float parts[SUMS] = {};
@@ -113,7 +113,7 @@ struct Worker {
                 float x_hat = (x[i] - row.mean) * row.rstd;
                 // Past the end dy is zero, but an infinite x_hat would make the product NaN.
                 if (IS_LAYER && !is_in_row(k, i, left)) x_hat = 0.0f;
-                AfterPull::pull(values, i, x_hat * weight[i], dy[i]);
+                dy[i] = AfterPull::pull(values, i, dy[i]);
                 const float wdy = weighted_gradient(dy[i], weight[i]);
                 parts[0] += wdy * x_hat;
                 if constexpr (IS_LAYER) parts[SUMS - 1] += wdy;
@@ -129,25 +129,27 @@ struct Worker {
         for (float& total : totals) total = 0.0f;
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (exists(step, u)) first_pass(ring[slot][u], statistics[u], totals + u * SUMS);
+            if (exists(step, u)) first_pass(ring[slot][u], at(step, u), statistics[u], totals + u * SUMS);
     }
 
-    // dx of one pack before rounding.
+    // dx of one pack before rounding. Stores the gradients of what follows the norm.
     __device__ void gradient(
-        const Slot& slot, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
+        const Slot& slot, const At& at, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
     ) const {
         float x[PACK], weight[PACK];
-        unpack(slot.x[k][threadIdx.x], x);
+        BeforePull::unpack_h(slot.x[k][threadIdx.x], slot, k, x);
         unpack(slot.dy[k][threadIdx.x], dx);
         unpack_weight(weights[k], p.weight_offset, weight);
-        const AfterPull::Values values = AfterPull::values(slot, k);
+        AfterPull::Values values = AfterPull::values(slot, at, k);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
-            AfterPull::pull(values, i, x_hat * weight[i], dx[i]);
+            AfterPull::find(values, i, x_hat * weight[i], dx[i]);
+            dx[i] = AfterPull::pull(values, i, dx[i]);
             dx[i] = row.rstd * ((weighted_gradient(dx[i], weight[i]) - mean_wdy) - x_hat * mean_wdy_xhat);
         }
-        BeforePull::pull(slot, k, dx);
+        AfterPull::store(at, k, values);
+        BeforePull::pull(slot, at, k, dx);
     }
 
     // Writes dx and dresidual. With REFILLS, each pack read starts the copy of the row STAGES steps
@@ -163,7 +165,7 @@ struct Worker {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
                 float dx[PACK];
-                gradient(ring[slot][u], k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
+                gradient(ring[slot][u], at(step, u), k, statistics[u], mean_wdy, mean_wdy_xhat, dx);
                 BeforePull::store(at(step, u), k, dx);
                 if (refills) start_pack(step + STAGES, u, k, ring[slot][u]);
             }

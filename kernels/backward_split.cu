@@ -55,32 +55,36 @@ __device__ inline Pack<E> load_column_pack(const E* from, int left) {
     return load_whole<Hint::EvictFirst>(from);
 }
 
-// Adds dy * x_hat and dy over every `stride`-th row from `row` on.
+// Adds dy * x_hat and dy, of the norm, over every `stride`-th row from `row` on.
 __device__ inline void sum_rows(
     const Params& p, unsigned long long row, unsigned long long stride, unsigned long long col, int left, float (&sums)[GRADIENTS][PACK]
 ) {
+    const auto load = [&](const auto* from) { return load_column_pack(from, left); };
     for (; row < p.rows; row += COLUMN_BATCH * stride) {
         Pack<R> x[COLUMN_BATCH] = {};
         Pack<T> dy[COLUMN_BATCH] = {};
+        AfterPull::Values pulls[COLUMN_BATCH] = {};
         Statistics statistics[COLUMN_BATCH] = {};
         #pragma unroll
         for (int u = 0; u < COLUMN_BATCH; ++u) {
-            const unsigned long long at = row + u * stride;
-            if (at >= p.rows) continue;
-            x[u] = load_column_pack(ROW(x, at) + col, left);
-            dy[u] = load_column_pack(ROW(dy, at) + col, left);
-            statistics[u] = {IS_LAYER ? p.mean[at] : 0.0f, p.rstd[at]};
+            const unsigned long long of = row + u * stride;
+            if (of >= p.rows) continue;
+            x[u] = load(ROW(x, of) + col);
+            dy[u] = load(ROW(dy, of) + col);
+            pulls[u] = AfterPull::values(At{p, of, col, left}, load);
+            statistics[u] = {IS_LAYER ? p.mean[of] : 0.0f, p.rstd[of]};
         }
         #pragma unroll
         for (int u = 0; u < COLUMN_BATCH; ++u) {
             // A missing row adds nothing.
             if (row + u * stride >= p.rows) continue;
             float x_hat[PACK], values[PACK];
-            unpack(x[u], x_hat);
+            BeforePull::unpack_h(x[u], At{p, row + u * stride, col, left}, load, x_hat);
             unpack(dy[u], values);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
                 x_hat[i] = (x_hat[i] - statistics[u].mean) * statistics[u].rstd;
+                values[i] = AfterPull::pull(pulls[u], i, values[i]);
                 if constexpr (HAS_DWEIGHT) sums[0][i] += values[i] * x_hat[i];
                 if constexpr (HAS_DBIAS) sums[HAS_DWEIGHT][i] += values[i];
             }

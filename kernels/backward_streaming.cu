@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
             for (; col < end; col += STEP) {
                 float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], parts[2] = {};
                 load_weight(p, col, weight);
-                load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+                load_terms<false>(p, row, col, statistics, weight, x_hat, dy, wdy);
                 #pragma unroll
                 for (int i = 0; i < PACK; ++i) {
                     parts[0] += wdy[i] * x_hat[i];

@@ -11,20 +11,28 @@ struct Statistics {
         : mean(IS_LAYER ? p.mean[row] : 0.0f), rstd(p.rstd[row]) {}
 };
 
-// x_hat and wdy of the pack at a column; zeros past the end of the row.
+// x_hat, and dy of the norm, without and with the weight, of the pack at a column; zeros past the end
+// of the row. STORES: also stores the gradients of what follows the norm.
+template <bool STORES>
 __device__ inline void load_terms(
     const Params& p, unsigned long long row, unsigned long long col, Statistics statistics, const float (&weight)[PACK],
     float (&x_hat)[PACK], float (&dy)[PACK], float (&wdy)[PACK]
 ) {
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
-    unpack(load_pack<Hint::EvictFirst>(ROW(x, row) + col, 0, left), x_hat);
-    unpack(load_pack<Hint::EvictFirst>(ROW(dy, row) + col, 0, left), dy);
+    const auto at = [&] { return At{p, row, col, left}; };
+    const auto load = [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); };
+    BeforePull::unpack_h(load(ROW(x, row) + col), at(), load, x_hat);
+    unpack(load(ROW(dy, row) + col), dy);
+    AfterPull::Values values = AfterPull::values(at(), load);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.
         x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
+        if constexpr (STORES) AfterPull::find(values, i, x_hat[i] * weight[i], dy[i]);
+        dy[i] = AfterPull::pull(values, i, dy[i]);
         wdy[i] = weighted_gradient(dy[i], weight[i]);
     }
+    if constexpr (STORES) AfterPull::store(at(), 0, values);
 }
 
 __device__ inline void load_weight(const Params& p, unsigned long long col, float (&weight)[PACK]) {
@@ -55,14 +63,14 @@ __device__ inline void write_columns(const Params& p, const AveragesOf& averages
                 const Statistics statistics(p, row);
                 const Averages averages = averages_of(row);
                 float x_hat[PACK], dy[PACK], wdy[PACK], dx[PACK];
-                load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+                load_terms<true>(p, row, col, statistics, weight, x_hat, dy, wdy);
                 #pragma unroll
                 for (int i = 0; i < PACK; ++i) {
                     dx[i] = statistics.rstd * ((wdy[i] - averages.wdy) - x_hat[i] * averages.wdy_xhat);
                     if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
                 }
                 const auto at = [&] { return At{p, row, col, left}; };
-                BeforePull::pull(at(), 0, dx);
+                BeforePull::pull(at(), [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); }, dx);
                 BeforePull::store(at(), 0, dx);
             }
         }

@@ -16,36 +16,6 @@ static_assert(SET % ROWS_OF_WARP == 0 && SETS * TILE_COLS <= THREADS, "a thread 
 // The place of a word of a tile's column.
 __device__ inline int place(int col, int word) { return col * WORDS + (word ^ (col / 8 * 4)); }
 
-// The inputs of a thread from one row.
-struct Addends {
-    Pack<T> x;
-#if HAS_RESIDUAL
-    Pack<R> residual;
-#endif
-    float mean, rstd;
-};
-
-__device__ inline void load_addends(const Params& p, unsigned long long row, unsigned long long first, int left, Addends& addends) {
-    addends.x = load_pack<Hint::EvictFirst>(ROW(x, row) + first, 0, left);
-#if HAS_RESIDUAL
-    addends.residual = load_pack<Hint::EvictFirst>(ROW(residual, row) + first, 0, left);
-#endif
-    addends.mean = IS_LAYER ? p.mean[row] : 0.0f;
-    addends.rstd = p.rstd[row];
-}
-
-// Equation (Q1) for a thread's columns in a row.
-__device__ inline void values_of(
-    const Params& p, int left, const Addends& addends, const float (&weight)[PACK], const float (&bias)[PACK], float (&values)[PACK]
-) {
-#if HAS_RESIDUAL
-    unpack(add_residual(addends.x, addends.residual), values);
-#else
-    unpack(addends.x, values);
-#endif
-    quantized_values<false>(p, 0, 0, 0, left, values, addends.mean, addends.rstd, weight, bias);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(const __grid_constant__ Params p) {
     __shared__ float magnitudes[WARPS][TILE_COLS];
     __shared__ __align__(16) float reciprocals[SETS][TILE_COLS];
@@ -62,17 +32,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
         const int rows = int(min(p.rows - row0, (unsigned long long)TILE_ROWS));
         const int cols = int(min(p.cols - col0, (unsigned long long)TILE_COLS)), left = cols - pack;
         // Issue all loads before the first value is used.
-        Addends addends[ROWS_OF_THREAD] = {};
+        const auto at = [&](int r) { return At{p, row0 + first_row + r, col0 + pack, left}; };
+        Pack<T> x[ROWS_OF_THREAD] = {};
+        Before::Addend addends[ROWS_OF_THREAD] = {};
+        float means[ROWS_OF_THREAD] = {}, rstds[ROWS_OF_THREAD] = {};
         #pragma unroll
-        for (int r = 0; r < ROWS_OF_THREAD; ++r)
-            if (first_row + r < rows) load_addends(p, row0 + first_row + r, col0 + pack, left, addends[r]);
+        for (int r = 0; r < ROWS_OF_THREAD; ++r) {
+            if (first_row + r >= rows) continue;
+            x[r] = X::load<Hint::EvictFirst>(at(r), 0);
+            addends[r] = Before::load_addend<Hint::EvictFirst>(at(r), 0);
+            if constexpr (IS_LAYER) means[r] = p.mean[at(r).row];
+            rstds[r] = p.rstd[at(r).row];
+        }
         float weight[PACK], bias[PACK], values[ROWS_OF_THREAD][PACK];
         unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
         unpack(load_parameter<HAS_BIAS>(p.bias + col0 + pack, 0, left), bias);
         float largest[PACK] = {};
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r) {
-            values_of(p, left, addends[r], weight, bias, values[r]);
+            unpack(Before::add(x[r], addends[r]), values[r]);
+            quantized_values<false>(p, 0, 0, 0, left, values[r], means[r], rstds[r], weight, bias);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
                 // In a missing row the bias would count.

@@ -14,7 +14,7 @@
 
 static_assert(NUMBERS * sizeof(float) <= Pack<T>::BYTES, "the numbers of a row fit one slot");
 
-static_assert(IS_SAME<After, Store>, "nothing is loaded that would wait for the norm");
+static_assert(!After::GOES_ON, "the numbers of a next norm are not exchanged");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers g, const __grid_constant__ Columns c) {
@@ -32,9 +32,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     const auto at = [&](unsigned long long row) { return At{p, of_call(row), first, left}; };
     const auto load = [&](unsigned long long row, Pack<H> (&h)[PACKS]) {
         #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            h[k] = Before::load<Hint::EvictFirst>(at(row), k);
-        }
+        for (int k = 0; k < PACKS; ++k) h[k] = Before::load<Hint::EvictFirst>(at(row), k);
     };
     // Computes this rank's numbers of a row and sends them.
     const auto find = [&](unsigned long long row, const Pack<H> (&h)[PACKS]) {
@@ -57,14 +55,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     load(blockIdx.x, h);
     if (exists(blockIdx.x + gridDim.x)) load(blockIdx.x + gridDim.x, next);
     Pack<T> own = find(blockIdx.x, h), own_next = {};
-    Pack<W> weights[PACKS], biases[PACKS];
-    if constexpr (IS_HELD) {
-        #pragma unroll
-        for (int k = 0; k < PACKS; ++k) {
-            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
-            biases[k] = load_parameter<HAS_BIAS>(p.bias + first, k, left);
-        }
-    }
+    const Parameters<IS_HELD> parameters(p, first, left);
     unsigned turn = 0;
     for (unsigned long long row = blockIdx.x; exists(row); row += gridDim.x) {
         if (exists(row + 2 * gridDim.x)) load(row + 2 * gridDim.x, after);
@@ -84,11 +75,11 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
         for (int k = 0; k < PACKS; ++k) {
             float y[PACK], weight[PACK], bias[PACK];
             unpack(h[k], y);
-            unpack_weight(IS_HELD ? weights[k] : load_parameter<HAS_WEIGHT>(p.weight + first, k, left), p.weight_offset, weight);
-            unpack(IS_HELD ? biases[k] : load_parameter<HAS_BIAS>(p.bias + first, k, left), bias);
+            unpack_weight(parameters.weight(k), p.weight_offset, weight);
+            unpack(parameters.bias(k), bias);
             normalize(y, statistics.mean, statistics.rstd, weight, bias);
             if (Before::stores_h(p)) Before::store_h(at(row), k, h[k]);
-            After::put(at(row), k, y, {});
+            After::put(at(row), k, y, After::load<Hint::EvictFirst>(at(row), k));
             h[k] = next[k];
             next[k] = after[k];
         }

@@ -27,7 +27,7 @@ partial_backward_statistics(const __grid_constant__ Params p, const __grid_const
         for (unsigned long long col = turn.first_col; col < p.cols; col += STEP) {
             float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], products[PACK];
             load_weight(p, col, weight);
-            load_terms(p, row, col, statistics, weight, x_hat, dy, wdy);
+            load_terms<false>(p, row, col, statistics, weight, x_hat, dy, wdy);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) products[i] = wdy[i] * x_hat[i];
             if constexpr (IS_LAYER) numbers[0] += sum_products(wdy);

@@ -31,10 +31,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     const auto load_x = [&](unsigned long long row, int k) {
         return without_empty(load_pack<Hint::EvictFirst>(ROW(x, of_call(row)) + first, k, left));
     };
-    const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
-        if constexpr (HAS_RESIDUAL) return load_pack<Hint::EvictFirst>(ROW(residual, of_call(row)) + first, k, left);
-        else return {};
-    };
+    const auto at = [&](unsigned long long row) { return At{p, of_call(row), first, left}; };
     // Sends this rank's part of a row, and keeps it if rows are held.
     const auto send = [&](unsigned long long row, Pack<T> (&kept)[PACKS]) {
         const unsigned long long slot = group.slot(row, first);
@@ -65,10 +62,10 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
 #endif
 
     for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
-        Pack<R> residual[PACKS];
+        Before::Addend addends[PACKS];
         if constexpr (IS_HELD) {
             #pragma unroll
-            for (int k = 0; k < PACKS; ++k) residual[k] = load_residual(row, k);
+            for (int k = 0; k < PACKS; ++k) addends[k] = Before::load_addend<Hint::EvictFirst>(at(row), k);
         }
         if (row + gridDim.x < g.rows) send(row + gridDim.x, next);
 
@@ -76,12 +73,12 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
         #pragma unroll (IS_HELD ? PACKS : 1)
         for (int begin = 0; begin < PACKS; begin += TOGETHER) {
             Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
-            Pack<R> addends[TOGETHER];
+            Before::Addend addend[TOGETHER];
             #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 if (!exists(begin + i)) continue;
                 parts[i] = IS_HELD ? own[begin + i] : load_x(row, begin + i);
-                addends[i] = IS_HELD ? residual[begin + i] : load_residual(row, begin + i);
+                addend[i] = IS_HELD ? addends[begin + i] : Before::load_addend<Hint::EvictFirst>(at(row), begin + i);
             }
             group.receive(slot + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, others);
             #pragma unroll
@@ -89,17 +86,17 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
                 if (begin + i >= PACKS) continue;
                 h(begin + i) = {};
                 if (!exists(begin + i)) continue;
-                const Pack<R> sum = add_parts(parts[i], g.rank, others[i], addends[i]);
+                const Pack<R> sum = add_parts(parts[i], g.rank, others[i], addend[i]);
                 h(begin + i) = sum;
-                if (p.residual_out.data) store_pack(ROW(residual_out, of_call(row)) + first, begin + i, left, sum);
+                Before::store_h(at(row), begin + i, sum);
             }
         }
 
-        const auto store = [&](int k, const Pack<T>& y) {
-            store_pack(ROW(y, of_call(row)) + first, k, left, y);
+        const auto put = [&](int k, const float (&y)[PACK]) {
+            After::put(at(row), k, y, After::load<Hint::EvictFirst>(at(row), k));
             if constexpr (IS_HELD) own[k] = next[k];
         };
-        normalize_row(p, sums, h, parameters, store, left, of_call(row));
+        normalize_row(p, sums, h, parameters, put, left, of_call(row));
     }
     group.end();
 }

@@ -68,10 +68,8 @@ reduce_forward_rows(
     const auto load_x = [&](unsigned long long row, int k) {
         return without_empty(load_pack<Hint::EvictFirst>(ROW(x, row) + first, k, left));
     };
-    const auto load_residual = [&](unsigned long long row, int k) -> Pack<R> {
-        if constexpr (HAS_RESIDUAL) return load_pack<Hint::EvictFirst>(ROW(residual, row - first_own) + first, k, left);
-        else return {};
-    };
+    // A place in the tensors that have only the rows of their owner.
+    const auto own = [&](unsigned long long row) { return At{p, row - first_own, first, left}; };
     // Sends a pack of a result to every other rank, one after the other: the addresses of all ranks
     // would take registers that parts need.
     const auto send_result = [&](unsigned long long slot, const Pack<T>& pack) {
@@ -131,12 +129,12 @@ reduce_forward_rows(
             #pragma unroll (IS_HELD ? PACKS : 1)
             for (int begin = 0; begin < PACKS; begin += TOGETHER) {
                 Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
-                Pack<R> addends[TOGETHER];
+                Before::Addend addends[TOGETHER];
                 #pragma unroll
                 for (int i = 0; i < TOGETHER; ++i) {
                     if (!exists(begin + i)) continue;
                     parts[i] = load_x(row, begin + i);
-                    addends[i] = load_residual(row, begin + i);
+                    addends[i] = Before::load_addend<Hint::EvictFirst>(own(row), begin + i);
                 }
                 group.receive(slot + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, others);
                 #pragma unroll
@@ -151,7 +149,7 @@ reduce_forward_rows(
                         sum = same_words<R>(sent);
                     }
                     h(begin + i) = sum;
-                    if (p.residual_out.data) store_pack(ROW(residual_out, row - first_own) + first, begin + i, left, sum);
+                    Before::store_h(own(row), begin + i, sum);
                 }
             }
         } else {
@@ -170,7 +168,7 @@ reduce_forward_rows(
                     h(begin + i) = {};
                     if (!exists(begin + i)) continue;
                     h(begin + i) = same_words<R>(packs[i]);
-                    if (p.residual_out.data) store_pack(ROW(residual_out, row - first_own) + first, begin + i, left, h(begin + i));
+                    Before::store_h(own(row), begin + i, h(begin + i));
                 }
             }
             if (!IS_H_SENDABLE || sends == SENDS_Y) continue;
@@ -178,12 +176,13 @@ reduce_forward_rows(
 
         bool sends_y = false;
         if (is_own && sends == SENDS_Y) sends_y = !__syncthreads_or(group.has_given_up);
-        const auto store = [&](int k, Pack<T> y) {
+        const auto put = [&](int k, const float (&values)[PACK]) {
+            Pack<T> y = pack<T>(values);
             if (sends == SENDS_Y) y = without_empty(y);
             store_pack(ROW(y, row - first_of_y) + first, k, left, y);
             if (sends_y && exists(k)) send_result(result + k * SLOT_STEP, y);
         };
-        normalize_row(p, sums, h, parameters, store, left, row - first_own);
+        normalize_row(p, sums, h, parameters, put, left, row - first_own);
     }
     // After this barrier all threads have read the epoch.
     __syncthreads();

@@ -1,19 +1,31 @@
 // What pieces do in backward. What follows the norm in forward turns dy before the sums over the row
-// (`AfterPull`); what comes before it turns dx at the end (`BeforePull`).
+// (`AfterPull`). What comes before it makes h, and turns dx at the end (`BeforePull`).
+//
+// A matrix that a piece reads waits in its `Slot` of the ring, or comes from memory: `load` returns
+// the pack at an address. An empty Slot takes no room.
 
-// y is stored: dy is the norm's gradient as it is, and no matrix waits in the ring.
+// y is stored: dy is the norm's gradient as it is.
 struct AfterPull {
     struct Slot {
         __device__ void start(const At&, int) {}
     };
+    // What a pack needs of the piece's matrices, and the gradients of these matrices.
     struct Values {};
 
-    __device__ static Values values(const Slot&, int) { return {}; }
-    // dy of the norm from dy, given the normalized and weighted value.
-    __device__ static void pull(const Values&, int, float, float&) {}
+    __device__ static Values values(const Slot&, const At&, int) { return {}; }
+    template <class Load>
+    __device__ static Values values(const At&, const Load&) { return {}; }
+
+    // Finds the piece's gradients from y, the normalized and weighted value, and dy.
+    __device__ static void find(Values&, int, float, float) {}
+    __device__ static void store(const At&, int, const Values&) {}
+
+    // The norm's gradient from dy.
+    __device__ static float pull(const Values&, int, float dy) { return dy; }
 };
 
-// The gradient of h is that of x and of the residual. dresidual_out is added to it.
+// h is what forward has stored of x and the residual, and its gradient is that of both.
+// dresidual_out is added to it.
 struct BeforePull {
     struct Slot {
 #if HAS_DRESIDUAL_OUT
@@ -26,23 +38,21 @@ struct BeforePull {
         }
     };
 
-    __device__ static void add(const Pack<R>& gradient, float (&dx)[PACK]) {
-        float addend[PACK];
-        unpack(gradient, addend);
-        #pragma unroll
-        for (int i = 0; i < PACK; ++i) dx[i] += addend[i];
-    }
+    __device__ static void unpack_h(const Pack<R>& x, const Slot&, int, float (&h)[PACK]) { unpack(x, h); }
+    template <class Load>
+    __device__ static void unpack_h(const Pack<R>& x, const At&, const Load&, float (&h)[PACK]) { unpack(x, h); }
 
-    __device__ static void pull(const Slot& slot, int k, float (&dx)[PACK]) {
+    // Turns the gradient of h into that of x.
+    __device__ static void pull(const Slot& slot, const At&, int k, float (&dx)[PACK]) {
 #if HAS_DRESIDUAL_OUT
-        add(slot.dresidual_out[k][threadIdx.x], dx);
+        add_pack(slot.dresidual_out[k][threadIdx.x], dx);
 #endif
     }
 
-    // The same where nothing waits in a ring.
-    __device__ static void pull(const At& at, int k, float (&dx)[PACK]) {
+    template <class Load>
+    __device__ static void pull(const At& at, const Load& load, float (&dx)[PACK]) {
 #if HAS_DRESIDUAL_OUT
-        add(load_pack<Hint::EvictFirst>(AT(dresidual_out), k, at.left), dx);
+        add_pack(load(AT(dresidual_out)), dx);
 #endif
     }
 

@@ -8,9 +8,23 @@ struct Residual {
     __device__ static Pack<R> load(const At& at, int k) { return add<HINT>(X::load<HINT>(at, k), at, k); }
 
     template <Hint HINT>
-    __device__ static Pack<R> add(const Pack<T>& x, const At& at, int k) {
-        return add_residual(x, load_pack<HINT>(AT(residual), k, at.left));
+    __device__ static Pack<R> add(const Pack<T>& x, const At& at, int k) { return add(x, load_addend<HINT>(at, k)); }
+
+    __device__ static Pack<R> add(const Pack<T>& x, const Pack<R>& residual) {
+        float sum[PACK], addend[PACK];
+        unpack(x, sum);
+        unpack(residual, addend);
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) sum[i] += addend[i];
+        return pack<R>(sum);
     }
+
+    using Addend = Pack<R>;
+
+    template <Hint HINT>
+    __device__ static Addend load_addend(const At& at, int k) { return load_pack<HINT>(AT(residual), k, at.left); }
+
+    __device__ static void add_to(float (&sum)[PACK], const Addend& residual) { add_pack(residual, sum); }
 
     template <Hint HINT>
     __device__ static void load_row(const At& at, Pack<R> (&h)[PACKS]) {
@@ -44,7 +58,7 @@ struct Residual {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
                 Pack<R>& h = residual[k][threadIdx.x];
-                h = add_residual(x[k][threadIdx.x], h);
+                h = add(x[k][threadIdx.x], h);
                 store_h(at, k, h);
             }
         }

@@ -12,6 +12,15 @@ struct X {
     template <Hint HINT>
     __device__ static Pack<T> add(const Pack<T>& x, const At&, int) { return x; }
 
+    // What is added to an x that is a sum itself: parts.cuh, sum_over_ranks.cuh.
+    struct Addend {};
+
+    template <Hint HINT>
+    __device__ static Addend load_addend(const At&, int) { return {}; }
+
+    __device__ static void add_to(float (&)[PACK], Addend) {}
+    __device__ static Pack<T> add(const Pack<T>& x, Addend) { return x; }
+
     template <Hint HINT>
     __device__ static void load_row(const At& at, Pack<T> (&h)[PACKS]) {
         #pragma unroll
@@ -23,8 +32,10 @@ struct X {
 
     // Stores h if the call wants to have it. After the last load of the row: in place
     // residual_out overwrites x or the residual.
-    __device__ static void store_h(const At&, int, const Pack<T>&) {}
-    __device__ static void store_h_row(const At&, const Pack<T> (&)[PACKS]) {}
+    template <class E>
+    __device__ static void store_h(const At&, int, const Pack<E>&) {}
+    template <class E>
+    __device__ static void store_h_row(const At&, const Pack<E> (&)[PACKS]) {}
 
     // A row in shared memory. Adjacent threads have adjacent packs, so that banks do not conflict.
     struct Slot {

@@ -1,15 +1,15 @@
-//! [`CudaBackend`]: a stream, the kernels of its context, and the trait.
+//! [`CudaBackend`]: a stream, and the kernels of its context.
 
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, sys};
-use rmsnorm_spec::{AnyCall, AnyElement, Error, NormBackend, Problem, Span};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
+use rmsnorm_spec::Error;
 
 use crate::caps::Caps;
 use crate::error::{device_error, unavailable};
 use crate::kernel::Kernels;
-use crate::{compile, launch, library, plan};
+use crate::{compile, library};
 
 /// The oldest driver with every function that this crate calls: 12.0 added launches with
 /// attributes.
@@ -46,6 +46,10 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// [`NormBackend::prepare`] before the capture: it compiles the kernels, up to a second each. A
 /// workspace that is not passed in becomes part of the graph, and such a graph cannot be a child
 /// graph.
+///
+/// [`NormBackend::workspace_len`]: rmsnorm_spec::NormBackend::workspace_len
+/// [`NormBackend::backward_with_statistics`]: rmsnorm_spec::NormBackend::backward_with_statistics
+/// [`NormBackend::prepare`]: rmsnorm_spec::NormBackend::prepare
 ///
 /// # Example
 /// ```no_run
@@ -213,16 +217,6 @@ impl CudaBackend {
         CudaBackend { stream, ..self.clone() }
     }
 
-    /// [`NormBackend::prepare`] for tensors whose addresses and strides, in bytes, are multiples of
-    /// `alignment`. Values over 16 act as 16. A call on tensors with a lower alignment compiles
-    /// other kernels.
-    ///
-    /// # Errors
-    /// `Device` if a kernel cannot be compiled or loaded.
-    pub fn prepare_aligned(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
-        launch::prepare(self, std::slice::from_ref(problem), |_| alignment)
-    }
-
     /// The number of loaded kernels of the context. For tests.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
@@ -255,52 +249,6 @@ impl fmt::Debug for CudaBackend {
             .field("stream", &self.stream)
             .finish_non_exhaustive()
     }
-}
-
-rmsnorm_spec::inherent_methods!(CudaBackend);
-
-impl NormBackend for CudaBackend {
-    type In<'a, T: AnyElement> = CudaView<'a, T>;
-    type Out<'a, T: AnyElement> = CudaViewMut<'a, T>;
-
-    fn name(&self) -> &'static str {
-        crate::error::BACKEND
-    }
-
-    fn in_span<T: AnyElement>(view: &CudaView<'_, T>) -> Span {
-        span(view)
-    }
-
-    fn out_span<T: AnyElement>(view: &CudaViewMut<'_, T>) -> Span {
-        span(view)
-    }
-
-    fn workspace_len(&self, problem: &Problem) -> usize {
-        plan::workspace_len(problem, self.kernels.caps())
-    }
-
-    fn has_gradient_sums(&self) -> bool {
-        true
-    }
-
-    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
-        launch::prepare(self, problems, |problem| launch::dense_access_bytes(problem) as usize)
-    }
-
-    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
-        launch::launch(self, call)
-    }
-}
-
-/// The span of a view. Device addresses are unique in a process, across devices, so all memory
-/// counts as one allocation.
-fn span<T>(view: &impl DevicePtr<T>) -> Span {
-    // cudarc returns an address only together with a guard of its use. With several streams this
-    // makes the slice's own stream wait for the last write, which any use must do anyway; with one
-    // stream it does nothing. The guard would record a use when dropped, so it is forgotten.
-    let (start, guard) = view.device_ptr(view.stream());
-    std::mem::forget(guard);
-    Span { allocation: 0, start, len: view.len() }
 }
 
 /// Describes a context in a message.

@@ -1,4 +1,4 @@
-//! Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the
+//! The trait [`NormBackend`]. Runs a validated call: turns its arguments into [`Params`] and the plan's steps into work on the
 //! stream. All decisions are made in the plan.
 
 mod columns;
@@ -6,29 +6,87 @@ mod tensors;
 mod work;
 mod workspace;
 
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
-use rmsnorm_spec::{Access, AnyCall, Error, NormSpec, Problem, Statistics, Storage, Tensor, TensorShape};
+use rmsnorm_spec::{
+    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
+};
 
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
 use crate::params::{Matrix, Params};
-use crate::plan::{self, Plan};
+use crate::plan::{self, Plan, WIDEST_ACCESS};
 use columns::Half;
 #[cfg(feature = "peers")]
 pub(crate) use columns::of_ranks;
 pub(crate) use tensors::Tensors;
-#[cfg(feature = "peers")]
-pub(crate) use work::Launch;
 use work::Work;
+#[cfg(feature = "peers")]
+pub(crate) use work::{Launch, argument};
 use workspace::{Workspace, bytes_of};
 
-/// Bytes of the widest memory access.
-const WIDEST_ACCESS: u32 = 16;
+impl CudaBackend {
+    /// [`NormBackend::prepare`] for tensors whose addresses and strides, in bytes, are multiples of
+    /// `alignment`. Values over 16 act as 16. A call on tensors with a lower alignment compiles
+    /// other kernels.
+    ///
+    /// # Errors
+    /// `Device` if a kernel cannot be compiled or loaded.
+    pub fn prepare_aligned(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
+        prepare(self, std::slice::from_ref(problem), |_| alignment)
+    }
+}
+
+rmsnorm_spec::inherent_methods!(CudaBackend);
+
+impl NormBackend for CudaBackend {
+    type In<'a, T: AnyElement> = CudaView<'a, T>;
+    type Out<'a, T: AnyElement> = CudaViewMut<'a, T>;
+
+    fn name(&self) -> &'static str {
+        crate::error::BACKEND
+    }
+
+    fn in_span<T: AnyElement>(view: &CudaView<'_, T>) -> Span {
+        span(view)
+    }
+
+    fn out_span<T: AnyElement>(view: &CudaViewMut<'_, T>) -> Span {
+        span(view)
+    }
+
+    fn workspace_len(&self, problem: &Problem) -> usize {
+        plan::workspace_len(problem, self.kernels().caps())
+    }
+
+    fn has_gradient_sums(&self) -> bool {
+        true
+    }
+
+    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
+        prepare(self, problems, |problem| dense_access_bytes(problem) as usize)
+    }
+
+    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
+        launch(self, call)
+    }
+}
+
+/// The span of a view. Device addresses are unique in a process, across devices, so all memory
+/// counts as one allocation.
+fn span<T>(view: &impl DevicePtr<T>) -> Span {
+    // cudarc returns an address only together with a guard of its use. With several streams this
+    // makes the slice's own stream wait for the last write, which any use must do anyway; with one
+    // stream it does nothing. The guard would record a use when dropped, so it is forgotten.
+    let (start, guard) = view.device_ptr(view.stream());
+    std::mem::forget(guard);
+    Span { allocation: 0, start, len: view.len() }
+}
 
 /// Plans a call and enqueues its steps.
-pub(crate) fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
+fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     match call.visit(&mut tensors)? {
@@ -154,11 +212,7 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 
 /// Compiles and loads the kernels of `problems`; the addresses and strides of each are multiples of
 /// `alignment` bytes.
-pub(crate) fn prepare(
-    backend: &CudaBackend,
-    problems: &[Problem],
-    alignment: impl Fn(&Problem) -> usize,
-) -> Result<(), Error> {
+fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Problem) -> usize) -> Result<(), Error> {
     let kernels = backend.kernels();
     for problem in problems {
         rows_per_group(problem)?;
@@ -200,16 +254,10 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack has as many codes as the widest matrix has elements in 16 bytes.
-        let scale = if tensor == Tensor::Codes { widest_size(problem) } else { 1 };
+        let scale = if tensor == Tensor::Codes { plan::widest_input(problem) as u64 } else { 1 };
         if is_counted { bits | (data * scale) | (strides * size * scale) } else { bits }
     };
     access_of(Tensor::ALL.into_iter().fold(0, bits))
-}
-
-/// Bytes of an element of the widest matrix.
-fn widest_size(problem: &Problem) -> u64 {
-    let residual = if problem.tensors.adds_residual() { problem.dtypes.residual.size() } else { 0 };
-    problem.dtypes.activation.size().max(residual) as u64
 }
 
 /// The largest power of two, at most 16, that divides a number of bytes.

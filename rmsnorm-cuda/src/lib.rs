@@ -15,7 +15,8 @@
 //! | `params` | the argument of every kernel |
 //! | `source`, `compile` | the source of a kernel, and its cubin, cached on disk |
 //! | `kernel` | state that the backends of a context share: loaded kernels, pool of workspaces |
-//! | `launch` | runs plans: views to addresses, steps to launches |
+//! | `backend` | [`CudaBackend`]: a stream, and the kernels of its context |
+//! | `launch` | the trait; runs plans: views to addresses, steps to launches |
 //! | `borrowed` | tensors in memory of another owner |
 //! | `memory` | buffers between the calls of a composed operation |
 //! | `nccl` | groups of ranks through NCCL: feature `nccl` |

@@ -22,7 +22,3 @@ mod tensors;
 pub use comm::NcclComm;
 pub use failure::NcclFailure;
 pub use id::NcclId;
-
-/// NCCL's name in errors. It differs from the backend's, because a machine may have one without the
-/// other.
-pub(crate) const NAME: &str = "nccl";

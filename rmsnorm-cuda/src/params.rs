@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::ops::{Index, IndexMut};
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{Access, Direction, Piece, Role, Tensor, TensorSet};
+use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Tensor, TensorSet};
 
 use crate::plan::KernelKey;
 
@@ -155,14 +155,12 @@ fn element(tensor: Tensor, direction: Direction) -> String {
 /// tensors of pieces and the optional ones that it has no code for.
 fn tensors(key: &KernelKey) -> TensorSet {
     let info = key.program.info();
-    let (pieces, mut of_pieces, mut there) = (key.call.pieces(info.direction), TensorSet::NONE, TensorSet::NONE);
-    for piece in Piece::ALL {
-        let of_piece = piece.tensors(info.direction);
-        of_pieces = of_pieces.union(of_piece);
-        there = if pieces.has(piece) { there.union(of_piece) } else { there };
-    }
     let all = info.direction.reads().union(info.direction.writes());
-    all.difference(of_pieces).union(there).difference(info.optional.difference(key.call.tensors))
+    let of = |pieces: PieceSet| {
+        pieces.iter().map(|piece| piece.tensors(info.direction)).fold(TensorSet::NONE, TensorSet::union)
+    };
+    let absent = of(PieceSet::of(&Piece::ALL)).difference(of(key.pieces()));
+    all.difference(absent).difference(info.optional.difference(key.call.tensors))
 }
 
 /// The fields of the struct of a kernel, in order; or, `is_there` being false, all others.
@@ -175,7 +173,7 @@ fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
         Of::Locks => call.accumulate == Accumulate::Locks,
         Of::Codes => call.quant.is_some(),
         Of::Groups => call.has_row_groups,
-        Of::Parts => call.has_parts,
+        Of::Parts => key.pieces().has(Piece::Parts),
     };
     let numbers = NUMBERS.iter().filter(move |number| has(number) == is_there);
     let matrices = tensors.intersection(TensorSet::MATRICES).iter().map(Field::Matrix);

@@ -2,13 +2,15 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `group` | [`PeerGroup`]: a rank, and its implementation of the trait |
+//! | `group` | [`PeerGroup`]: a rank |
+//! | `sharded` | its calls: the trait `ShardedNorm` |
 //! | `access` | checks that backends can form a group; peer access between their devices |
 //! | `process` | [`PeerSeat`]: a rank in its own process, before it joins the group |
 //! | `card`, `users` | the data that such ranks exchange; the processes that map a rank's memory |
 //! | `workspace` | memory that ranks share; the word through which a kernel reports to the host |
 //! | `params` | the second argument of the kernel, and constants that host and kernel share |
-//! | `launch` | launches of a call |
+//! | `launch` | kernels of a group: loading, and launches of a call |
+//! | `reduced` | calls of sums over ranks |
 //! | `rows` | calls whose rows have owners, among them large calls that are faster that way |
 //! | `columns` | calls on column-divided rows: the backend's two phases, the exchange between |
 //!
@@ -22,7 +24,9 @@ mod group;
 mod launch;
 mod params;
 mod process;
+mod reduced;
 mod rows;
+mod sharded;
 mod users;
 mod workspace;
 

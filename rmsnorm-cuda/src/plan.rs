@@ -14,24 +14,31 @@ mod forward;
 pub(crate) mod forward_exchange;
 #[cfg(feature = "peers")]
 pub(crate) mod gather_numbers;
+mod inputs;
 mod quantized_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod ranks;
+mod reads;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward_rows;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod tuning;
 
 use rmsnorm_gpu::program::CallKey;
 use rmsnorm_gpu::tuning::{Rung, find};
-use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, DTypes, Direction, Norm, Piece, PieceSet, Problem, Tensor, TensorSet};
 
 use crate::caps::Caps;
+use inputs::inputs_of;
+pub(crate) use inputs::{reads_more, widest_input};
+use reads::reads;
 #[cfg(test)]
 pub(crate) use tests::drawn_devices;
+pub(crate) use tile::{REGISTERS_PER_SM, RESERVED_BYTES, Reads, Tile};
 pub(crate) use tuning::{KEPT, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{
@@ -174,51 +181,6 @@ pub(crate) struct KernelKey {
     pub(crate) ranks: u32,
 }
 
-/// How threads divide a row, and a block its rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Tile {
-    /// Contiguous elements of a thread.
-    pub(crate) pack: u32,
-    /// Packs of a thread in a row.
-    pub(crate) packs: u32,
-    /// Threads of one block per row; a power of two or a multiple of 32.
-    pub(crate) threads_per_row: u32,
-    /// Rows that a block handles concurrently.
-    pub(crate) groups: u32,
-    /// Blocks per row, which exchange sums through distributed shared memory.
-    pub(crate) cluster: u32,
-    /// Rows that a thread has in flight in one step.
-    pub(crate) unroll: u32,
-    /// Steps that shared memory holds; 0 if rows go straight to registers.
-    pub(crate) stages: u32,
-    /// Whether the next step's first pass runs while the sums of the current step are exchanged.
-    pub(crate) is_overlapped: bool,
-    /// Blocks per multiprocessor that registers must suffice for.
-    pub(crate) blocks_per_sm: u32,
-    /// Bytes of one memory access, at most 16; divides all addresses and strides.
-    pub(crate) access_bytes: u32,
-    /// Whether cols differs from the number of columns that the threads cover.
-    pub(crate) is_ragged: bool,
-    /// Whether the last pack of a row is partial, which needs code for single elements.
-    pub(crate) has_tail: bool,
-    /// When forward reads the data that it needs after the statistics.
-    pub(crate) reads: Reads,
-}
-
-/// When forward reads the data that it needs after the statistics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reads {
-    /// `Forward`: a row stays in registers and is read once.
-    pub(crate) is_held: bool,
-    /// `Forward`: the second read of a pack comes just before its use, instead of all packs at
-    /// once. `ForwardCluster`: the same for a residual that is added after the norm.
-    pub(crate) is_late: bool,
-    /// `ForwardCluster`, `ForwardLong`: weight and bias are read together with the row.
-    pub(crate) is_early: bool,
-    /// `ForwardCluster`, `ForwardLong`: packs that are read together.
-    pub(crate) batch: u32,
-}
-
 /// One operation to enqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -242,6 +204,9 @@ pub(crate) struct Plan {
     /// call.
     pub(crate) partial_rows: u64,
 }
+
+/// Bytes of the widest access.
+pub(crate) const WIDEST_ACCESS: usize = 16;
 
 /// Bytes that a thread of `clear.cu` zeroes at a time.
 const CLEARED_PIECE: usize = 16;
@@ -300,13 +265,6 @@ pub(crate) const COLUMN_LANES: u32 = 8;
 /// Blocks per multiprocessor that every architecture supports.
 const MOST_BLOCKS: u32 = 16;
 
-/// Registers of a multiprocessor, on every architecture.
-const REGISTERS_PER_SM: u32 = 1 << 16;
-
-/// Bytes of a block's shared memory that are not rows: the exchange between threads, and the
-/// driver's reserve.
-const RESERVED_BYTES: usize = 4 << 10;
-
 /// Row counts at which plans of every length change, for the conformance suite: the rows of a block
 /// in one step, and one row per block. The row count from which forward reads rows twice depends on
 /// the length; for it the suite also runs on [`Tuning::with_large_plans`].
@@ -355,9 +313,10 @@ pub fn workspace_len_bound(problem: &Problem) -> usize {
 
 /// Elements of one pack: 16 bytes of the widest matrix.
 fn pack(problem: &Problem) -> u32 {
-    let has_stream = problem.direction == Direction::Backward || is_sum(problem);
-    let stream = if has_stream { problem.dtypes.residual } else { problem.dtypes.activation };
-    if [problem.dtypes.activation, stream].contains(&DType::F32) { 4 } else { 8 }
+    let DTypes { activation, residual, .. } = problem.dtypes;
+    let is_of_stream = problem.direction == Direction::Backward || problem.parts > 1;
+    let h = if is_of_stream { residual.size() } else { activation.size() };
+    (WIDEST_ACCESS / widest_input(problem).max(h)) as u32
 }
 
 /// The tile of a table for rows of this length, if the device supports its cluster.
@@ -367,75 +326,10 @@ fn found(ladder: &[Rung<Tile>], cols: usize, pack: u32, caps: &Caps) -> Option<T
     Some(Tile { pack, packs: packs.div_ceil((tile.cluster * tile.threads_per_row) as usize) as u32, ..tile })
 }
 
-/// Whether forward adds a residual or further parts to `x`, and normalizes the sum in the
-/// residual's dtype. A residual that is added after the norm also counts, because its rows are read
-/// too.
-pub(super) fn is_sum(problem: &Problem) -> bool {
-    problem.tensors.adds_residual() || problem.parts > 1
-}
-
 /// Whether a tile covers more columns than the row has.
 fn is_ragged(tile: &Tile, cols: usize) -> bool {
     let owned = [tile.pack, tile.packs, tile.threads_per_row, tile.cluster].into_iter().map(|n| n as usize);
     owned.product::<usize>() != cols
-}
-
-impl Tile {
-    /// The default values.
-    const NONE: Tile = Tile {
-        pack: 0,
-        packs: 0,
-        threads_per_row: 0,
-        groups: 0,
-        cluster: 1,
-        unroll: 1,
-        stages: 0,
-        is_overlapped: false,
-        blocks_per_sm: 1,
-        access_bytes: 16,
-        is_ragged: false,
-        has_tail: false,
-        reads: Reads { is_held: false, is_late: false, is_early: false, batch: 1 },
-    };
-
-    /// Threads of a block.
-    fn threads(&self) -> u32 {
-        self.threads_per_row * self.groups
-    }
-
-    /// Whether a thread's registers can hold its part of the rows from the first sum to the last
-    /// store. A pack takes four registers. The rest of the formula is the smallest count at which
-    /// ptxas did not spill. A spill costs layer norm with a residual 18 % at 4608 columns, 11 % at
-    /// 7168.
-    fn holds_rows(&self, norm: Norm, adds_residual: bool) -> bool {
-        let packs = self.packs * self.unroll;
-        let needed = match (adds_residual, norm) {
-            (false, Norm::Rms) => 44 + 4 * packs,
-            (false, Norm::Layer) => 28 + 17 * packs,
-            (true, Norm::Rms) => 48 + 8 * packs,
-            (true, Norm::Layer) => 44 + 9 * packs + if self.is_ragged { 4 } else { 0 },
-        };
-        needed <= self.registers()
-    }
-
-    /// The same if `x` is the sum of several parts. A thread adds two packs at a time, with four
-    /// parts of each in flight. Packs that are already added stay in registers, or with
-    /// `forward_long` in shared memory.
-    fn holds_parts(&self, program: Program, norm: Norm) -> bool {
-        let packs = if program == Program::ForwardLong { 3 } else { self.packs };
-        let needed = match (self.pack, norm) {
-            (8, Norm::Rms) => 44 + 16 * packs,
-            (8, Norm::Layer) => 48 + 16 * packs,
-            (_, Norm::Rms) => 56 + 4 * packs,
-            (_, Norm::Layer) => 44 + 12 * packs,
-        };
-        needed <= self.registers()
-    }
-
-    /// Registers of a thread: a multiple of eight, at most 255.
-    fn registers(&self) -> u32 {
-        (REGISTERS_PER_SM / (self.threads() * self.blocks_per_sm)).min(255) / 8 * 8
-    }
 }
 
 fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
@@ -447,53 +341,13 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    KernelKey { program, call, tile: Tile { reads: reads(program, &call, &tile), ..tile }, ranks: 1 }
+    let key = KernelKey { program, call, tile, ranks: 1 };
+    KernelKey { tile: Tile { reads: reads(&key), ..tile }, ..key }
 }
 
-/// Sets how a forward kernel reads; all other kernels read in one way.
-fn reads(program: Program, call: &CallKey, tile: &Tile) -> Reads {
-    let (weight_bytes, reads) = (call.dtypes.weight.size() as u32, tile.reads);
-    let is_after = call.form.is_residual_after();
-    // One pack if registers are short: a row with a whole multiprocessor to itself.
-    let batch_of_parts = || if tile.holds_parts(program, call.norm) { 2 } else { 1 };
-    if program == Program::QuantizedForward {
-        // With few packs, reading them all at once gains nothing.
-        return Reads { is_late: tile.packs <= 2, ..reads };
+impl KernelKey {
+    /// The pieces that the program has code for.
+    pub(crate) const fn pieces(&self) -> PieceSet {
+        self.call.pieces(self.program.info().direction)
     }
-    if program == Program::Forward {
-        // The registers of a row in flight are used for the residual that is added after the norm.
-        if is_after {
-            return Reads { is_held: false, is_late: true, ..reads };
-        }
-        // A second read would have to read all parts.
-        if call.has_parts {
-            return Reads { is_held: true, batch: batch_of_parts(), ..reads };
-        }
-        // A second read of a row with a residual would read two matrices.
-        let is_held = reads.is_held || call.tensors.adds_residual() && tile.holds_rows(call.norm, true);
-        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, ..reads };
-    }
-    if program == Program::ForwardCluster {
-        // Reads early what is needed last, if registers suffice: a residual that is added after the
-        // norm, which comes from DRAM, otherwise the weights.
-        let is_narrow = tile.pack * weight_bytes <= 16;
-        if is_after {
-            let batch = match (is_narrow, call.form.norms_twice()) {
-                (true, _) => 4,
-                (false, false) => 2,
-                (false, true) => 1,
-            };
-            return Reads { is_late: tile.packs > 4, is_early: false, batch, ..reads };
-        }
-        let batch = if call.has_parts { batch_of_parts() } else { 4 };
-        return Reads { is_early: is_narrow, batch, ..reads };
-    }
-    if program == Program::ForwardLong {
-        // Registers do not suffice for all packs. They do not suffice for f32 parameters either,
-        // nor for ragged rows, nor in clusters, which have more blocks per multiprocessor.
-        let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-        let batch = if call.norm == Norm::Layer { 4 } else { 2 };
-        return Reads { is_early, batch: if call.has_parts { batch_of_parts() } else { batch }, ..reads };
-    }
-    reads
 }

@@ -9,7 +9,7 @@ use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DTypes, Norm, Tensor};
+use rmsnorm_spec::{CastOrder, DTypes, Direction, Norm, Piece, PieceSet, Tensor, TensorSet};
 
 use crate::caps::Arch;
 use crate::params::{self, Columns, MOST_COLUMN_RANKS};
@@ -63,11 +63,9 @@ const fn files(program: Program) -> &'static [Source] {
             &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN]
         }
         #[cfg(feature = "peers")]
-        Program::ReduceForward => &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
+        Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
-        Program::ReduceForwardRows => {
-            &[kernels::NORM, kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS]
-        }
+        Program::ReduceForwardRows => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS],
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],
         #[cfg(feature = "peers")]
@@ -84,6 +82,7 @@ const fn has_pieces(program: Program) -> bool {
         | Program::ForwardStreaming
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
+        | Program::Columnwise
         | Program::PartialStatistics
         | Program::ForwardWithStatistics => true,
         Program::Backward
@@ -92,37 +91,43 @@ const fn has_pieces(program: Program) -> bool {
         | Program::BackwardColumns
         | Program::ReducePartials
         | Program::TransposeCodes
-        | Program::Columnwise
         | Program::Clear
         | Program::PartialBackwardStatistics
         | Program::BackwardWithStatistics => false,
         #[cfg(feature = "peers")]
-        Program::ForwardExchange => true,
+        Program::ForwardExchange | Program::ReduceForward | Program::ReduceForwardRows => true,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers => false,
+        Program::GatherNumbers => false,
     }
 }
 
-/// What comes before the statistics of a call and after its norm: the files, and two types in them.
-/// A file is there only if its tensors are.
-fn pieces(call: &CallKey) -> (Vec<Source>, String) {
-    let (is_after, has_residual) = (call.form.is_residual_after(), call.tensors.has(Tensor::Residual));
-    let (mut files, before) = match (call.has_parts, has_residual && !is_after) {
-        (true, _) => (vec![kernels::NORM, kernels::PARTS], "Parts"),
-        (false, true) => (vec![kernels::NORM, kernels::X, kernels::RESIDUAL], "Residual"),
-        (false, false) => (vec![kernels::NORM, kernels::X], "X"),
-    };
-    files.push(kernels::STORE);
-    let after = match (is_after, call.form.norms_twice()) {
-        (false, _) => "Store",
-        (true, false) => "ResidualAfter<void>",
-        (true, true) => {
-            files.push(kernels::NEXT_NORM);
-            "ResidualAfter<NextNorm>"
-        }
-    };
-    if is_after {
-        files.push(kernels::RESIDUAL_AFTER);
+/// What comes before the statistics and after the norm: the files, and two types in them. A file is
+/// there only if its tensors are.
+fn pieces(pieces: PieceSet) -> (Vec<Source>, String) {
+    let mut files = vec![kernels::NORM, kernels::X, kernels::STORE];
+    let (mut before, mut after, mut next) = ("X".to_owned(), "Store".to_owned(), "void");
+    // From the inner types to those that wrap them.
+    for piece in Piece::ALL.into_iter().rev().filter(|piece| pieces.has(*piece)) {
+        files.extend(match piece {
+            Piece::Parts => {
+                before = format!("Parts<{before}>");
+                Some(kernels::PARTS)
+            }
+            Piece::Residual => {
+                before = "Residual".to_owned();
+                Some(kernels::RESIDUAL)
+            }
+            Piece::NextNorm => {
+                next = "NextNorm";
+                Some(kernels::NEXT_NORM)
+            }
+            Piece::ResidualAfter => {
+                after = format!("ResidualAfter<{next}>");
+                Some(kernels::RESIDUAL_AFTER)
+            }
+            // The programs of codes quantize themselves.
+            Piece::Quantize => None,
+        });
     }
     (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))
 }
@@ -139,7 +144,7 @@ pub(crate) fn text(key: &KernelKey) -> String {
     };
     let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
     let params = format!("#line 1 \"{}\"\n{}\n", params::FILE, params::source(key));
-    let (of_call, types) = if has_pieces(key.program) { pieces(&key.call) } else { (Vec::new(), String::new()) };
+    let (of_call, types) = if has_pieces(key.program) { pieces(key.pieces()) } else { (Vec::new(), String::new()) };
     [join(before), params, join(after), join(&of_call), types, join(files(key.program))].concat()
 }
 
@@ -159,8 +164,11 @@ pub(crate) fn options(key: &KernelKey, arch: Arch) -> Vec<String> {
     #[cfg(feature = "peers")]
     let of_some = of_some.chain(peer_numbers(key).into_iter().flatten());
     let options = language.into_iter().chain(names).chain(numbers(key).map(define));
-    options.chain(OPTIONAL.iter().map(has)).chain(of_some.map(define)).collect()
+    options.chain(TOLD.iter().map(has)).chain(of_some.map(define)).collect()
 }
+
+/// The tensors whose presence is a constant. `Before` and `After` say which matrices forward reads.
+const TOLD: TensorSet = OPTIONAL.difference(Direction::Forward.reads().intersection(TensorSet::MATRICES));
 
 /// The constants of `peers.cuh`; `None` for programs without peers.
 #[cfg(feature = "peers")]
@@ -203,10 +211,10 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
     let KernelKey {
         program,
-        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_parts, has_weight_offset, form, quant, .. },
+        call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
         tile,
         ..
     } = *key;
@@ -224,9 +232,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
-        ("HAS_PARTS", has_parts.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
-        ("NORMS_TWICE", form.norms_twice().into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
         ("THREADS_PER_ROW", tile.threads_per_row),
@@ -255,8 +261,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use rmsnorm_gpu::program::Form;
+    use rmsnorm_spec::DType;
     use rmsnorm_spec::quant::{ScaleKind, ScaleLayout, ScaleRounding};
-    use rmsnorm_spec::{DType, TensorSet};
 
     use super::*;
     use crate::plan::{Reads, Tile};
@@ -300,11 +306,11 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_PARTS=0 -DHAS_WEIGHT_OFFSET=1 -DNORMS_TWICE=0 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
-        let tensors = "-DHAS_RESIDUAL=1 -DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
+        let tensors = "-DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";
         assert_eq!(options(&KEY, Arch(90)).join(" "), format!("{expected} {tensors}"));
     }
@@ -319,7 +325,6 @@ mod tests {
         for (tensor, name) in [
             (Tensor::Weight, "WEIGHT"),
             (Tensor::Bias, "BIAS"),
-            (Tensor::Residual, "RESIDUAL"),
             (Tensor::DresidualOut, "DRESIDUAL_OUT"),
             (Tensor::Dweight, "DWEIGHT"),
             (Tensor::Dbias, "DBIAS"),
@@ -340,7 +345,6 @@ mod tests {
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
             (CallKey { adds_to_gradients: true, ..CALL }, "-DADDS_TO_GRADIENTS=1"),
             (CallKey { has_row_groups: true, ..CALL }, "-DHAS_ROW_GROUPS=1"),
-            (CallKey { has_parts: true, ..CALL }, "-DHAS_PARTS=1"),
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
@@ -396,7 +400,11 @@ mod tests {
         let call = CallKey { quant: Some(QUANT), ..CALL };
         let keys = Program::ALL.map(|program| options(&KernelKey { program, call, ..KEY }, Arch(90)));
         let names = keys.iter().flatten().filter_map(|option| option.strip_prefix("-D")?.split('=').next());
-        assert_eq!(told, names.collect());
+        let names: BTreeSet<_> = names.collect();
+        assert_eq!(told, names);
+        let texts: String = kernels::ALL.iter().map(|source| source.text).collect();
+        let words: BTreeSet<_> = texts.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+        assert!(names.is_subset(&words), "nobody reads {:?}", names.difference(&words));
     }
 
     #[test]
@@ -420,7 +428,8 @@ mod tests {
         for (program, call) in Program::ALL.into_iter().flat_map(|program| calls().map(|call| (program, call))) {
             let text = text(&KernelKey { program, call, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            let of_call = if has_pieces(program) { pieces(&call).0.len() } else { 0 };
+            let of_call =
+                if has_pieces(program) { pieces(KernelKey { program, call, ..KEY }.pieces()).0.len() } else { 0 };
             assert_eq!(files.len(), HEADERS.len() + 1 + of_call + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
             assert_eq!(text.contains("using After = "), has_pieces(program), "{program:?}");
@@ -432,7 +441,7 @@ mod tests {
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
         let of_programs = Program::ALL.into_iter().flat_map(files).copied();
-        let of_calls = calls().into_iter().flat_map(|call| pieces(&call).0);
+        let of_calls = calls().into_iter().flat_map(|call| pieces(call.pieces(Direction::Forward)).0);
         let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
     }

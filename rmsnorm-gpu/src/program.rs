@@ -3,7 +3,7 @@
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{
     CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Piece, PieceSet, Problem, ResidualPlacement,
-    Storage, Tensor, TensorSet,
+    Slot, Storage, Tensor, TensorSet,
 };
 
 /// A program of a GPU: a text that is compiled for many keys.
@@ -92,6 +92,13 @@ impl CallKey {
             .set(Piece::NextNorm, self.form.norms_twice())
             .set(Piece::Quantize, self.quant.is_some())
     }
+}
+
+/// The matrices besides `x` and `dy` that these pieces read in a slot: those that a thread has in
+/// flight, or keeps until the statistics are known.
+pub fn inputs(pieces: PieceSet, slot: Slot, direction: Direction) -> TensorSet {
+    let of_slot = pieces.iter().filter(|piece| piece.slot() == slot).map(|piece| piece.tensors(direction));
+    of_slot.fold(TensorSet::NONE, TensorSet::union).intersection(direction.reads()).intersection(TensorSet::MATRICES)
 }
 
 /// [`GradReduction`] without its number of groups, which is a run-time value.
@@ -332,6 +339,22 @@ mod tests {
         assert_eq!(program.key(&in_place).tensors, IN_PLACE);
         assert_eq!(program.key(&forward(&[Tensor::Residual])).tensors, binds.without(Tensor::ResidualOut));
         assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
+    }
+
+    #[test]
+    fn pieces_read_matrices_in_their_slot() {
+        let residual = TensorSet::of(&[Tensor::Residual]);
+        let all = PieceSet::of(&Piece::ALL);
+        for (pieces, slot, direction, expected) in [
+            (PieceSet::NONE, Slot::Before, Direction::Forward, TensorSet::NONE),
+            (all, Slot::Before, Direction::Forward, residual),
+            (all.without(Piece::Residual), Slot::Before, Direction::Forward, TensorSet::NONE),
+            (all, Slot::After, Direction::Forward, residual),
+            (all.without(Piece::ResidualAfter), Slot::After, Direction::Forward, TensorSet::NONE),
+            (all, Slot::Before, Direction::Backward, TensorSet::of(&[Tensor::DresidualOut])),
+        ] {
+            assert_eq!(inputs(pieces, slot, direction), expected, "{pieces:?} {slot:?} {direction:?}");
+        }
     }
 
     #[test]

@@ -50,8 +50,7 @@ impl<'a> Work<'a> {
             }
             Step::Launch { key, .. } => params.pack(key),
         };
-        let columns = columns.map_or(std::ptr::null(), std::ptr::from_ref);
-        let mut arguments = [params.address(), columns.cast_mut().cast()];
+        let mut arguments = [params.address(), columns.map_or(std::ptr::null_mut(), argument)];
         // SAFETY:
         // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
         //   ends, so the work may run whenever its stream or a graph comes to it, even after the
@@ -134,6 +133,11 @@ impl Launch {
             .result()
             .map_err(device_error("cuLaunchKernelEx"))
     }
+}
+
+/// The address of a kernel's argument, for the driver, which only reads it.
+pub(crate) const fn argument<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
 }
 
 fn attribute(id: AttributeId, set: impl FnOnce(&mut sys::CUlaunchAttributeValue)) -> sys::CUlaunchAttribute {

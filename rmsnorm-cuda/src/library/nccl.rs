@@ -17,6 +17,10 @@ use rmsnorm_spec::Error;
 
 use super::{Opened, function, in_folder, open_first};
 
+/// NCCL's name in errors. It differs from the backend's, because a machine may have one without the
+/// other.
+pub(crate) const NAME: &str = "nccl";
+
 /// The environment variable that names the folder of NCCL, to use instead of any other.
 const VARIABLE: &str = "RMSNORM_NCCL";
 
@@ -88,7 +92,7 @@ pub(crate) struct Nccl {
 pub(crate) fn nccl() -> Result<&'static Nccl, Error> {
     static NCCL: OnceLock<Result<Nccl, String>> = OnceLock::new();
     let found = NCCL.get_or_init(|| find(env::var_os(VARIABLE).as_deref()));
-    found.as_ref().map_err(|reason| Error::Unavailable { backend: crate::nccl::NAME, reason: reason.clone() })
+    found.as_ref().map_err(|reason| Error::Unavailable { backend: NAME, reason: reason.clone() })
 }
 
 /// Finds NCCL in the folder `chosen`, if given, otherwise through the system's loader.

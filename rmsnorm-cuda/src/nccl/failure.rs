@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::Error;
 
-use crate::library::nccl::{Nccl, Status};
+use crate::library::nccl::{NAME, Nccl, Status};
 
 /// A call to NCCL that failed, at once or later on the device: the source of [`Error::Device`].
 ///
@@ -40,7 +40,7 @@ impl NcclFailure {
 
 impl From<NcclFailure> for Error {
     fn from(failure: NcclFailure) -> Error {
-        Error::Device { backend: super::NAME, source: Box::new(failure) }
+        Error::Device { backend: NAME, source: Box::new(failure) }
     }
 }
 

@@ -7,13 +7,10 @@ use rmsnorm_dist::{DividedColumns, RowShares};
 use rmsnorm_spec::{AnyBackward, AnyForward, Checked, Direction, Error, NormSpec, Problem};
 
 use super::group::PeerGroup;
-use super::launch::{check, load};
+use super::launch::{check, enqueue, load};
 use crate::backend::CudaBackend;
-use crate::caps::Arch;
-use crate::error::device_error;
-use crate::launch::{self, Launch, Tensors};
+use crate::launch::{self, Tensors, argument};
 use crate::params::Params;
-use crate::plan::ranks::Piece;
 use crate::plan::{KernelKey, Tile, columns, forward_exchange, gather_numbers};
 
 pub(super) fn forward(
@@ -47,35 +44,14 @@ fn in_one_kernel(
     launch::set_call(&mut params, &here, &problem)?;
     params.share = launch::share(columns.iter().sum());
     let of_ranks = launch::of_ranks(0, columns)?;
-    // Reports an earlier error that cudarc could not return, for example in its waits for events.
-    group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
-    let kernel = load(kernels, &plan.key)?;
-    let params = params.pack(&plan.key);
-    let overlap = kernels.caps().arch >= Arch::HOPPER;
-    plan.pieces(problem.rows).try_for_each(|Piece { first_row, rows, grid }| {
-        let peers = group.peers(first_row, rows);
-        let mut arguments = [
-            params.address(),
-            std::ptr::from_ref(&peers).cast_mut().cast(),
-            std::ptr::from_ref(&of_ranks).cast_mut().cast(),
-        ];
-        let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
-        // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
-        //   ends;
-        // - arguments: its parameters are the struct that its key has packed, a `Peers` and a
-        //   `Columns`, whose sizes were checked where it was compiled;
-        // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's
-        //   columns; the piece has rows of the call; the key's access_bytes divide all addresses
-        //   and strides; in place, the thread that stores an element has read it before;
-        // - columns: a `Columns` has as many ranks as the group, which are at most 8, and the
-        //   kernel does not use its numbers;
-        // - slots: the memory of this rank and of its peers stays allocated while a group of them
-        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
-        //   there are slots of 16 bytes;
-        // - order: as in `peers::launch`.
-        unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
-    })
+    // SAFETY:
+    // - arguments: a `Columns`, whose size was checked where the kernel was compiled. It has as many
+    //   ranks as the group, which are at most 8, and the kernel does not use its numbers;
+    // - tensors: addresses, lengths and strides come from a `Checked` call of this rank's columns,
+    //   and the plan has its `access_bytes`;
+    // - slots: the plan is of `group.group`, one slot for a row;
+    // - order: `tensors` holds the events.
+    unsafe { enqueue(group, &plan, problem.rows, &params, [argument(&of_ranks)]) }
 }
 
 pub(super) fn backward(
@@ -97,7 +73,6 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
         return group.backend.prepare_aligned(problem, alignment);
     }
     let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
-    group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
     let tile = forward_exchange::tile(problem).filter(|_| problem.direction == Direction::Forward);
     let keys: Vec<KernelKey> = match tile {
         Some(tile) => vec![forward_exchange::plan(problem, tile, access_bytes, &group.group, kernels.caps())?.key],
@@ -108,7 +83,7 @@ pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) ->
             first.keys().chain(second.keys()).chain([exchange]).collect()
         }
     };
-    keys.iter().try_for_each(|key| load(kernels, key).map(|_| ()))
+    keys.iter().try_for_each(|key| load(group, key).map(|_| ()))
 }
 
 /// Sends this rank's share to all ranks; all shares have the same length.
@@ -116,36 +91,14 @@ fn gather(group: &PeerGroup, rows: usize, shares: &RowShares, mut all: CudaViewM
     if rows == 0 {
         return Ok(());
     }
-    let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
-    stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
-    let plan = gather_numbers::plan(&group.group, kernels.caps())?;
-    let kernel = load(kernels, &plan.key)?;
-    let params = Params { rows: rows as u64, ..Params::default() }.pack(&plan.key);
+    let plan = gather_numbers::plan(&group.group, group.backend.kernels().caps())?;
+    let params = Params { rows: rows as u64, ..Params::default() };
     let numbers = (shares.unit / rows) as u32;
-    let (address, _in_use) = all.device_ptr_mut(stream);
-    let overlap = kernels.caps().arch >= Arch::HOPPER;
-    plan.pieces(rows).try_for_each(|piece| {
-        let peers = group.peers(piece.first_row, piece.rows);
-        let mut arguments = [
-            params.address(),
-            std::ptr::from_ref(&peers).cast_mut().cast(),
-            std::ptr::from_ref(&address).cast_mut().cast(),
-            std::ptr::from_ref(&numbers).cast_mut().cast(),
-        ];
-        let launch = Launch { kernel, grid: piece.grid, threads: plan.threads(), shared_bytes: 0, cluster: 1 };
-        // SAFETY:
-        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
-        //   ends;
-        // - arguments: its parameters are the struct that its key has packed, a `Peers`, whose sizes
-        //   were checked where it was compiled, an address and a 32-bit number;
-        // - memory: `all` has a share of `numbers` for each row and rank; the piece has rows of the
-        //   call;
-        // - slots: the memory of this rank and of its peers stays allocated while a group of them
-        //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than
-        //   there are slots of 16 bytes;
-        // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
-        //   accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's own
-        //   launches by its one stream.
-        unsafe { launch.call(stream, &mut arguments, overlap) }
-    })
+    let (address, _in_use) = all.device_ptr_mut(group.backend.stream());
+    // SAFETY:
+    // - arguments: an address and a 32-bit number;
+    // - tensors: none; `all` has a share of `numbers` for each row and rank;
+    // - slots: the plan is of `group.group`, one slot for a row;
+    // - order: `_in_use` holds the events.
+    unsafe { enqueue(group, &plan, rows, &params, [argument(&address), argument(&numbers)]) }
 }

@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use rmsnorm_dist::{GroupCall, ShardedNorm, check_reduced};
-use rmsnorm_spec::{Error, NormSpec, Problem};
+use rmsnorm_spec::Error;
 
+use super::access;
 use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
-use super::{access, columns, launch, rows};
 use crate::backend::CudaBackend;
 use crate::error::BACKEND;
 use crate::plan::ranks::Group;
@@ -21,7 +20,7 @@ use crate::plan::ranks::Group;
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A rank of a group on devices that can access each other's memory (NVLink, PCIe with peer access,
-/// or one device). Its [`forward_reduced`](ShardedNorm::forward_reduced) is one kernel: each rank
+/// or one device). Its [`forward_reduced`](rmsnorm_dist::ShardedNorm::forward_reduced) is one kernel: each rank
 /// writes its x into the memory of the others, and normalizes the sum row by row.
 ///
 /// # Order
@@ -58,15 +57,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// # Owners of rows
 /// With more than two ranks, each row of a large call has an owner: the ranks send their x to it,
 /// and it adds and sends the sum to all ranks, through the same slots.
-/// [`forward_reduced_rows`](ShardedNorm::forward_reduced_rows) always works this way, and its
+/// [`forward_reduced_rows`](rmsnorm_dist::ShardedNorm::forward_reduced_rows) always works this way, and its
 /// owners send y, or nothing. The group's memory needs room for two rows; one launch suffices if it
 /// has room for twice the rows of an owner. Bits do not depend on the way.
 ///
 /// # Divided columns
-/// [`forward_columns`](ShardedNorm::forward_columns) is one kernel if this rank has at most 16,384
+/// [`forward_columns`](rmsnorm_dist::ShardedNorm::forward_columns) is one kernel if this rank has at most 16,384
 /// columns of 16 bits, or 8,192 if x or the residual is f32. It exchanges the statistics through
 /// the same memory, 16 bytes per row. Longer rows, and
-/// [`backward_columns`](ShardedNorm::backward_columns), use the backend's two phases with an
+/// [`backward_columns`](rmsnorm_dist::ShardedNorm::backward_columns), use the backend's two phases with an
 /// exchange between them.
 ///
 /// # CUDA graphs
@@ -257,33 +256,6 @@ impl PeerGroup {
         PeerGroup { deadline: limit, ..self }
     }
 
-    /// Compiles and loads the kernels of calls with this problem, on tensors whose addresses and
-    /// strides, in bytes, are multiples of `alignment`, like [`CudaBackend::prepare_aligned`].
-    ///
-    /// # Errors
-    /// `Unsupported` if such a call is; `Device` if a kernel cannot be compiled or loaded.
-    pub fn prepare(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
-        launch::prepare(self, problem, alignment)
-    }
-
-    /// [`prepare`](Self::prepare) for calls with the residual divided by rows; `problem` has all
-    /// rows.
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
-    pub fn prepare_rows(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
-        rows::prepare(self, problem, alignment)
-    }
-
-    /// [`prepare`](Self::prepare) for calls on column-divided rows; `problem` has this rank's
-    /// columns, as from [`Problem::forward`] or [`Problem::backward`].
-    ///
-    /// # Errors
-    /// As [`prepare`](Self::prepare).
-    pub fn prepare_columns(&self, problem: &Problem, alignment: usize) -> Result<(), Error> {
-        columns::prepare(self, problem, alignment)
-    }
-
     /// Fails if a kernel of this rank has missed another rank so far; enqueued kernels may still be
     /// waiting.
     ///
@@ -291,7 +263,7 @@ impl PeerGroup {
     /// `Device` with a [`MissingRank`] as its source.
     pub fn check(&self) -> Result<(), Error> {
         let Some(missing) = self.parts.get(self.part).and_then(|part| part.report.missing()) else { return Ok(()) };
-        let error = MissingRank { missing, rank: self.rank, ranks: self.ranks() };
+        let error = MissingRank { missing, rank: self.rank, ranks: self.group.ranks as usize };
         Err(Error::Device { backend: BACKEND, source: Box::new(error) })
     }
 
@@ -304,27 +276,6 @@ impl PeerGroup {
     pub(super) fn peers(&self, first_row: usize, rows: usize) -> Peers {
         let deadline = u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX);
         Peers { deadline, first_row: first_row as u64, rows: rows as u64, ..self.peers }
-    }
-}
-
-impl ShardedNorm for PeerGroup {
-    type Backend = CudaBackend;
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn ranks(&self) -> usize {
-        self.group.ranks as usize
-    }
-
-    fn launch(&self, spec: &NormSpec, call: GroupCall<'_, '_, CudaBackend>) -> Result<(), Error> {
-        match call {
-            GroupCall::Reduced(args) => launch::forward_reduced(self, check_reduced(spec, args)?),
-            GroupCall::ReducedRows(y_rows, args) => rows::forward(self, spec, y_rows, args),
-            GroupCall::ForwardColumns(columns, args) => columns::forward(self, spec, columns, args),
-            GroupCall::BackwardColumns(columns, args) => columns::backward(self, spec, columns, args),
-        }
     }
 }
 

@@ -1,42 +1,18 @@
-//! Launches of `reduce_forward`, or of `reduce_forward_rows` if that is faster.
+//! Launches of kernels that exchange data with other ranks.
 
+use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys;
-use rmsnorm_spec::{AnyForward, Checked, Error, NormSpec, Problem, ResidualPlacement};
+use rmsnorm_spec::{Error, Problem, ResidualPlacement};
 
 use super::group::PeerGroup;
-use super::rows::{self, Owned};
-use crate::backend::CudaBackend;
 use crate::caps::Arch;
 use crate::error::device_error;
-use crate::kernel::Kernels;
-use crate::launch::{self, Launch, Tensors};
-use crate::params::Packed;
+use crate::launch::{Launch, argument};
+use crate::params::Params;
 use crate::plan::KernelKey;
-use crate::plan::ranks::{Piece, Plan};
-use crate::plan::{reduce_forward, reduce_forward_rows};
-
-pub(super) fn forward_reduced(group: &PeerGroup, call: Checked<AnyForward<'_, CudaBackend>>) -> Result<(), Error> {
-    let (spec, problem) = (*call.spec(), *call.problem());
-    group.check()?;
-    let mut tensors = Tensors::new(group.backend.stream(), problem);
-    call.visit(&mut tensors)?;
-    enqueue(group, &spec, &problem, &tensors)
-}
-
-/// Compiles and loads the kernels of calls with this problem.
-pub(super) fn prepare(group: &PeerGroup, problem: &Problem, alignment: usize) -> Result<(), Error> {
-    check(problem)?;
-    let (kernels, access_bytes) = (group.backend.kernels(), launch::access_of(alignment as u64));
-    let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
-    group.backend.stream().context().bind_to_thread().map_err(device_error("before a kernel is loaded"))?;
-    load(kernels, &plan.key)?;
-    // Calls with more rows may use the kernel with row owners.
-    let by_owners = rows::plan(group, problem, access_bytes);
-    let by_owners = by_owners.ok().filter(|_| reduce_forward_rows::may_be_sooner(problem, &group.group));
-    by_owners.map_or(Ok(()), |plan| load(kernels, &plan.key).map(|_| ()))
-}
+use crate::plan::ranks::{Plan, Round};
 
 /// Refuses calls that have no kernel across ranks.
 pub(super) fn check(problem: &Problem) -> Result<(), Error> {
@@ -50,69 +26,60 @@ pub(super) fn check(problem: &Problem) -> Result<(), Error> {
     }
 }
 
-fn enqueue(group: &PeerGroup, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
-    if problem.rows == 0 {
-        return Ok(());
-    }
-    let (stream, kernels) = (group.backend.stream(), group.backend.kernels());
-    let mut params = tensors.params();
-    // Reports an earlier error that cudarc could not return, for example in its waits for events.
-    stream.context().bind_to_thread().map_err(device_error("before the launch"))?;
-    let access_bytes = launch::access_bytes(problem, &params);
-    let plan = reduce_forward::plan(problem, access_bytes, &group.group, kernels.caps())?;
-    launch::set_call(&mut params, spec, problem)?;
-    if let Some(plan) = by_owners(group, problem, access_bytes) {
-        return rows::enqueue(group, &params, &plan, Owned::of_whole(group, problem));
-    }
-    let kernel = load(kernels, &plan.key)?;
-    let params = params.pack(&plan.key);
-    plan.pieces(problem.rows).try_for_each(|piece| launch_one(group, kernel, &params, &plan, piece))
-}
-
-/// The plan with row owners, if it is faster and fits the group's memory. All ranks decide alike,
-/// because the decision depends only on properties that their calls share.
-fn by_owners(group: &PeerGroup, problem: &Problem, access_bytes: u32) -> Option<Plan> {
-    let is_sooner = reduce_forward_rows::is_sooner(problem, &group.group);
-    is_sooner.then(|| rows::plan(group, problem, access_bytes).ok()).flatten()
-}
-
 /// Loads the kernel, one thread at a time. Ranks on one device need the same kernel at once: if one
 /// of them ran it and waited there for another rank, that rank might wait for the device to load a
-/// second copy.
-pub(super) fn load(kernels: &Kernels, key: &KernelKey) -> Result<sys::CUfunction, Error> {
+/// second copy. Makes the context current on this thread.
+pub(super) fn load(group: &PeerGroup, key: &KernelKey) -> Result<sys::CUfunction, Error> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    // Reports an earlier error that cudarc could not return, for example in its waits for events.
+    group.backend.stream().context().bind_to_thread().map_err(device_error("before the launch"))?;
     // The mutex guards no data, so a panic leaves nothing inconsistent.
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    kernels.find_or_load(key)
+    group.backend.kernels().find_or_load(key)
 }
 
-fn launch_one(
+/// Enqueues the rounds of a plan, which together have `rows` rows. `others` follow `Params` and
+/// `Peers` among the kernel's arguments.
+///
+/// # Safety
+/// - Arguments: `others` are the addresses of the other arguments of the kernel.
+/// - Tensors: with `params` and `others`, every access of the kernel to rows of the rounds lies in a
+///   live tensor or workspace, and no output overlaps another tensor; the key's `access_bytes` divide
+///   all addresses and strides. In place, the thread that stores an element has read it before.
+/// - Slots: the plan is for this group's memory, so that a round has no more rows than its slots
+///   have room for, and every rank has divided its memory alike.
+/// - Order: cudarc's events, held by the caller, order the accesses to tensors with those on other
+///   streams.
+pub(super) unsafe fn enqueue<const N: usize>(
     group: &PeerGroup,
-    kernel: sys::CUfunction,
-    params: &Packed,
     plan: &Plan,
-    piece: Piece,
+    rows: usize,
+    params: &Params,
+    others: [*mut c_void; N],
 ) -> Result<(), Error> {
-    let Piece { first_row, rows, grid } = piece;
-    let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
-    let peers = group.peers(first_row, rows);
-    let mut arguments = [params.address(), std::ptr::from_ref(&peers).cast_mut().cast()];
+    const { assert!(N <= 4, "no kernel has more arguments") };
+    let kernel = load(group, &plan.key)?;
+    let params = params.pack(&plan.key);
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
-    // SAFETY:
-    // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process ends;
-    // - arguments: its parameters are the struct that its key has packed, and a `Peers`, whose sizes
-    //   were checked where it was compiled;
-    // - tensors: addresses, lengths and strides come from a `Checked` call, so every access of the
-    //   kernel for (rows, cols) lies in a live tensor, and no output overlaps another tensor; the
-    //   piece has rows of the call; the key's access_bytes divide all addresses and strides;
-    // - slots: the memory of this rank and of its peers stays allocated while a group of them
-    //   exists (`Parts`), or as promised to `from_pointers`; the piece has no more rows than its
-    //   slots have room for, and every rank has divided its memory alike;
-    // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
-    //   cudarc's events, held in `Tensors`, order the accesses to tensors with those on other
-    //   streams; accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's
-    //   own launches by its one stream: a group is neither cloned nor shared.
-    unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
+    plan.rounds(rows).try_for_each(|Round { first_row, rows, grid }| {
+        let launch = Launch { kernel, grid, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
+        let peers = group.peers(first_row, rows);
+        let mut arguments = [std::ptr::null_mut(); 6];
+        arguments[..2].copy_from_slice(&[params.address(), argument(&peers)]);
+        arguments[2..2 + N].copy_from_slice(&others);
+        // SAFETY:
+        // - kernel: `Kernels` hands out only kernels whose module stays loaded until the process
+        //   ends;
+        // - arguments: its parameters are the struct that its key has packed, a `Peers`, whose size
+        //   was checked where it was compiled, and `others`, as promised; the driver reads no more;
+        // - tensors: the caller's promise;
+        // - slots: the memory of this rank and of its peers stays allocated while a group of them
+        //   exists (`Parts`), or as promised to `from_pointers`; the rest is the caller's promise;
+        // - order: the kernel waits for earlier kernels on the stream (`wait_for_earlier_kernels`);
+        //   accesses to slots are ordered by the protocol (`peers.cuh`), and those of a rank's own
+        //   launches by its one stream: a group is neither cloned nor shared.
+        unsafe { launch.call(group.backend.stream(), &mut arguments, overlap) }
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use rmsnorm_gpu::describe::{launch, second_stage, steps};
+use rmsnorm_spec::Piece;
 
 use super::{KernelKey, Plan, Program, Step};
 
@@ -24,7 +25,7 @@ fn step(step: &Step) -> String {
     let words = [
         tile.is_ragged.then(|| "ragged".into()),
         tile.reads.is_held.then(|| "held".into()),
-        call.has_parts.then(|| "parts".into()),
+        call.pieces(info.direction).has(Piece::Parts).then(|| Piece::Parts.name().into()),
         (tile.access_bytes < 16).then(|| format!("access={}", tile.access_bytes)),
         (tile.stages > 0).then(|| format!("ring={}", tile.stages)),
         tile.is_overlapped.then(|| "overlapped".into()),

@@ -1,9 +1,9 @@
 //! Plans of forward: the tile of a row, or streaming.
 
-use rmsnorm_spec::{Norm, Problem};
+use rmsnorm_spec::{DTypes, Norm, Problem, Storage};
 
 use super::tuning::Ladders;
-use super::{Plan, Program, RESERVED_BYTES, Reads, Step, Tile, found, is_sum, key, pack};
+use super::{Plan, Program, RESERVED_BYTES, Reads, Step, Tile, found, inputs_of, key, pack, reads_more};
 use crate::caps::Caps;
 
 /// The plan of a forward call.
@@ -45,8 +45,8 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
     let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
-    let is_small = problem.rows <= rows_at_once as usize && !is_sum(problem);
-    if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, false) { half } else { tile }
+    let is_small = problem.rows <= rows_at_once as usize && !reads_more(problem);
+    if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, 1) { half } else { tile }
 }
 
 /// The tile with the most blocks per multiprocessor that leave enough registers for the sums of
@@ -61,12 +61,13 @@ fn fits(problem: &Problem, tile: &Tile, caps: &Caps) -> bool {
     shared_bytes(problem, tile) + RESERVED_BYTES <= caps.shared_per_block_optin as usize
 }
 
-/// Dynamic shared memory of a block of `forward_long`: its part of x and of the residual, or of the
-/// sum of several parts.
+/// Dynamic shared memory of a block of `forward_long`: its part of the matrices that the call reads,
+/// or of the sum of several parts.
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
-    let residual = if is_sum(problem) { problem.dtypes.residual.size() } else { 0 };
-    let x = if problem.parts > 1 { 0 } else { problem.dtypes.activation.size() };
-    (tile.pack * tile.packs * tile.threads()) as usize * (x + residual)
+    let DTypes { activation, residual, .. } = problem.dtypes;
+    let inputs = inputs_of(problem).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
+    let bytes = if problem.parts > 1 { residual.size() } else { activation.size() + inputs.sum::<usize>() };
+    (tile.pack * tile.packs * tile.threads()) as usize * bytes
 }
 
 /// The tile of blocks that visit a row several times.

@@ -4,7 +4,7 @@
 use rmsnorm_spec::{Error, Problem};
 
 use super::ranks::{Group, Plan, SLOT_BYTES};
-use super::{KernelKey, MOST_BLOCKS, Program, Reads, Tile, is_sum, key};
+use super::{KernelKey, MOST_BLOCKS, Program, Reads, Tile, key, reads_more};
 use crate::caps::Caps;
 
 /// The most threads of a block with one pack and 64 registers per thread.
@@ -36,7 +36,7 @@ pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
     let pack = SLOT_BYTES / activation.size();
     let packs = problem.cols.div_ceil(pack);
-    let h_bytes = pack * if is_sum(problem) { stream.size() } else { activation.size() };
+    let h_bytes = pack * if reads_more(problem) { stream.size() } else { activation.size() };
     let parameter_bytes = pack * problem.dtypes.weight.size();
     let is_lean = packs <= MOST_LEAN && h_bytes == SLOT_BYTES && parameter_bytes == SLOT_BYTES;
     let per_thread = if is_lean { 1 } else { packs.div_ceil(MOST_HELD) };
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::plan::chain;
-    use crate::plan::ranks::Piece;
+    use crate::plan::ranks::Round;
 
     const BF16: DTypes = DTypes::uniform(DType::Bf16);
     const F32: DTypes = DTypes::uniform(DType::F32);
@@ -119,10 +119,10 @@ mod tests {
     fn launches_have_the_rows_that_there_are_slots_for() {
         let small = Group { bytes: 16 * 100, sharers: 2, ..GROUP };
         let plan = planned(4096, BF16, &small).expect("a plan");
-        let pieces: Vec<_> = plan.pieces(250).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
-        assert_eq!(pieces, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
+        let rounds: Vec<_> = plan.rounds(250).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+        assert_eq!(rounds, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
         let all = planned(4096, BF16, &GROUP).expect("a plan");
-        assert_eq!(all.pieces(4096).map(|piece| piece.grid).collect::<Vec<_>>(), [264]);
+        assert_eq!(all.rounds(4096).map(|round| round.grid).collect::<Vec<_>>(), [264]);
         let none = Group { bytes: 0, ..GROUP };
         let problem = problem(4096, BF16);
         let refused = super::plan(&problem, tile(&problem).expect("a tile"), 16, &none, &Caps::h200());

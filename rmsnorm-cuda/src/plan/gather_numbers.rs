@@ -36,7 +36,7 @@ pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ranks::Piece;
+    use crate::plan::ranks::Round;
 
     #[test]
     fn rows_are_spread_over_blocks_and_launches() {
@@ -49,9 +49,9 @@ mod tests {
             (100, group(16 * 70, 1), vec![(0, 70, 2), (70, 30, 1)]),
         ] {
             let plan = plan(&group, &Caps::h200()).expect("a plan");
-            let pieces: Vec<_> =
-                plan.pieces(rows).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
-            assert_eq!(pieces, expected, "{rows} rows, {group:?}");
+            let rounds: Vec<_> =
+                plan.rounds(rows).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+            assert_eq!(rounds, expected, "{rows} rows, {group:?}");
         }
         assert!(matches!(plan(&group(15, 1), &Caps::h200()), Err(Error::Unsupported { .. })));
     }

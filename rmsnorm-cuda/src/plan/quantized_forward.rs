@@ -6,7 +6,7 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{DType, Norm, Problem, Storage, Tensor};
 
 use super::tuning::Ladders;
-use super::{Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack};
+use super::{Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack, reads_more};
 use crate::caps::Caps;
 
 /// Rows and columns of a tile of `transpose_codes.cu`.
@@ -119,7 +119,7 @@ fn columnwise(problem: &Problem, quant: &QuantSpec, access_bytes: u32) -> Option
     let pack = pack(&problem);
     // On an H200, both kernels for bf16 16384x4096 to E4M3 take 108 us with five blocks, 113 us
     // with four. Six blocks spill and take 153 us.
-    let blocks_per_sm = if pack == 8 && !problem.tensors.adds_residual() { 5 } else { 3 };
+    let blocks_per_sm = if pack == 8 && !reads_more(&problem) { 5 } else { 3 };
     let tile = Tile { pack, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm, access_bytes, ..Tile::NONE };
     // A grid has at most 2^31 - 1 blocks, which loop over further tiles.
     let tiles = problem.rows.div_ceil(COLUMNWISE_TILE.0) * problem.cols.div_ceil(COLUMNWISE_TILE.1);

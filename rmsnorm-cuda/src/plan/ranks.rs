@@ -2,11 +2,11 @@
 
 use rmsnorm_spec::Error;
 
-use super::{KernelKey, Tile};
+use super::{KernelKey, Tile, WIDEST_ACCESS};
 use crate::caps::Caps;
 
 /// Bytes of a slot: the widest access.
-pub(super) const SLOT_BYTES: usize = 16;
+pub(super) const SLOT_BYTES: usize = WIDEST_ACCESS;
 
 /// The properties of a group that plans depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(crate) struct Plan {
 
 /// One launch of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct Round {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) grid: u32,
@@ -65,12 +65,12 @@ pub(crate) struct Piece {
 
 impl Plan {
     /// The launches of a call with this many rows, in order.
-    pub(crate) fn pieces(&self, rows: usize) -> impl Iterator<Item = Piece> + use<> {
+    pub(crate) fn rounds(&self, rows: usize) -> impl Iterator<Item = Round> + use<> {
         let Plan { rows_per_launch, owners, rows_per_block, most_blocks, .. } = *self;
         (0..rows).step_by(rows_per_launch).map(move |first_row| {
             let rows = rows_per_launch.min(rows - first_row);
             let blocks = (rows * owners).div_ceil(rows_per_block);
-            Piece { first_row, rows, grid: blocks.min(most_blocks) as u32 }
+            Round { first_row, rows, grid: blocks.min(most_blocks) as u32 }
         })
     }
 

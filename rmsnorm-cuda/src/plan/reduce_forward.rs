@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
     use crate::plan::chain;
-    use crate::plan::ranks::Piece;
+    use crate::plan::ranks::Round;
 
     const MIB: usize = 1 << 20;
     const BF16: DTypes = DTypes::uniform(DType::Bf16);
@@ -186,9 +186,9 @@ mod tests {
             (0, 4096, group(2), vec![]),
         ] {
             let plan = plan(&problem(rows, cols, BF16), 16, &group, &Caps::h200()).expect("a plan");
-            let pieces: Vec<_> =
-                plan.pieces(rows).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
-            assert_eq!(pieces, expected, "{rows} x {cols}, {group:?}");
+            let rounds: Vec<_> =
+                plan.rounds(rows).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+            assert_eq!(rounds, expected, "{rows} x {cols}, {group:?}");
         }
     }
 

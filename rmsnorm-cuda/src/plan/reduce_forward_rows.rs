@@ -20,7 +20,7 @@ pub(crate) enum Sends {
 }
 
 /// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
-/// Its pieces count the rows of one owner.
+/// Its rounds count the rows of one owner.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or the group's memory is too small for two
@@ -69,7 +69,7 @@ mod tests {
     use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
 
     use super::*;
-    use crate::plan::ranks::Piece;
+    use crate::plan::ranks::Round;
 
     const MIB: usize = 1 << 20;
 
@@ -108,9 +108,9 @@ mod tests {
             (0, 2, MIB, vec![]),
         ] {
             let plan = plan(&problem(7, 4096), 16, &group(ranks, bytes), &Caps::h200()).expect("a plan");
-            let pieces: Vec<_> =
-                plan.pieces(own_rows).map(|Piece { first_row, rows, grid }| (first_row, rows, grid)).collect();
-            assert_eq!(pieces, expected, "{own_rows} rows of each of {ranks}, {bytes} bytes");
+            let rounds: Vec<_> =
+                plan.rounds(own_rows).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+            assert_eq!(rounds, expected, "{own_rows} rows of each of {ranks}, {bytes} bytes");
         }
         let small = plan(&problem(7, 4096), 16, &group(2, 2 * row_bytes - 1), &Caps::h200());
         assert!(matches!(small, Err(Error::Unsupported { rule }) if rule.contains("room for two rows")));

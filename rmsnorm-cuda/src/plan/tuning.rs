@@ -20,7 +20,7 @@ use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
 use rmsnorm_tuning::Kept;
 
-use super::{Tile, is_sum};
+use super::{Tile, reads_more};
 
 /// Tables that were loaded, or that `rmsnorm tune` tries.
 pub(crate) static KEPT: Kept<Tuning> = Kept::new();
@@ -85,7 +85,7 @@ impl Tuning {
     pub(super) fn ladders(&self, problem: &Problem, pack: u32) -> &Ladders {
         let Tables { forward: [plain, residual, layer, layer_residual], backward: [one, two], .. } = self.tables(pack);
         let (is_layer, has_two_sums) = (problem.norm == Norm::Layer, problem.tensors.sums_over_rows() == 2);
-        match (problem.direction, is_layer, is_sum(problem)) {
+        match (problem.direction, is_layer, reads_more(problem)) {
             (Direction::Backward, ..) if is_layer || has_two_sums => two,
             (Direction::Backward, ..) => one,
             (Direction::Forward | Direction::QuantizedForward, false, false) => plain,
@@ -105,7 +105,7 @@ impl Tuning {
             ScaleKind::Block { .. } | ScaleKind::Mx { .. } => block,
         };
         let table = if problem.norm == Norm::Layer { layer } else { rms };
-        (!problem.tensors.adds_residual()).then_some(table)
+        (!reads_more(problem)).then_some(table)
     }
 }
 
