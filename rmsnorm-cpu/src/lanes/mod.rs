@@ -23,6 +23,8 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{DType, Element};
 
+#[cfg(test)]
+pub(crate) use activations::silu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
