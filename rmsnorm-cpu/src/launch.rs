@@ -11,7 +11,7 @@ use crate::caps::Isa;
 use crate::kernel;
 use crate::lanes::{Any, In, LANES, Out};
 use crate::plan::{self, Plan};
-use crate::stages::backward::{BackwardBlocks, BackwardRows};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials, Sums};
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::{AddTo, NextNorm, Store};
@@ -251,11 +251,15 @@ fn run_backward<B: SliceBackend>(
             found,
         },
         block_rows: plan.block_rows,
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
-        dx: matrix_mut::<B>(args.dx, spec)?,
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
-        dweight_partials: has_dweight.then_some(&mut *dweight_partials),
-        dbias_partials: has_dbias.then_some(&mut *dbias_partials),
+        stream: Gradients {
+            dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
+            dx: matrix_mut::<B>(args.dx, spec)?,
+            dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
+        },
+        partials: Partials {
+            dweight: has_dweight.then_some(Sums { sums: &mut *dweight_partials, cols: spec.cols }),
+            dbias: has_dbias.then_some(Sums { sums: &mut *dbias_partials, cols: spec.cols }),
+        },
     };
     spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
     let reduce =

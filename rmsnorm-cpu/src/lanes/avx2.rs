@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::MAGIC;
 use super::codes::NAN;
 use super::{Float8, Group, LANES, Simd};
 
@@ -80,6 +81,33 @@ impl Simd for Avx2 {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe { _mm256_div_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            // Both return their second operand if one is NaN.
+            _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), values[i]))
+        })
+    }
+
+    #[inline(always)]
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            let biased = _mm256_add_ps(exponents[i], _mm256_set1_ps(MAGIC + 127.0));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(biased)))
+        })
+    }
+
+    #[inline(always)]
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe { _mm256_blendv_ps(no[i], yes[i], of[i]) })
     }
 
     #[inline(always)]

@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::MAGIC;
 use super::avx2::{Avx2, fold_register};
 use super::codes::NAN;
 use super::{Float8, Group, LANES, Simd};
@@ -73,6 +74,35 @@ impl Simd for Avx512 {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe { _mm512_div_ps(a[i], b[i]) })
+    }
+
+    #[inline(always)]
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            // Both return their second operand if one is NaN.
+            _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), values[i]))
+        })
+    }
+
+    #[inline(always)]
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            let biased = _mm512_add_ps(exponents[i], _mm512_set1_ps(MAGIC + 127.0));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(biased)))
+        })
+    }
+
+    #[inline(always)]
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe {
+            _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(of[i])), no[i], yes[i])
+        })
     }
 
     #[inline(always)]

@@ -7,6 +7,8 @@
 //! [`Simd`] has one implementation per instruction set, in the file of that name. The functions
 //! here are shared.
 
+#[cfg_attr(not(test), expect(dead_code, reason = "the gate of issue 48 is its first user"))]
+mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -21,6 +23,8 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{DType, Element};
 
+#[cfg(test)]
+pub(crate) use activations::silu;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -64,6 +68,12 @@ pub(crate) trait Simd {
 
     /// Lane by lane, correctly rounded.
     fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+    /// Per lane, the nearest value from `low` to `high`; NaN stays NaN.
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes;
+    /// Per lane, 2 to the power of an integer from -126 to 127.
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes;
+    /// Per lane, `yes` if the sign of `of` is negative, otherwise `no`.
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes;
     /// Per lane, the larger of a magnitude and the magnitude of a value. They are compared as
     /// integers, with NaN above infinity.
     fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;

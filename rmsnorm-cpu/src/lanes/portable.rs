@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::activations::MAGIC;
 use super::codes::NAN;
 use super::{Float8, Group, LANES, Simd};
 
@@ -44,6 +45,21 @@ impl Simd for Portable {
     #[inline(always)]
     fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
         map2(&a, &b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
+        values.map(|value| value.clamp(low, high))
+    }
+
+    #[inline(always)]
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+        exponents.map(|exponent| f32::from_bits((exponent + (MAGIC + 127.0)).to_bits() << 23))
+    }
+
+    #[inline(always)]
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
+        std::array::from_fn(|lane| if of[lane].is_sign_negative() { yes[lane] } else { no[lane] })
     }
 
     #[inline(always)]
@@ -142,7 +158,6 @@ impl Simd for Portable {
     /// vectorise without SSE4.1.
     #[inline(always)]
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
-        const MAGIC: f32 = 12_582_912.0;
         lanes.map(|value| {
             let code = (value.clamp(-128.0, 127.0) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as u8;
             if value.is_nan() { 0 } else { code }

@@ -223,11 +223,15 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let work = BackwardBlocks {
         rows,
         block_rows,
-        dresidual_out: dresidual_out.then_some(arriving),
-        dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
-        dresidual: dresidual.then_some(MatrixMut { data: of_stream, rows: RowStarts::strided(stream_stride) }),
-        dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
-        dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
+        stream: Gradients {
+            dresidual_out: dresidual_out.then_some(arriving),
+            dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
+            dresidual: dresidual.then_some(MatrixMut { data: of_stream, rows: RowStarts::strided(stream_stride) }),
+        },
+        partials: Partials {
+            dweight: dweight.then_some(Sums { sums: of_dweight.as_mut_slice(), cols: COLS }),
+            dbias: dbias.then_some(Sums { sums: of_dbias.as_mut_slice(), cols: COLS }),
+        },
     };
     pool().install(|| fork(work, blocks, tasks, &Split::split_at, &|mut work| kernel::mix(Isa::Portable, &mut work)));
     let sums = |partials: &[f32]| {

@@ -86,6 +86,15 @@ impl Simd for Traced {
     fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
         Portable::div(a, b)
     }
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
+        Portable::clamp(values, low, high)
+    }
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+        Portable::power_of_two(exponents)
+    }
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
+        Portable::select_negative(of, yes, no)
+    }
     fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
         Portable::max_magnitude(magnitudes, values)
     }

@@ -32,8 +32,7 @@ pub(crate) trait Affine: Copy {
     /// Equations (5) and (6).
     #[inline(always)]
     fn value<S: Simd, P: Piece, const PLAIN: bool>(self, piece: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
-        let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
-        let mut y = S::mul(S::sub(h, mean), rstd);
+        let mut y = statistics.x_hat::<S>(h);
         if !PLAIN && self.rounds() {
             y = lanes::round_through::<S>(Self::T::dtype(self.activation()), y);
         }
