@@ -12,7 +12,7 @@ pub mod rows;
 
 use std::fmt;
 
-use rmsnorm_spec::{DTypes, Error, NormSpec, OutputRows, Tensor};
+use rmsnorm_spec::{DTypes, NormSpec, OutputRows, Tensor};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
@@ -20,7 +20,7 @@ use crate::case::{Case, Kind, Layout, Trial};
 use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
 use crate::pieces::parts;
-use crate::run::calls::forward_call;
+use crate::run::calls::{call, checked};
 use crate::run::harness::Answer;
 use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
@@ -88,7 +88,7 @@ pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
     let inputs = data::inputs(&case.case);
     outcome(
         |poison| stored(group, case, &inputs, poison),
-        |stored| Ok(judge_stored(&case.case, &inputs, stored, &group.arithmetic(), &mut Vec::new())),
+        |stored| Ok(judge_stored(&case.case, &inputs, stored, &group.arithmetic())),
     )
 }
 
@@ -108,10 +108,7 @@ fn outcome(
 fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
     let (case, of_rank) = (&ranks_case.case, ranks_case.of_rank());
     let len = case.rows * case.cols;
-    let call = |rank: usize| {
-        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
-        forward_call(&of_rank, &inputs, poison)
-    };
+    let call = |rank: usize| rank_call(&of_rank, &of_part(inputs, rank, len), poison);
     let mut calls: Vec<Call> = (0..group.ranks()).map(call).collect();
     let answers = group.make(&case.spec(), case.dtypes, &mut calls);
     let mut outputs = stored_by_ranks(answers, &calls)?.into_iter();
@@ -124,23 +121,23 @@ fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Po
     Ok(first)
 }
 
+/// The inputs with one part of x.
+fn of_part(inputs: &Inputs, part: usize, len: usize) -> Inputs {
+    let x = inputs.of(Tensor::X)[part * len..][..len].to_vec();
+    let mut inputs = inputs.clone().with(Tensor::X, Some(x));
+    inputs.sum = None;
+    inputs
+}
+
+/// A rank's call. No case of a group has a workspace.
+fn rank_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
+    call(case, case.kind.direction, inputs, |_| 0, poison)
+}
+
 /// The outputs of each rank, if each call succeeded and changed nothing else.
 fn stored_by_ranks(answers: Vec<Answer>, calls: &[Call]) -> Result<Vec<Outputs>, Status> {
-    let fail = |check, output, detail| Err(Status::Fail(Finding { check, output, detail }));
-    for (rank, (answer, call)) in answers.into_iter().zip(calls).enumerate() {
-        match answer {
-            Err(error) => return Err(error.status(call.kind.name())),
-            Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
-            Ok(Err(error)) => {
-                return fail(Check::Error, call.kind.name(), format!("rank {rank} refused the call: {error}"));
-            }
-            Ok(Ok(())) => {}
-        }
-        if let Some(finding) = call.breach() {
-            return fail(finding.check, finding.output, format!("rank {rank}: {}", finding.detail));
-        }
-    }
-    Ok(calls.iter().map(Call::outputs).collect())
+    let of_rank = |(rank, (answer, call)): (usize, (Answer, &Call))| checked(call, answer, &format!("rank {rank}: "));
+    answers.into_iter().zip(calls).enumerate().map(of_rank).collect()
 }
 
 /// Checks that a tensor of rank 0 has the same bits as that of `rank`.

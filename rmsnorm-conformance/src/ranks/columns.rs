@@ -9,7 +9,7 @@ use rmsnorm_spec::depth::sum_depth;
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
 
-use super::{Group, RanksSummary, outcome, same_on_ranks, stored_by_ranks};
+use super::{Group, RanksSummary, outcome, rank_call, same_on_ranks, stored_by_ranks};
 use crate::Arithmetic;
 use crate::case::Family;
 use crate::case::data::{self, Inputs};
@@ -17,8 +17,8 @@ use crate::case::dice::{Dice, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout};
 use crate::finding::Status;
-use crate::judge::trial::{judge_stored, judge_stored_back};
-use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
+use crate::judge::trial::judge_stored;
+use crate::run::calls::Scenario;
 use crate::run::memory::{Bits, Call, Outputs, Poison};
 use crate::testing::TestFailure;
 
@@ -76,16 +76,14 @@ impl ColumnsCase {
     }
 
     fn inputs(&self) -> Inputs {
-        let mut inputs = data::inputs(&self.case);
-        if self.apart {
-            let (cols, dtype) = (self.case.cols, self.case.x_dtype());
-            let ranks: Vec<usize> =
-                self.columns().iter().enumerate().flat_map(|(rank, &columns)| vec![rank; columns]).collect();
-            for (i, x) in inputs.x.iter_mut().enumerate() {
-                *x = round_to(MEAN + ranks[i % cols] as f64 + *x / 16.0, dtype);
-            }
-        }
-        inputs
+        let inputs = data::inputs(&self.case);
+        let ranks: Vec<usize> =
+            self.columns().iter().enumerate().flat_map(|(rank, &columns)| vec![rank; columns]).collect();
+        let (cols, dtype) = (self.case.cols, self.case.x_dtype());
+        let apart = |(i, x): (usize, &f64)| round_to(MEAN + ranks[i % cols] as f64 + x / 16.0, dtype);
+        let x = self.apart.then(|| inputs.of(Tensor::X).iter().enumerate().map(apart).collect());
+        let inputs = if let Some(x) = x { inputs.with(Tensor::X, Some(x)) } else { inputs };
+        Scenario::of(&self.case, inputs).inputs
     }
 
     /// The arithmetic of a correct group. The ranks make chains of additions longer, and the bound
@@ -170,40 +168,31 @@ fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
 /// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, columns_case: &ColumnsCase) -> Status {
     let (case, inputs) = (&columns_case.case, columns_case.inputs());
-    let saved = (case.kind == Kind::BACKWARD).then(|| reference_saved(case, &inputs));
     let arithmetic = columns_case.arithmetic(&group.arithmetic());
     outcome(
-        |poison| stored(group, columns_case, &inputs, saved.as_ref(), poison),
-        |stored| {
-            Ok(match &saved {
-                Some(saved) => judge_stored_back(case, &inputs, saved, stored, &arithmetic),
-                None => judge_stored(case, &inputs, stored, &arithmetic, &mut Vec::new()),
-            })
-        },
+        |poison| stored(group, columns_case, &inputs, poison),
+        |stored| Ok(judge_stored(case, &inputs, stored, &arithmetic)),
     )
 }
 
 /// The outputs of all ranks, joined to whole rows.
-fn stored(
-    group: &dyn Group,
-    columns_case: &ColumnsCase,
-    inputs: &Inputs,
-    saved: Option<&Saved>,
-    poison: Poison,
-) -> Result<Outputs, Status> {
+fn stored(group: &dyn Group, columns_case: &ColumnsCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
     let (case, columns) = (&columns_case.case, columns_case.columns());
     let starts = columns.iter().scan(0, |next, &columns| Some(std::mem::replace(next, *next + columns)));
     let call = |(start, &columns): (usize, &usize)| {
-        let part = Part { rows: case.rows, cols: case.cols, start, columns };
-        let (case, inputs) = (Case { cols: columns, ..*case }, part.of_inputs(inputs));
-        match saved {
-            Some(saved) => {
-                let saved = Saved { x: part.of_rows(&saved.x), ..saved.clone() };
-                // No case has a workspace.
-                backward_call(|_| 0, &case, &inputs, &saved, None, poison)
+        let part = |tensor: Tensor, values: &[f64]| match tensor.shape() {
+            TensorShape::Matrix | TensorShape::Cols => {
+                let row = |row: &[f64]| row[start..][..columns].to_vec();
+                Some(values.chunks(case.cols).flat_map(row).collect())
             }
-            None => forward_call(&case, &inputs, poison),
-        }
+            TensorShape::Rows
+            | TensorShape::Workspace
+            | TensorShape::One
+            | TensorShape::Transposed
+            | TensorShape::Scales
+            | TensorShape::ScalesColumnwise => None,
+        };
+        rank_call(&Case { cols: columns, ..*case }, &inputs.clone().map(part), poison)
     };
     let mut calls: Vec<Call> = starts.zip(&columns).map(call).collect();
     let answers = group.make_on_columns(&case.spec(), &columns, case.dtypes, &mut calls);
@@ -224,37 +213,6 @@ fn stored(
         Ok((*tensor, Bits { storage: bits.storage, bits: (0..rows).flat_map(row).collect() }))
     });
     Ok(Outputs { tensors: whole.collect::<Result<_, Status>>()? })
-}
-
-/// A range of columns of a matrix.
-#[derive(Clone, Copy)]
-struct Part {
-    rows: usize,
-    cols: usize,
-    start: usize,
-    columns: usize,
-}
-
-impl Part {
-    fn of_rows(&self, matrix: &[f64]) -> Vec<f64> {
-        let row = |row: usize| matrix[row * self.cols + self.start..][..self.columns].iter().copied();
-        (0..self.rows).flat_map(row).collect()
-    }
-
-    fn of_inputs(&self, inputs: &Inputs) -> Inputs {
-        let rows = |matrix: &Option<Vec<f64>>| matrix.as_deref().map(|matrix| self.of_rows(matrix));
-        let vector =
-            |vector: &Option<Vec<f64>>| vector.as_deref().map(|vector| vector[self.start..][..self.columns].to_vec());
-        Inputs {
-            x: self.of_rows(&inputs.x),
-            residual: rows(&inputs.residual),
-            weight: vector(&inputs.weight),
-            bias: vector(&inputs.bias),
-            dy: if inputs.dy.is_empty() { Vec::new() } else { self.of_rows(&inputs.dy) },
-            dresidual_out: rows(&inputs.dresidual_out),
-            ..inputs.clone()
-        }
-    }
 }
 
 /// Runs the cases of a group: many, or a few. `progress` is as in [`ranks::run`](super::run).

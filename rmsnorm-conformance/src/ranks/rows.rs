@@ -7,13 +7,12 @@ use std::ops::Range;
 
 use rmsnorm_spec::{DType, Norm, OutputRows, Tensor};
 
-use super::{Group, RanksCase, RanksSummary, is_beyond, outcome, same_on_ranks, stored_by_ranks};
+use super::{Group, RanksCase, RanksSummary, is_beyond, of_part, outcome, rank_call, same_on_ranks, stored_by_ranks};
 use crate::case::data::{self, Inputs};
 use crate::case::{Case, Layout};
 use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
 use crate::pieces::parts;
-use crate::run::calls::forward_call;
 use crate::run::memory::{Bits, Call, Guarded, Outputs, Poison};
 use crate::testing::TestFailure;
 
@@ -38,13 +37,13 @@ impl RowsCase {
     fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
         let (case, of_rank) = (&self.reduced.case, self.reduced.of_rank());
         let len = case.rows * case.cols;
-        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
+        let inputs = of_part(inputs, rank, len);
         let own: Vec<usize> = self.own(rank).collect();
         let of_own = Case { rows: own.len(), ..of_rank };
         // The rows of the residual stream may be strided while the exchanged rows are dense.
         let layout = if self.y_rows == OutputRows::Own { Layout::DENSE } else { case.layout };
-        let all = forward_call(&Case { layout, ..of_rank }, &inputs, poison);
-        let mut call = forward_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
+        let all = rank_call(&Case { layout, ..of_rank }, &inputs, poison);
+        let mut call = rank_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
         for whole in all.tensors {
             let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == OutputRows::All;
             if let Some(tensor) = call.get_mut(whole.name).filter(|_| has_all) {
@@ -91,7 +90,7 @@ pub fn run_case(group: &dyn Group, rows_case: &RowsCase) -> Status {
     outcome(
         |poison| stored(group, rows_case, &inputs, poison),
         |stored| {
-            let status = judge_stored(case, &inputs, stored, &group.arithmetic(), &mut Vec::new());
+            let status = judge_stored(case, &inputs, stored, &group.arithmetic());
             if status == Status::Pass {
                 same_as_reduced(group, rows_case, &inputs, stored)?;
             }

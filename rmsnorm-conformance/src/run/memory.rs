@@ -423,11 +423,10 @@ impl Call {
     pub fn outputs(&self) -> Outputs {
         let stored = |tensor: &Guarded| match tensor.access {
             Access::Read | Access::Scratch => None,
-            Access::Write => Some((tensor.name, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::Residual => Some((Tensor::ResidualOut, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::X => Some((Tensor::Y, tensor.result())),
-            // A gradient sum that the call adds to.
-            Access::Overwrite => Some((tensor.name, tensor.result())),
+            // The call adds to the tensor, or folds into it.
+            Access::Overwrite | Access::Write => Some((tensor.name, tensor.result())),
         };
         Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
     }
@@ -446,9 +445,9 @@ impl Outputs {
         self.tensors.iter().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
-    /// The last stored output of that name, if several calls are in this list.
-    pub fn last(&self, tensor: Tensor) -> Option<&Bits> {
-        self.tensors.iter().rev().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
+    /// The values of an output, if the call has it.
+    pub(crate) fn values(&self, tensor: Tensor) -> Option<Vec<f64>> {
+        self.get(tensor).map(Bits::values)
     }
 
     /// SHA-256 of the bits of the outputs for which `is_fixed` is true, with their names, in
@@ -462,12 +461,6 @@ impl Outputs {
             digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
         }
         hexadecimal(&digest.finalize())
-    }
-
-    /// These outputs, followed by the outputs of a later call.
-    pub fn followed_by(mut self, later: Outputs) -> Outputs {
-        self.tensors.extend(later.tensors);
-        self
     }
 }
 

@@ -10,12 +10,11 @@ use rmsnorm_spec::{
     DType, DTypes, Error, GradReduction, Norm, NormSpec, Piece, ResidualPlacement, RowGroups, Tensor, TensorShape,
 };
 
-use crate::case::data;
 use crate::case::kind::Calls;
 use crate::case::presence::{ALL_PRESENT, NEXT, OF_CODES};
 use crate::case::{Case, Kind};
 use crate::finding::{Check, Finding, Status};
-use crate::run::calls::{Context, Saved, backward_call, forward_call};
+use crate::run::calls::{Context, Scenario, call};
 use crate::run::device::{Device, FOREIGN_RESIDUAL, FOREIGN_WEIGHT};
 use crate::run::memory::{Call, Guarded, Poison};
 
@@ -122,14 +121,9 @@ impl GoodCall {
         let quant = Some(QuantSpec::new(CodeType::E5m2, ScaleKind::Given));
         let present = ALL_PRESENT.union(OF_CODES).union(NEXT);
         let case = Case { present, quant, ..Case::plain(kind, norm, DType::F16, ROWS, COLS) }.normalized();
-        let inputs = data::inputs(&case);
-        let call = if kind.has_forward() {
-            forward_call(&case, &inputs, Poison::Nan)
-        } else {
-            let saved = Saved { x: inputs.x.clone(), mean: vec![0.0; ROWS], rstd: vec![1.0; ROWS] };
-            let workspace_elements = |problem: &_| device.workspace_elements(problem);
-            backward_call(workspace_elements, &case, &inputs, &saved, None, Poison::Nan)
-        };
+        let inputs = Scenario::new(&case).inputs;
+        let workspace_elements = |problem: &_| device.workspace_elements(problem);
+        let call = call(&case, kind.direction, &inputs, workspace_elements, Poison::Nan);
         GoodCall { kind, spec: case.spec(), dtypes: case.dtypes, reduction: GradReduction::Partials, call }
     }
 
