@@ -18,7 +18,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorSet};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Role, RowGroups, Tensor, TensorSet,
+};
 
 pub use self::family::Family;
 use self::kind::Calls;
@@ -180,11 +182,12 @@ impl Case {
         let layer = self.norm == Norm::Layer;
         // A backward call after a sum of parts needs the sum, which only a call with a residual stores.
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
-        let given = if has_sum { presence::with_sum(self.present) } else { self.present };
+        let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
+        let given = if has_sum { self.present.union(sum) } else { self.present };
         let mut present = TensorSet::NONE;
         if self.kind.has_forward() {
             let ends = self.kind.has_backward();
-            present = given.intersection(presence::read_by_forward());
+            present = given.intersection(presence::of_norm(self.kind.direction));
             let may_be_lost = self.kind.calls == Calls::One && !self.kind.is_after();
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
@@ -201,7 +204,7 @@ impl Case {
             }
         }
         if self.kind.has_backward() {
-            let mut gradients = given.intersection(presence::of_backward());
+            let mut gradients = given.intersection(presence::of_norm(Direction::Backward));
             if self.kind.is_after() && !present.has(Tensor::Y) {
                 // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
@@ -213,7 +216,7 @@ impl Case {
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
         } else {
             self.grad_reduction = GradReduction::Partials;
-            if present.intersection(presence::OF_WEIGHT_DTYPE).is_empty() {
+            if !present.iter().any(|tensor| tensor.role(self.kind.direction) == Role::Weight) {
                 self.dtypes.weight = self.dtypes.activation;
             }
         }

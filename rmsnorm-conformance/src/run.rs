@@ -1,5 +1,6 @@
 //! Runs a profile, or one case, and reports it.
 
+pub(crate) mod bad_call;
 pub(crate) mod calls;
 pub(crate) mod determinism;
 pub(crate) mod device;
@@ -24,11 +25,12 @@ use crate::case::{Case, ParseCaseError};
 use crate::finding::{Check, Finding, Status};
 use crate::report::summary::Summary;
 use crate::report::{CaseReport, Counts};
+use crate::run::bad_call::BadCall;
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
 use crate::run::execute::{caught, execute_case, micros};
 use crate::run::memory::hexadecimal;
-use crate::run::misuse::{BadCall, bad_calls};
+use crate::run::misuse::bad_calls;
 use crate::selftest::self_test;
 
 /// The cases to run, and how to run them.

@@ -45,7 +45,7 @@ impl Profile {
 }
 
 fn with_lists(mut cases: Vec<Case>, list: impl Fn(&Lists) -> Vec<Case>) -> Vec<Case> {
-    cases.extend(pieces::LISTS.iter().flat_map(list));
+    cases.extend(pieces::lists().flat_map(|lists| list(&lists)));
     cases
 }
 

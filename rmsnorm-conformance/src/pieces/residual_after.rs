@@ -1,6 +1,6 @@
 //! A residual that is added after the norm: math.md, equation (13).
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, ResidualPlacement, Tensor, TensorSet};
 
 use super::math::PieceMath;
 use crate::Arithmetic;
@@ -8,6 +8,7 @@ use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
 use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::judge::Expected;
+use crate::run::bad_call::{Misuse, Refusal};
 use crate::run::memory::round;
 use crate::selftest::planted::{Bug, BugList, bugs};
 use crate::selftest::simulate::call::Call;
@@ -33,6 +34,19 @@ pub(crate) struct ResidualAfter;
 
 impl PieceMath for ResidualAfter {
     const BUGS: &'static [Bug] = SumBug::BUGS;
+    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw) };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_residual", Refusal::Missing("residual"), |call| call.lose(Tensor::Residual)),
+        ("no_residual_out", Refusal::Missing("residual_out"), |call| call.lose(Tensor::ResidualOut)),
+        ("next_norm_without_y", Refusal::Unexpected("next_weight"), |call| call.lose(Tensor::Y)),
+        ("next_mean_for_rms_norm", Refusal::Unexpected("next_mean"), |call| {
+            call.lose(Tensor::Mean);
+            call.spec.norm = Norm::Rms;
+        }),
+        ("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight"), |call| {
+            call.spec.residual_placement = ResidualPlacement::Before;
+        }),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         let mut kernel = NormKernel::first(call, tensors);
@@ -77,9 +91,6 @@ fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<
     };
     norm.iter().enumerate().map(of).collect()
 }
-
-/// The cases with and without the next norm of the sum.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw) };
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
     let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));

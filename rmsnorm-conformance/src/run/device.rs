@@ -18,10 +18,6 @@ use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
 
-/// f16 activations with a bf16 weight, or with a bf16 residual: mixes that validation refuses.
-pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
-pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
-
 /// The properties that a [`Harness`] states.
 pub(crate) struct About {
     pub name: &'static str,

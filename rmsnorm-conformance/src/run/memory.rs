@@ -281,6 +281,11 @@ impl Guarded {
         }
     }
 
+    /// Elements of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.here.cols
+    }
+
     /// Length of the device's buffer, in elements.
     pub fn buffer_len(&self) -> usize {
         self.before.len() + self.here.rows.saturating_sub(1) * self.apart
