@@ -187,31 +187,21 @@ fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
 
 /// Small cases with quantized results.
 fn quantized_cases(norm: Norm) -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
-    let lists = [quantize::smoke(), quantize::drawn(5, 60), quantize::columnwise(6, 2, 1 << 11)];
-    for case in lists.into_iter().flatten() {
-        // RMS norm has exact ties. Layer norm has some in 16 bits.
-        if case.norm == norm && case.rows > 0 {
-            cases.push(case);
-        }
-    }
-    let zeros = quantized::SCALES.map(|scale| {
-        let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
-        let family = Family::Zeros;
-        Case { quant, family, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::Bf16, 3, 64) }
-    });
-    let nonfinite = quantized::SCALES.map(|scale| {
-        let quant = Some(QuantSpec::new(CodeType::E5m2, scale));
+    let lists = [quantize::smoke(), quantize::drawn(5, 60), quantize::columnwise(6, 2, 1 << 11)].concat();
+    // RMS norm has exact ties. Layer norm has some in 16 bits.
+    let mut cases: Vec<Case> = lists.into_iter().filter(|case| case.norm == norm && case.rows > 0).collect();
+    let plain = |scale, codes, dtype, cols| {
+        let quant = Some(QuantSpec::new(codes, scale));
+        Case { quant, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, dtype, 3, cols) }
+    };
+    let zeros = |scale| Case { family: Family::Zeros, ..plain(scale, CodeType::E4m3, DType::Bf16, 64) };
+    let nonfinite = |scale| {
         let present = TensorSet::of(&[Tensor::Amax]);
-        let family = Family::Nonfinite;
-        Case { quant, family, present, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 7, 40) }
-    });
+        Case { family: Family::Nonfinite, present, rows: 7, ..plain(scale, CodeType::E5m2, DType::F32, 40) }
+    };
+    cases.extend(quantized::SCALES.map(zeros).into_iter().chain(quantized::SCALES.map(nonfinite)));
     // With several seeds, some case has its largest magnitude in the last row.
-    let current = (1..9).map(|seed| {
-        let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Current));
-        Case { quant, seed, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 3, 40) }
-    });
-    cases.extend(zeros.into_iter().chain(nonfinite).chain(current));
+    cases.extend((1..9).map(|seed| Case { seed, ..plain(ScaleKind::Current, CodeType::E4m3, DType::F32, 40) }));
     cases.into_iter().map(Case::normalized).collect()
 }
 

@@ -47,6 +47,13 @@ pub(crate) fn of_norm(direction: Direction) -> TensorSet {
     direction.reads().union(direction.writes()).difference(others)
 }
 
+/// Every set of these tensors.
+pub(crate) fn sets(tensors: &[Tensor]) -> impl Iterator<Item = TensorSet> {
+    let has = |bits: u32| move |(bit, _): &(usize, &Tensor)| bits >> bit & 1 == 1;
+    (0..1u32 << tensors.len())
+        .map(move |bits| tensors.iter().enumerate().filter(has(bits)).map(|(_, it)| *it).collect())
+}
+
 fn lettered() -> impl Iterator<Item = (char, Tensor)> {
     LETTERS.chars().zip(LETTERED.into_iter().flatten().copied())
 }

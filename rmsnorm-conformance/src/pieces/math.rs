@@ -15,7 +15,7 @@ pub(crate) trait PieceMath {
     const BUGS: &'static [Bug];
 
     /// The cases of the kinds that have the piece.
-    const LISTS: Lists = Lists { smoke: Vec::new, core: Vec::new, drawn: |_| Vec::new() };
+    const LISTS: Lists = Lists::NONE;
 
     /// The ways to misuse the piece. Wrong lengths, strides and dtypes of its tensors need no line.
     const MISUSE: &'static [Misuse] = &[];

@@ -35,7 +35,7 @@ pub(crate) struct Parts;
 
 impl PieceMath for Parts {
     const BUGS: &'static [Bug] = PartsBug::BUGS;
-    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw) };
+    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw), ..Lists::NONE };
     const MISUSE: &'static [Misuse] = &[
         ("no_parts", Refusal::Invalid("x"), |call| call.call.parts = 0),
         ("more_parts_than_x_has", Refusal::Length("x"), |call| call.call.parts = 3),

@@ -27,6 +27,7 @@ impl PieceMath for Quantize {
         smoke: || smoke().into_iter().chain(columnwise(14, 1, 1 << 11).into_iter().step_by(5)).collect(),
         core: || [core(), columnwise(15, 4, 1 << 15)].concat(),
         drawn: |seed| [drawn(seed, 4000), columnwise(seed, 20, 1 << 13)].concat(),
+        ..Lists::NONE
     };
     const MISUSE: &'static [Misuse] = &[
         ("no_scale", Refusal::Missing("scale"), |call| call.lose(Tensor::Scale)),

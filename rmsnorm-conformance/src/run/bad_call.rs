@@ -52,16 +52,24 @@ pub(crate) type Misuse = (&'static str, Refusal, fn(&mut GoodCall));
 pub(crate) struct BadCall {
     /// Its id, `misuse:<kind>:<what is wrong>`.
     pub id: String,
-    call: GoodCall,
+    kind: Kind,
     refusal: Refusal,
+    falsify: Box<dyn Fn(&mut GoodCall) + Send>,
 }
 
 impl BadCall {
+    /// The call of that kind with this invalid property.
+    pub fn new(kind: Kind, what: &str, refusal: Refusal, falsify: impl Fn(&mut GoodCall) + Send + 'static) -> Self {
+        BadCall { id: format!("misuse:{}:{what}", kind.name()), kind, refusal, falsify: Box::new(falsify) }
+    }
+
     /// Makes the call, and checks its answer and its memory.
-    pub fn run(mut self, context: Context<'_>) -> Status {
-        let GoodCall { kind, spec, dtypes, reduction, call } = &mut self.call;
+    pub fn run(&self, context: Context<'_>) -> Status {
+        let mut falsified = GoodCall::new(context.device, self.kind);
+        (self.falsify)(&mut falsified);
+        let GoodCall { kind, spec, dtypes, reduction, mut call } = falsified;
         let fail = |detail| Status::Fail(Finding { check: Check::Misuse, output: kind.name(), detail });
-        match context.device.make(spec, *dtypes, *reduction, call) {
+        match context.device.make(&spec, dtypes, reduction, &mut call) {
             Err(error) => error.status(kind.name()),
             Ok(Ok(())) => fail(format!("accepted, expected {:?}", self.refusal)),
             Ok(Err(error)) if Refusal::of(&error) != Some(self.refusal) => {
@@ -95,13 +103,6 @@ impl GoodCall {
         let workspace_elements = |problem: &_| device.workspace_elements(problem);
         let call = call(&case, kind.direction, &inputs, workspace_elements, Poison::Nan);
         GoodCall { kind, spec: case.spec(), dtypes: case.dtypes, reduction: GradReduction::Partials, call }
-    }
-
-    /// The call with this invalid property.
-    pub fn bad(mut self, what: &str, refusal: Refusal, falsify: impl FnOnce(&mut GoodCall)) -> BadCall {
-        let id = format!("misuse:{}:{what}", self.kind.name());
-        falsify(&mut self);
-        BadCall { id, call: self, refusal }
     }
 
     pub fn lose(&mut self, tensor: Tensor) {

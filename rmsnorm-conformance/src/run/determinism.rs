@@ -31,7 +31,7 @@ fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Out
             if bits != again && !may_vary(case, *tensor) {
                 let index = first_difference(&bits.bits, &again.bits);
                 let detail = format!("call {} gave different bits at element {index}", repeat + 1);
-                return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
+                return Err(violated(Check::Repeat, *tensor, detail));
             }
         }
     }
@@ -60,7 +60,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
                 let index = first_difference(&bits.bits, &in_batch);
                 let (row, count) = (part[index / width], part.len());
                 let detail = format!("row {row} has different bits in a batch of {count} rows than in one of {rows}");
-                return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: tensor.name(), detail }));
+                return Err(violated(Check::BatchInvariance, *tensor, detail));
             }
         }
     }
@@ -93,14 +93,13 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
 /// is exact, and so is scaling by powers of two if nothing underflows. A row does not depend on its
 /// place in the batch. The case is an end-to-end case.
 pub(crate) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
-    let trial = Metamorphic { context, scenario: Scenario::new(case) };
-    let outcome = trial.permute_rows().and_then(|()| trial.relate(&NEGATED_X));
+    let scenario = Scenario::new(case);
     // Scaling by powers of two is exact only without underflow, which f16 cannot guarantee.
     let scales = is_ieee(context.arithmetic) && case.dtypes.activation != DType::F16;
-    let outcome = match scales {
-        true => outcome.and_then(|()| trial.relate(&DOUBLED_X)).and_then(|()| trial.relate(&DOUBLED_DY)),
-        false => outcome,
-    };
+    let relations = if scales { &[NEGATED_X, DOUBLED_X, DOUBLED_DY][..] } else { &[NEGATED_X] };
+    let mut relations = relations.iter();
+    let outcome =
+        permute_rows(context, &scenario).and_then(|()| relations.try_for_each(|it| relate(context, &scenario, it)));
     outcome.err().unwrap_or(Status::Pass)
 }
 
@@ -109,11 +108,6 @@ fn is_ieee(arithmetic: &Arithmetic) -> bool {
     arithmetic.unit_roundoff == ieee.unit_roundoff
         && arithmetic.rstd_error <= ieee.rstd_error
         && !arithmetic.flushes_subnormals
-}
-
-struct Metamorphic<'a> {
-    context: Context<'a>,
-    scenario: Scenario,
 }
 
 /// A relation between a call and the same call with `scaled` times `factor`.
@@ -129,16 +123,10 @@ struct Relation {
 }
 
 /// The outputs of relations.
-const SCALED: [Tensor; 8] = [
-    Tensor::Y,
-    Tensor::ResidualOut,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::Dx,
-    Tensor::Dresidual,
-    Tensor::Dweight,
-    Tensor::Dbias,
-];
+const SCALED: [Tensor; 8] = {
+    use Tensor::{Dbias, Dresidual, Dweight, Dx, Mean, ResidualOut, Rstd, Y};
+    [Y, ResidualOut, Mean, Rstd, Dx, Dresidual, Dweight, Dbias]
+};
 
 const NEGATED_X: Relation = Relation {
     name: "x -> -x",
@@ -168,59 +156,49 @@ const DOUBLED_DY: Relation = Relation {
     ..DOUBLED_X
 };
 
-impl Metamorphic<'_> {
-    fn outputs(&self, scenario: &Scenario) -> Result<Outputs, Status> {
-        scenario.run(self.context, Poison::Nan)
-    }
-
-    /// If the rows are reversed, the outputs per row are reversed.
-    fn permute_rows(&self) -> Result<(), Status> {
-        let rows = self.scenario.case.rows;
-        let reversed: Vec<usize> = (0..rows).rev().collect();
-        let original = self.outputs(&self.scenario)?;
-        for (tensor, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
-            let Some((width, original)) = row_width(*tensor, &self.scenario.case).zip(original.get(*tensor)) else {
-                continue;
-            };
-            let expected = data::pick_rows(&original.bits, &reversed, width);
-            if bits.bits != expected {
-                let detail =
-                    format!("rows in reverse order: row {} differs", first_difference(&bits.bits, &expected) / width);
-                return Err(violated(*tensor, detail));
-            }
+/// If the rows are reversed, the outputs per row are reversed.
+fn permute_rows(context: Context<'_>, scenario: &Scenario) -> Result<(), Status> {
+    let case = &scenario.case;
+    let reversed: Vec<usize> = (0..case.rows).rev().collect();
+    let original = scenario.run(context, Poison::Nan)?;
+    for (tensor, bits) in &scenario.with_rows(&reversed).run(context, Poison::Nan)?.tensors {
+        let Some((width, original)) = row_width(*tensor, case).zip(original.get(*tensor)) else { continue };
+        let expected = data::pick_rows(&original.bits, &reversed, width);
+        if bits.bits != expected {
+            let row = first_difference(&bits.bits, &expected) / width;
+            return Err(violated(Check::Metamorphic, *tensor, format!("rows in reverse order: row {row} differs")));
         }
-        Ok(())
     }
-
-    fn relate(&self, relation: &Relation) -> Result<(), Status> {
-        let Scenario { mut case, mut inputs } = self.scenario.clone();
-        if let Some(without) = relation.without {
-            case.present = case.present.without(without);
-            inputs = inputs.with(without, None);
-        }
-        let scaled = |tensor: Tensor, values: &[f64]| {
-            relation.scaled.contains(&tensor).then(|| values.iter().map(|value| value * relation.factor).collect())
-        };
-        let changed = Case { eps: case.eps * relation.eps_factor, ..case };
-        let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
-        let (before, after) = (self.outputs(&Scenario { case, inputs })?, self.outputs(&changed)?);
-        for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor))
-        {
-            let Some((before, after)) = before.get(tensor).zip(after.get(tensor)) else { continue };
-            // Compares values, not bits, so that both zeros are equal.
-            let differs = |&i: &usize| before.value(i) * factor != after.value(i);
-            if let Some(index) = (0..before.bits.len()).find(differs) {
-                let (before, after) = (before.value(index), after.value(index));
-                let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
-                return Err(violated(tensor, detail));
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
-fn violated(tensor: Tensor, detail: String) -> Status {
-    Status::Fail(Finding { check: Check::Metamorphic, output: tensor.name(), detail })
+fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Result<(), Status> {
+    let Scenario { mut case, mut inputs } = scenario.clone();
+    if let Some(without) = relation.without {
+        case.present = case.present.without(without);
+        inputs = inputs.with(without, None);
+    }
+    let scaled = |tensor: Tensor, values: &[f64]| {
+        relation.scaled.contains(&tensor).then(|| values.iter().map(|value| value * relation.factor).collect())
+    };
+    let changed = Case { eps: case.eps * relation.eps_factor, ..case };
+    let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
+    let (before, after) = (Scenario { case, inputs }.run(context, Poison::Nan)?, changed.run(context, Poison::Nan)?);
+    for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor)) {
+        let Some((before, after)) = before.get(tensor).zip(after.get(tensor)) else { continue };
+        // Compares values, not bits, so that both zeros are equal.
+        let differs = |&i: &usize| before.value(i) * factor != after.value(i);
+        if let Some(index) = (0..before.bits.len()).find(differs) {
+            let (before, after) = (before.value(index), after.value(index));
+            let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
+            return Err(violated(Check::Metamorphic, tensor, detail));
+        }
+    }
+    Ok(())
+}
+
+fn violated(check: Check, tensor: Tensor, detail: String) -> Status {
+    Status::Fail(Finding { check, output: tensor.name(), detail })
 }
 
 #[cfg(test)]

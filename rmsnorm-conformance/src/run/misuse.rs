@@ -74,7 +74,7 @@ pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
             if let Refusal::Missing(arg) = refusal { is_of(arg) } else { true }
         };
         let listed = OF_ALL.iter().chain(of_direction).chain(of_pieces).filter(|(_, refusal, _)| is_missed(*refusal));
-        let listed = listed.map(|(what, refusal, falsify)| GoodCall::new(device, kind).bad(what, *refusal, falsify));
+        let listed = listed.map(|(what, refusal, falsify)| BadCall::new(kind, what, *refusal, *falsify));
         let sizes = good.call.tensors.iter().flat_map(|tensor| {
             let falsified = OF_TENSOR.into_iter().filter(|(what, ..)| match *what {
                 "short" => !tensor.view.is_empty(),
@@ -86,9 +86,10 @@ pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
                 (Calls::Sums, Tensor::Dbias) => "dbias_sum",
                 (_, tensor) => tensor.name(),
             };
+            let name = tensor.name;
             falsified.map(move |(what, refusal, falsify)| {
-                let falsify = |call: &mut GoodCall| call.call.get_mut(tensor.name).into_iter().for_each(falsify);
-                GoodCall::new(device, kind).bad(&format!("{what}_{arg}"), refusal(arg), falsify)
+                let falsify = move |call: &mut GoodCall| call.call.get_mut(name).into_iter().for_each(falsify);
+                BadCall::new(kind, &format!("{what}_{arg}"), refusal(arg), falsify)
             })
         });
         listed.chain(sizes).collect::<Vec<_>>()
