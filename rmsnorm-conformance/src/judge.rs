@@ -83,6 +83,22 @@ impl Verdict {
     pub const fn is_pass(&self) -> bool {
         self.failures == 0 && !self.vacuous && self.open == 0
     }
+
+    /// Counts an element outside its interval.
+    fn fail(&mut self, failure: Failure) {
+        self.failures += 1;
+        if self.worst.is_none_or(|worst| failure.distance() > worst.distance()) {
+            self.worst = Some(failure);
+        }
+    }
+}
+
+impl Failure {
+    /// The distance from the interval. NaN is farther than any number.
+    fn distance(&self) -> f64 {
+        let distance = (self.low - self.got).max(self.got - self.high);
+        if distance.is_nan() { f64::INFINITY } else { distance }
+    }
 }
 
 /// The acceptance interval of an output of type `dtype`. An infinite end admits everything on its
@@ -123,7 +139,6 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
     let finite = expected.iter().flatten().map(|expected| expected.reference.abs()).filter(|value| value.is_finite());
     let largest = finite.fold(0.0, f64::max);
     let mut verdict = Verdict { failures: got.bits.len().abs_diff(expected.len()), ..Verdict::default() };
-    let mut worst_distance = f64::NEG_INFINITY;
     for (index, (&got_bits, expected)) in got.bits.iter().zip(expected).enumerate() {
         let Some(expected) = expected else {
             verdict.open += 1;
@@ -137,15 +152,8 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
         if expected.admits(value, dtype, arithmetic) {
             continue;
         }
-        verdict.failures += 1;
-        let (low, high) = expected.interval(dtype, arithmetic);
-        let distance = (low - value).max(value - high);
-        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
-        if distance > worst_distance {
-            worst_distance = distance;
-            let reference = expected.reference;
-            verdict.worst = Some(Failure { index, got: value, got_bits, reference, low, high });
-        }
+        let ((low, high), reference) = (expected.interval(dtype, arithmetic), expected.reference);
+        verdict.fail(Failure { index, got: value, got_bits, reference, low, high });
     }
     verdict
 }

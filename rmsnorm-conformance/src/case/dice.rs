@@ -33,11 +33,35 @@ pub(crate) struct Drawn {
     pub wide_residual: bool,
 }
 
-/// The cases that a file adds to the profiles. `drawn` gets the seed of the full profile.
+/// The cases that a file adds to the profiles.
+#[derive(Clone, Copy)]
 pub(crate) struct Lists {
     pub smoke: fn() -> Vec<Case>,
     pub core: fn() -> Vec<Case>,
+    /// The argument is the seed of the full profile.
     pub drawn: fn(u64) -> Vec<Case>,
+    /// The arguments are the sizes at which a backend's plan changes.
+    pub breakpoints: fn(&[(usize, usize)]) -> Vec<Case>,
+    /// The kinds that are a single call, each with all of its tensors.
+    pub calls: &'static [(Kind, TensorSet)],
+}
+
+impl Lists {
+    pub const NONE: Lists =
+        Lists { smoke: Vec::new, core: Vec::new, drawn: |_| Vec::new(), breakpoints: |_| Vec::new(), calls: &[] };
+}
+
+/// Every pair of two values, with the first value outermost.
+pub(crate) fn each<A: Copy, B>(
+    outer: impl IntoIterator<Item = A>,
+    inner: impl IntoIterator<Item = B> + Clone,
+) -> impl Iterator<Item = (A, B)> {
+    outer.into_iter().flat_map(move |outer| inner.clone().into_iter().map(move |inner| (outer, inner)))
+}
+
+/// Kinds with each norm.
+pub(crate) fn with_norms(kinds: &[Kind]) -> impl Iterator<Item = (Kind, Norm)> {
+    each(kinds.iter().copied(), Norm::ALL)
 }
 
 /// `count` cases drawn from a seed. `draw` gets the number of cases so far, and may find none.

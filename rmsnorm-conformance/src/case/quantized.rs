@@ -6,36 +6,35 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayo
 use rmsnorm_spec::{Tensor, TensorSet};
 
 use super::presence;
+use crate::names::{name_of, named};
 
 /// The default quantization of a case.
 pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
 
-/// All kinds of scales.
-pub(crate) const SCALES: [ScaleKind; 9] = [
-    ScaleKind::Given,
-    ScaleKind::Current,
-    ScaleKind::Row,
-    ScaleKind::Block { cols: 128, is_power_of_two: false },
-    ScaleKind::Block { cols: 128, is_power_of_two: true },
-    ScaleKind::Block { cols: 64, is_power_of_two: false },
-    ScaleKind::Block { cols: 64, is_power_of_two: true },
-    ScaleKind::Mx { rounding: ScaleRounding::Up },
-    ScaleKind::Mx { rounding: ScaleRounding::Floor },
+/// All kinds of scales, with their names in ids.
+const NAMED: [(ScaleKind, &str); 9] = [
+    (ScaleKind::Given, "given"),
+    (ScaleKind::Current, "current"),
+    (ScaleKind::Row, "row"),
+    (ScaleKind::Block { cols: 128, is_power_of_two: false }, "block128"),
+    (ScaleKind::Block { cols: 128, is_power_of_two: true }, "block128_pow2"),
+    (ScaleKind::Block { cols: 64, is_power_of_two: false }, "block64"),
+    (ScaleKind::Block { cols: 64, is_power_of_two: true }, "block64_pow2"),
+    (ScaleKind::Mx { rounding: ScaleRounding::Up }, "mx_up"),
+    (ScaleKind::Mx { rounding: ScaleRounding::Floor }, "mx_floor"),
 ];
 
-const fn scale_name(scale: ScaleKind) -> &'static str {
-    match scale {
-        ScaleKind::Given => "given",
-        ScaleKind::Current => "current",
-        ScaleKind::Row => "row",
-        ScaleKind::Block { cols: 128, is_power_of_two: false } => "block128",
-        ScaleKind::Block { cols: 128, is_power_of_two: true } => "block128_pow2",
-        ScaleKind::Block { is_power_of_two: false, .. } => "block64",
-        ScaleKind::Block { is_power_of_two: true, .. } => "block64_pow2",
-        ScaleKind::Mx { rounding: ScaleRounding::Up } => "mx_up",
-        ScaleKind::Mx { rounding: ScaleRounding::Floor } => "mx_floor",
+/// All kinds of scales.
+pub(crate) const SCALES: [ScaleKind; NAMED.len()] = {
+    let (mut scales, mut i) = ([ScaleKind::Given; NAMED.len()], 0);
+    while i < NAMED.len() {
+        scales[i] = NAMED[i].0;
+        i += 1;
     }
-}
+    scales
+};
+
+const SOURCES: [(QuantSource, &str); 2] = [(QuantSource::F32, "f32"), (QuantSource::Rounded, "rounded")];
 
 /// A `QuantSpec` as the last part of an id: `e4m3,row,f32,row_major,floor0e0,ceilinginf`, then
 /// `,columnwise_` and the columnwise layout unless it is row-major, and `,fold` if amax is folded.
@@ -44,27 +43,22 @@ pub(crate) struct Id(pub QuantSpec);
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let quant = self.0;
-        let source = match quant.source {
-            QuantSource::F32 => "f32",
-            QuantSource::Rounded => "rounded",
-        };
-        write!(f, "{},{},{source},", quant.codes, scale_name(quant.scale))?;
-        write_layout(f, quant.layout)?;
-        write!(f, ",floor{:e},ceiling{:e}", quant.amax_floor, quant.amax_ceiling)?;
+        let (scale, source) = (name_of(&NAMED, quant.scale), name_of(&SOURCES, quant.source));
+        let (layout, floor, ceiling) = (layout_name(quant.layout), quant.amax_floor, quant.amax_ceiling);
+        write!(f, "{},{scale},{source},{layout},floor{floor:e},ceiling{ceiling:e}", quant.codes)?;
         if quant.columnwise_layout != ScaleLayout::RowMajor {
-            f.write_str(",columnwise_")?;
-            write_layout(f, quant.columnwise_layout)?;
+            write!(f, ",columnwise_{}", layout_name(quant.columnwise_layout))?;
         }
         f.write_str(if quant.folds_amax { ",fold" } else { "" })
     }
 }
 
-fn write_layout(f: &mut fmt::Formatter<'_>, layout: ScaleLayout) -> fmt::Result {
+fn layout_name(layout: ScaleLayout) -> String {
     match layout {
-        ScaleLayout::RowMajor => f.write_str("row_major"),
-        ScaleLayout::ColumnMajor { ld } => write!(f, "column_major{ld}"),
-        ScaleLayout::PackedUe8m0 { ld } => write!(f, "packed_ue8m0{ld}"),
-        ScaleLayout::Swizzled128x4 => f.write_str("swizzled128x4"),
+        ScaleLayout::RowMajor => "row_major".into(),
+        ScaleLayout::ColumnMajor { ld } => format!("column_major{ld}"),
+        ScaleLayout::PackedUe8m0 { ld } => format!("packed_ue8m0{ld}"),
+        ScaleLayout::Swizzled128x4 => "swizzled128x4".into(),
     }
 }
 
@@ -84,13 +78,7 @@ fn parse_layout(field: &str) -> Option<ScaleLayout> {
 pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
     let mut fields = field.split(',');
     let codes = CodeType::from_name(fields.next()?)?;
-    let name = fields.next()?;
-    let scale = SCALES.into_iter().find(|scale| scale_name(*scale) == name)?;
-    let source = match fields.next()? {
-        "f32" => QuantSource::F32,
-        "rounded" => QuantSource::Rounded,
-        _ => return None,
-    };
+    let (scale, source) = (named(&NAMED, fields.next()?)?, named(&SOURCES, fields.next()?)?);
     let layout = parse_layout(fields.next()?)?;
     let floor = fields.next()?.strip_prefix("floor")?.parse().ok()?;
     let ceiling = fields.next()?.strip_prefix("ceiling")?.parse().ok()?;

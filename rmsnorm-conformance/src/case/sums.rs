@@ -15,7 +15,7 @@ fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
 }
 
 /// The cases with gradients of weight and bias as f32 sums.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw) };
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw), ..Lists::NONE };
 
 fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
     let norm = dice.pick(&Norm::ALL);

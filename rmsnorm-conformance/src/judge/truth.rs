@@ -27,24 +27,6 @@ enum Due {
     Nothing,
 }
 
-/// Knowledge about an element before it is stored.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value {
-    /// It may be anything.
-    Open,
-    /// It is NaN.
-    Nan,
-    /// It is in a range.
-    Between {
-        /// The exact value.
-        reference: f64,
-        /// The smallest possible value.
-        low: f64,
-        /// The largest possible value.
-        high: f64,
-    },
-}
-
 /// The expected result of a forward call.
 #[derive(Debug)]
 pub struct ForwardTruth<'a> {
@@ -149,34 +131,31 @@ impl<'a> ForwardTruth<'a> {
         }
     }
 
-    /// Knowledge about each y before it is stored, for activations of type `dtype`. `rstd` is the
-    /// stored rstd, if any.
-    pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Value> {
+    /// The range of each y before it is stored, for activations of type `dtype`: `None` if it may be
+    /// anything; its reference is NaN if it is NaN. `rstd` is the stored rstd, if any.
+    pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Option<Expected>> {
         let value = |(i, expected): (usize, Expected)| {
             let (row, col) = (i / self.spec.cols, i % self.spec.cols);
             let Expected { reference, low, high } = expected;
+            let is_nan = || Some(Expected::new(f64::NAN, 0.0));
+            let is_exact = || {
+                let is_weight = rstd.is_some_and(|rstd| self.is_exactly_the_weight(i, rstd.value(row)));
+                self.is_exactly_the_bias(i, col) || is_weight
+            };
             match self.due[row] {
-                Due::Nan if reference.is_nan() => Value::Nan,
-                Due::Nan | Due::Nothing => Value::Open,
-                Due::Interval if reference.is_nan() && expected.is_unbounded() => Value::Open,
-                Due::Interval if reference.is_nan() => match self.arithmetic.non_finite {
-                    NonFinite::Ieee => Value::Nan,
-                    NonFinite::Unspecified => Value::Open,
-                },
+                Due::Nan if reference.is_nan() => is_nan(),
+                Due::Nan | Due::Nothing => None,
+                Due::Interval if reference.is_nan() => {
+                    let may_be_any = expected.is_unbounded() || self.arithmetic.non_finite == NonFinite::Unspecified;
+                    if may_be_any { None } else { is_nan() }
+                }
                 // It may exceed f32, and an infinity has no quantized value.
-                Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => {
-                    Value::Open
-                }
-                Due::Interval
-                    if self.is_exactly_the_bias(i, col)
-                        || rstd.is_some_and(|rstd| self.is_exactly_the_weight(i, rstd.value(row))) =>
-                {
-                    Value::Between { reference, low: reference, high: reference }
-                }
+                Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => None,
+                Due::Interval if is_exact() => Some(Expected { reference, low: reference, high: reference }),
                 Due::Interval if self.arithmetic.flushes_subnormals && reference.abs() < TINY => {
-                    Value::Between { reference, low: low.min(0.0), high: high.max(0.0) }
+                    Some(Expected { reference, low: low.min(0.0), high: high.max(0.0) })
                 }
-                Due::Interval => Value::Between { reference, low, high },
+                Due::Interval => Some(expected),
             }
         };
         self.y(dtype).into_iter().enumerate().map(value).collect()
@@ -195,11 +174,6 @@ impl<'a> ForwardTruth<'a> {
     fn is_exactly_the_weight(&self, index: usize, rstd: f64) -> bool {
         let is_one = rstd == 1.0 && self.outputs.h[index].abs() == 1.0;
         is_one && self.spec.norm == Norm::Rms && self.spec.weight_offset == 0.0 && self.inputs.bias.is_none()
-    }
-
-    /// The ends of an interval, rounded by a store of type `dtype`.
-    pub(crate) fn stored_as(&self, (reference, low, high): (f64, f64, f64), dtype: DType) -> (f64, f64) {
-        Expected { reference, low, high }.interval_with_flush(dtype, self.arithmetic)
     }
 
     /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.

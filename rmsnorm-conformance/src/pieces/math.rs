@@ -1,7 +1,9 @@
 //! The mathematics of a piece.
 
 use crate::Arithmetic;
+use crate::case::dice::Lists;
 use crate::judge::Expected;
+use crate::run::bad_call::Misuse;
 use crate::selftest::planted::Bug;
 use crate::selftest::simulate::call::Call;
 use crate::selftest::simulate::rows::{BackwardRow, ForwardRow};
@@ -11,6 +13,12 @@ use crate::selftest::simulate::tensors::Tensors;
 pub(crate) trait PieceMath {
     /// The bugs that the self-test plants in the piece.
     const BUGS: &'static [Bug];
+
+    /// The cases of the kinds that have the piece.
+    const LISTS: Lists = Lists::NONE;
+
+    /// The ways to misuse the piece. Wrong lengths, strides and dtypes of its tensors need no line.
+    const MISUSE: &'static [Misuse] = &[];
 
     /// Computes the piece for every row, as a kernel does, with the planted bug. A piece of
     /// [`Slot::Before`](rmsnorm_spec::Slot::Before) changes the values to normalize; a piece of

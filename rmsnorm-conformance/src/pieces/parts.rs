@@ -6,6 +6,7 @@ use super::math::PieceMath;
 use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::run::bad_call::{GoodCall, Misuse, Refusal};
 use crate::run::memory::round;
 use crate::selftest::planted::{Bug, BugList, bugs};
 use crate::selftest::simulate::call::Call;
@@ -34,6 +35,13 @@ pub(crate) struct Parts;
 
 impl PieceMath for Parts {
     const BUGS: &'static [Bug] = PartsBug::BUGS;
+    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw), ..Lists::NONE };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_parts", Refusal::Invalid("x"), |call| call.call.parts = 0),
+        ("more_parts_than_x_has", Refusal::Length("x"), |call| call.call.parts = 3),
+        ("parts_beyond_memory", Refusal::Invalid("x"), |call| call.call.parts = usize::MAX),
+        ("parts_and_a_sum_after", Refusal::Unsupported, GoodCall::add_after),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         for (index, row) in rows.iter_mut().enumerate() {
@@ -89,9 +97,6 @@ fn sum(call: &Call, tensors: &Tensors<'_, '_>, row: usize, residual: Option<&[f3
     let rounded: Vec<f32> = sums.iter().map(|&sum| round(sum, call.problem.dtypes.residual)).collect();
     (if call.has(PartsBug::PartsUnrounded) { sums } else { rounded.clone() }, rounded)
 }
-
-/// The cases in which `x` is the sum of several parts.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw) };
 
 fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
     let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));

@@ -11,6 +11,7 @@ use super::math::PieceMath;
 use crate::case::dice::{Dice, Lists, is_meaningful};
 use crate::case::quantized::SCALES;
 use crate::case::{Case, Family, Kind, Layout, Trial, presence};
+use crate::run::bad_call::{GoodCall, Misuse, Refusal};
 use crate::selftest::planted::{Bug, BugList};
 use crate::selftest::simulate::call::Call;
 use crate::selftest::simulate::rows::ForwardRow;
@@ -21,6 +22,25 @@ pub(crate) struct Quantize;
 
 impl PieceMath for Quantize {
     const BUGS: &'static [Bug] = scales::QuantizeBug::BUGS;
+    /// On a GPU each columnwise case compiles another program, so the smoke profile has only some.
+    const LISTS: Lists = Lists {
+        smoke: || smoke().into_iter().chain(columnwise(14, 1, 1 << 11).into_iter().step_by(5)).collect(),
+        core: || [core(), columnwise(15, 4, 1 << 15)].concat(),
+        drawn: |seed| [drawn(seed, 4000), columnwise(seed, 20, 1 << 13)].concat(),
+        ..Lists::NONE
+    };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_scale", Refusal::Missing("scale"), |call| call.lose(Tensor::Scale)),
+        ("transposed_codes_of_rows", Refusal::Unexpected("codes_t"), |call| call.call.quant = Some(OF_ROWS)),
+        ("scale_given_for_rows", Refusal::Unexpected("scale"), |call| {
+            call.lose(Tensor::CodesT);
+            call.call.quant = Some(OF_ROWS);
+        }),
+        ("negative_floor", Refusal::Invalid("quant"), |call| {
+            call.call.quant = call.call.quant.map(|quant| quant.amax_floor(-1.0));
+        }),
+        ("sum_after", Refusal::Unsupported, GoodCall::add_after),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         if let Some(quant) = call.problem.quant {
@@ -29,13 +49,7 @@ impl PieceMath for Quantize {
     }
 }
 
-/// The quantized cases. On a GPU each columnwise case compiles another program, so the smoke
-/// profile has only some.
-pub(crate) const LISTS: Lists = Lists {
-    smoke: || smoke().into_iter().chain(columnwise(14, 1, 1 << 11).into_iter().step_by(5)).collect(),
-    core: || [core(), columnwise(15, 4, 1 << 15)].concat(),
-    drawn: |seed| [drawn(seed, 4000), columnwise(seed, 20, 1 << 13)].concat(),
-};
+const OF_ROWS: QuantSpec = QuantSpec::new(CodeType::E5m2, ScaleKind::Row);
 
 const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255, 256, 300, 512, 1023, 1024, 4099];
 const ROWS: [usize; 9] = [0, 1, 2, 3, 5, 31, 64, 129, 257];

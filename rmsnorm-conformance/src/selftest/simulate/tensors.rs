@@ -5,7 +5,7 @@ use rmsnorm_spec::{AnyElement, DType, RowLayout, Rows, Storage, Tensor, TensorSh
 
 use super::call::Call;
 use crate::run::memory::{decode_f32, encode_f32, round};
-use crate::selftest::planted::NormBug;
+use crate::selftest::planted::{NormBug, StrideBug};
 
 /// The elements of a view, as bits.
 pub(crate) trait Elements {
@@ -125,18 +125,6 @@ fn min_normal(storage: Storage) -> f32 {
     if storage == DType::F16.into() { f16::MIN_POSITIVE.to_f32() } else { f32::MIN_POSITIVE }
 }
 
-/// The bugs that ignore the row stride of a tensor, and those that ignore its groups.
-const STRIDES: [(Tensor, NormBug, NormBug); 8] = [
-    (Tensor::X, NormBug::XStrideIgnored, NormBug::XGroupsIgnored),
-    (Tensor::Residual, NormBug::ResStrideIgnored, NormBug::ResGroupsIgnored),
-    (Tensor::Y, NormBug::YStrideIgnored, NormBug::YGroupsIgnored),
-    (Tensor::ResidualOut, NormBug::ResOutStrideIgnored, NormBug::ResOutGroupsIgnored),
-    (Tensor::Dy, NormBug::DyStrideOfX, NormBug::DyGroupsIgnored),
-    (Tensor::DresidualOut, NormBug::DresStrideIgnored, NormBug::DresGroupsIgnored),
-    (Tensor::Dx, NormBug::DxStrideIgnored, NormBug::DxGroupsIgnored),
-    (Tensor::Dresidual, NormBug::DresidualStrideIgnored, NormBug::DresidualGroupsIgnored),
-];
-
 /// All tensors of a call. In place, `Y` holds `X`, and `ResidualOut` holds `Residual`.
 pub(crate) struct Tensors<'c, 'a> {
     call: &'c Call,
@@ -208,14 +196,14 @@ impl<'c, 'a> Tensors<'c, 'a> {
             tensors if tensor == Tensor::ResidualOut && !tensors.has(Tensor::Residual) => Tensor::Residual,
             _ => tensor,
         };
-        if let Some((_, dense, ungrouped)) = STRIDES.into_iter().find(|(strided, ..)| *strided == of) {
-            if call.has(dense) {
-                let of_x = self.get(Tensor::X).filter(|_| of == Tensor::Dy);
-                rows.row_stride = of_x.map_or(rows.cols, |x| x.rows.row_stride);
-            }
-            if call.has(ungrouped) {
-                rows.groups = None;
-            }
+        if call.has_on(StrideBug::Strides, of) {
+            rows.row_stride = rows.cols;
+        }
+        if let Some(x) = self.get(Tensor::X).filter(|_| of == Tensor::Dy && call.has(NormBug::DyStrideOfX)) {
+            rows.row_stride = x.rows.row_stride;
+        }
+        if call.has_on(StrideBug::Groups, of) {
+            rows.groups = None;
         }
         self.of[tensor as usize] = Some(Matrix { view: given.view, storage: E::STORAGE, rows });
     }
