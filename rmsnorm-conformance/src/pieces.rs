@@ -27,6 +27,17 @@ const fn of<P: PieceMath>() -> Math {
     Math { bugs: P::BUGS, misuse: P::MISUSE, lists: P::LISTS, forward: P::forward, pull: P::pull }
 }
 
+/// A piece that every backend refuses, the simulated one as well.
+struct NoBackend;
+
+impl PieceMath for NoBackend {
+    const BUGS: &'static [Bug] = &[];
+
+    fn forward(_: &Call, _: &mut Tensors<'_, '_>, _: &mut [ForwardRow]) {
+        unreachable!("the call was refused");
+    }
+}
+
 /// Declares the file of each piece.
 macro_rules! pieces {
     ($($piece:ident in $file:ident;)*) => {
@@ -35,6 +46,8 @@ macro_rules! pieces {
         const fn math(piece: Piece) -> Math {
             match piece {
                 $(Piece::$piece => of::<$file::$piece>(),)*
+                // No backend has a gate yet, and no case draws one.
+                Piece::GateBefore | Piece::GateAfter => of::<NoBackend>(),
             }
         }
     };

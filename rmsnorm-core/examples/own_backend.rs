@@ -8,7 +8,7 @@ use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
     AnyCall, AnyElement, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec,
-    Problem, Rows, Source, Span, with_types,
+    Piece, PieceSet, Problem, Rows, Source, Span, with_types,
 };
 
 /// Computes the definition in f64.
@@ -49,8 +49,8 @@ impl NormBackend for Loops {
 }
 
 fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, T, W, R>>) -> Result<(), Error> {
-    call.problem().require_residual_before(Loops.name())?;
-    call.problem().require_no_parts(Loops.name())?;
+    call.problem().require_one_group(Loops.name())?;
+    call.problem().require_pieces(Loops.name(), PieceSet::of(&[Piece::Residual]))?;
     let (spec, args) = (*call.spec(), call.into_args());
     let (x, mut y) = split(args.x, args.y, &spec);
     let (residual, mut residual_out) = match args.residual {
@@ -83,6 +83,8 @@ fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, 
 }
 
 fn backward<T: Element, W: Element, R: Element>(call: Checked<Backward<'_, Loops, T, W, R>>) -> Result<(), Error> {
+    call.problem().require_one_group(Loops.name())?;
+    call.problem().require_pieces(Loops.name(), PieceSet::of(&[Piece::Residual]))?;
     if call.problem().grad_reduction != GradReduction::Partials {
         return Err(Error::Unsupported { rule: "the loops have GradReduction::Partials only".into() });
     }

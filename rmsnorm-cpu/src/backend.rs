@@ -259,7 +259,10 @@ impl NormBackend for CpuBackend {
     }
 
     fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
-        problems.iter().try_for_each(launch::require_partials)
+        problems.iter().try_for_each(|problem| {
+            launch::require_pieces(problem)?;
+            launch::require_partials(problem)
+        })
     }
 
     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {

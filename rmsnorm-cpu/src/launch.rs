@@ -3,7 +3,7 @@
 
 use rmsnorm_spec::{
     AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, Error, GradReduction, GradStore, NormBackend,
-    NormSpec, Problem, ResidualPlacement, Rows, Source, Tensor,
+    NormSpec, Piece, PieceSet, Problem, ResidualPlacement, Rows, Source, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -40,8 +40,18 @@ pub(crate) trait SliceBackend: NormBackend {
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
 }
 
+/// Refuses pieces that this backend lacks.
+///
+/// # Errors
+/// `Unsupported` for gates and for groups of columns.
+pub(crate) fn require_pieces(problem: &Problem) -> Result<(), Error> {
+    problem.require_one_group("cpu")?;
+    problem.require_pieces("cpu", PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter))
+}
+
 /// Runs a validated call.
 pub(crate) fn launch<B: SliceBackend>(backend: &CpuBackend, call: AnyCall<'_, '_, B>) -> Result<(), Error> {
+    require_pieces(call.problem())?;
     match call {
         AnyCall::Forward(call) => forward(backend, call),
         AnyCall::Backward(call) => backward(backend, call),

@@ -10,12 +10,13 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
+    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Piece, PieceSet, Problem, Span, Statistics, Storage,
+    Tensor, TensorShape,
 };
 
 use crate::backend::CudaBackend;
 use crate::caps::Arch;
-use crate::error::device_error;
+use crate::error::{BACKEND, device_error};
 use crate::params::{Matrix, Params};
 use crate::plan::{self, Plan, WIDEST_ACCESS};
 use columns::Half;
@@ -85,9 +86,16 @@ fn span<T>(view: &impl DevicePtr<T>) -> Span {
     Span { allocation: 0, start, len: view.len() }
 }
 
+/// Refuses pieces that this backend lacks: gates and groups of columns.
+fn require_pieces(problem: &Problem) -> Result<(), Error> {
+    problem.require_one_group(BACKEND)?;
+    problem.require_pieces(BACKEND, PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter))
+}
+
 /// Plans a call and enqueues its steps.
 fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
+    require_pieces(&problem)?;
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     match call.visit(&mut tensors)? {
         None => enqueue(backend, &spec, &problem, &tensors),
@@ -215,6 +223,7 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Problem) -> usize) -> Result<(), Error> {
     let kernels = backend.kernels();
     for problem in problems {
+        require_pieces(problem)?;
         rows_per_group(problem)?;
     }
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());

@@ -263,6 +263,10 @@ pub fn check_reduced<'a, B: NormBackend>(
         let rule = "forward_reduced takes one matrix x on each rank, got a sum of parts: add the parts first";
         return Err(Error::Unsupported { rule: rule.into() });
     }
+    if spec.gate.is_some() || spec.groups > 1 {
+        let rule = "forward_reduced has no gate and no groups of columns: reduce x first, and normalize the sum";
+        return Err(Error::Unsupported { rule: rule.into() });
+    }
     match spec.residual_placement {
         ResidualPlacement::Before => Checked::forward(*spec, args),
         ResidualPlacement::After => {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
-use rmsnorm_spec::{AnyCall, Element, Error, GradReduction, NormSpec, Problem, Tensor};
+use rmsnorm_spec::{AnyCall, Element, Error, GradReduction, NormSpec, Piece, PieceSet, Problem, Tensor};
 use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
 
 use crate::backend::WgpuBackend;
@@ -104,6 +104,13 @@ impl Bound {
     }
 }
 
+/// Refuses pieces that this backend lacks: parts, gates and groups of columns.
+fn require_pieces(problem: &Problem) -> Result<(), Error> {
+    const PIECES: PieceSet = PieceSet::of(&[Piece::Residual, Piece::ResidualAfter, Piece::NextNorm, Piece::Quantize]);
+    problem.require_one_group(BACKEND)?;
+    problem.require_pieces(BACKEND, PIECES)
+}
+
 /// Compiles the kernels of calls on dense tensors.
 ///
 /// # Errors
@@ -111,7 +118,7 @@ impl Bound {
 pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
-        problem.require_no_parts(BACKEND)?;
+        require_pieces(problem)?;
         rows_per_group(problem)?;
         keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
     }
@@ -131,7 +138,7 @@ pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBack
         | AnyCall::BackwardWithStatistics(_) => return Err(call.unsupported(BACKEND)),
     }
     let (spec, problem) = (*call.spec(), *call.problem());
-    problem.require_no_parts(BACKEND)?;
+    require_pieces(&problem)?;
     let mut tensors = Tensors::new(problem);
     call.visit(&mut tensors)?;
     if matches!(problem.grad_reduction, GradReduction::Atomics) {
