@@ -1,4 +1,4 @@
-//! The modules of this package form no circle: no file needs, through others, a file that needs it.
+//! The modules of a package form no circle: no file needs, through others, a file that needs it.
 //!
 //! The test reads every path that starts with `crate::` or `super::`, and every path to a module's
 //! own submodules. A re-export counts as the module that declares the item. Code for tests is left
@@ -164,7 +164,7 @@ fn modules_form_no_circle() {
     let mut sources = Sources::new();
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &Vec::new(), &mut sources);
     let edges = edges(&sources);
-    assert!(edges.len() > 40 && edges.values().map(BTreeSet::len).sum::<usize>() > 150, "{edges:?}");
+    assert!(edges.len() > 30 && edges.values().map(BTreeSet::len).sum::<usize>() > 90, "{edges:?}");
     let inner = |module: &Module, circle: &BTreeSet<Module>| {
         let to = edges[module].intersection(circle).map(|to| to.join("::")).collect::<Vec<_>>().join(" ");
         format!("{} -> {to}", module.join("::"))
