@@ -133,9 +133,13 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
 /// The part of the workspace that the program uses.
 fn workspace(key: &KernelKey) -> Option<Use> {
     let has_gradients = key.call.tensors.sums_over_rows() > 0;
-    let stores_statistics = || key.call.tensors.iter().filter_map(|tensor| of_call(key, tensor)).any(|used| {
-        used.is_shared(key) && used.is_stored
-    });
+    let stores_statistics = || {
+        key.call
+            .tensors
+            .iter()
+            .filter_map(|tensor| of_call(key, tensor))
+            .any(|used| used.is_shared(key) && used.is_stored)
+    };
     let (is_bound, is_stored) = match key.program {
         Program::Forward
         | Program::ForwardStreaming
