@@ -47,7 +47,7 @@ impl NormBackend for CudaBackend {
     type Out<'a, T: AnyElement> = CudaViewMut<'a, T>;
 
     fn name(&self) -> &'static str {
-        crate::error::BACKEND
+        BACKEND
     }
 
     fn in_span<T: AnyElement>(view: &CudaView<'_, T>) -> Span {

@@ -125,8 +125,8 @@ fn pieces(pieces: PieceSet) -> (Vec<Source>, String) {
                 after = format!("ResidualAfter<{next}>");
                 Some(kernels::RESIDUAL_AFTER)
             }
-            // The programs of codes quantize themselves.
-            Piece::Quantize => None,
+            // The programs of codes quantize themselves, and `launch` refuses gates.
+            Piece::Quantize | Piece::GateBefore | Piece::GateAfter => None,
         });
     }
     (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))

@@ -2,10 +2,9 @@
 //! than wgpu's.
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Storage, Tensor, TensorShape};
 use wgpu::{Buffer, BufferUsages};
 
-use crate::backend::WgpuBackend;
 use crate::error::invalid;
 use crate::plan::Placed;
 use crate::view::WgpuSlice;
@@ -47,7 +46,7 @@ pub(super) struct View<'a> {
 
 /// The tensors of a call.
 #[derive(Debug)]
-pub(super) struct Tensors<'a> {
+pub(crate) struct Tensors<'a> {
     cols: usize,
     /// `None` for a copy.
     problem: Option<Problem>,
@@ -56,7 +55,7 @@ pub(super) struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     /// An empty set, for a call with this problem.
-    pub(super) fn new(problem: Problem) -> Self {
+    pub(crate) fn new(problem: Problem) -> Self {
         Tensors { cols: problem.cols, problem: Some(problem), views: [None; Tensor::COUNT] }
     }
 
@@ -66,8 +65,8 @@ impl<'a> Tensors<'a> {
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
     pub(super) fn of_copy<T: AnyElement>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
-        tensors.add(Tensor::X, from, (Shape::Elements, 0), false)?;
-        tensors.add(Tensor::Y, to, (Shape::Elements, 0), true)?;
+        tensors.add(Tensor::X, from.into(), false)?;
+        tensors.add(Tensor::Y, to.into(), true)?;
         Ok(tensors)
     }
 
@@ -166,14 +165,18 @@ impl<'a> Tensors<'a> {
         self.views.iter().flatten()
     }
 
-    fn add<T: AnyElement>(
+    /// Adds a tensor of the call.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
+    pub(crate) fn add<T: AnyElement>(
         &mut self,
         tensor: Tensor,
-        slice: WgpuSlice<'a, T>,
-        (shape, row_stride): (Shape, u64),
+        rows: Rows<WgpuSlice<'a, T>>,
         is_written: bool,
     ) -> Result<(), Error> {
-        let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
+        let (shape, row_stride) = self.shape(tensor, &rows);
+        let (buffer, offset, len) = (rows.view.buffer(), rows.view.offset(), rows.view.len() as u64);
         let name = self.problem.map_or(tensor.name(), |problem| problem.arg(tensor));
         let view = View { tensor, name, buffer, offset, len, storage: T::STORAGE, shape, row_stride, is_written };
         view.check()?;
@@ -183,7 +186,7 @@ impl<'a> Tensors<'a> {
     }
 
     fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> (Shape, u64) {
-        let count = self.problem.map_or(1, |problem| problem.rows);
+        let Some(Problem { rows: count, .. }) = self.problem else { return (Shape::Elements, 0) };
         match tensor.shape() {
             TensorShape::Matrix => (Shape::Rows(rows.layout(count, self.cols)), 0),
             TensorShape::Cols => (Shape::Columns, 0),
@@ -195,19 +198,12 @@ impl<'a> Tensors<'a> {
     }
 }
 
-impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
-    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
-        let shape = self.shape(tensor, &rows);
-        self.add(tensor, rows.view, shape, false)
+impl<'a> View<'a> {
+    /// The elements of a copy of this tensor, or of a part.
+    pub(super) const fn elements(self, buffer: &'a Buffer, offset: u64) -> Self {
+        View { buffer, offset, shape: Shape::Elements, row_stride: 0, ..self }
     }
 
-    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
-        let shape = self.shape(tensor, &rows);
-        self.add(tensor, rows.view, shape, true)
-    }
-}
-
-impl View<'_> {
     fn is_gradient(&self) -> bool {
         matches!(self.shape, Shape::Columns) && self.is_written
     }

@@ -22,7 +22,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
         Some(tile) => (Program::ForwardStreaming, Tile { packs: 1, ..tile }),
         None => (Program::ForwardStreaming, streaming_tile(problem, layout.access, caps)),
     };
-    let key = KernelKey { visits_once: visits_once(problem, caps), ..key(problem, program, tile, layout) };
+    let key = KernelKey { visits_once: visits_once(problem, caps), ..key(problem, program, tile, layout, caps) };
     Ok(Plan { steps: rows(problem, key, layout, caps)?, ..Plan::default() })
 }
 

@@ -9,17 +9,18 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_spec::{DType, Storage, Tensor};
 
 use super::substitute::substitute;
-use super::tensors::{Kind, Use, uses};
 use super::{binding_number, is_split, storage_of};
+use crate::plan::uses::{Kind, Use, uses};
 use crate::plan::{Access, KernelKey, Program};
 
 /// The declarations and functions of all tensors.
 pub(super) fn accessors(key: &KernelKey) -> String {
-    let bound = uses(key);
-    bound.iter().map(|used| of_bound(key, used)).chain([of_absent(key, &bound)]).collect()
+    let uses = uses(key);
+    let shared = if key.shares_binding { shared_words(key) } else { String::new() };
+    uses.iter().map(|used| of_use(key, used)).chain([of_absent(key, &uses), shared]).collect()
 }
 
-fn of_bound(key: &KernelKey, used: &Use) -> String {
+fn of_use(key: &KernelKey, used: &Use) -> String {
     let elements = storage_of(key, used.tensor);
     let pieces = Pieces::of(key, elements);
     let is_byte = elements.size() == 1;
@@ -35,8 +36,10 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Scales if is_byte => ATOMIC_WORD,
         Kind::Scales => "f32",
     };
-    let mut parts = vec![DECLARATION];
+    let is_shared = used.is_shared(key);
+    let mut parts = if is_shared { vec![] } else { vec![DECLARATION] };
     match used.kind {
+        Kind::Statistic if is_shared => parts.extend(chosen(used, [LOAD_STATISTIC, STORE_SHARED])),
         Kind::Statistic => parts.extend(chosen(used, [LOAD_STATISTIC, STORE_STATISTIC])),
         Kind::Workspace if key.program == Program::BackwardColumns => {
             parts.push(if stored == ATOMIC_WORD { LOAD_ROW_SUMS_BY_WORDS } else { LOAD_ROW_SUMS });
@@ -82,9 +85,34 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         ("STORED", stored),
         ("PIECE", pieces.name),
         ("SHIFT", &format!("{}u", pieces.shift)),
+        ("WORDS", if stored == "f32" { "f32" } else { pieces.name.trim_end_matches("<u32>") }),
     ];
-    parts.into_iter().map(|part| substitute(part, &names)).collect()
+    // A shared tensor has no array: functions load its elements from the workspace.
+    let shared = |part: &str| match part.split_once("TENSOR[") {
+        Some((before, index)) if is_shared => format!("{before}shared_WORDS({}", index.replace(']', ")")),
+        Some(_) | None => part.to_owned(),
+    };
+    parts.into_iter().map(|part| substitute(&shared(part), &names)).collect()
 }
+
+/// Functions that load words of the workspace, from tensors that share its binding.
+fn shared_words(key: &KernelKey) -> String {
+    let word = match workspace(key).0 {
+        "vec4<f32>" => "bitcast<u32>(workspace[at >> 2u][at & 3u])",
+        "vec2<f32>" => "bitcast<u32>(workspace[at >> 1u][at & 1u])",
+        ATOMIC_WORD => "atomicLoad(&workspace[at])",
+        _ => "workspace[at]",
+    };
+    substitute(SHARED_WORDS, &[("WORD", word)])
+}
+
+/// By the type of the loaded words; `at` counts loads of that type.
+const SHARED_WORDS: &str = "
+fn shared_u32(at: u32) -> u32 { return WORD; }
+fn shared_f32(at: u32) -> f32 { return bitcast<f32>(shared_u32(at)); }
+fn shared_vec2(at: u32) -> vec2<u32> { return vec2(shared_u32(2u * at), shared_u32(2u * at + 1u)); }
+fn shared_vec4(at: u32) -> vec4<u32> { return vec4(shared_vec2(2u * at), shared_vec2(2u * at + 1u)); }
+";
 
 /// The suffix of a pair's type.
 pub(super) const fn suffix(storage: Storage) -> &'static str {
@@ -112,7 +140,9 @@ fn of_absent(key: &KernelKey, bound: &[Use]) -> String {
 
 /// The element type of the workspace in this program, and the bytes of the smallest access.
 pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
-    if key.program == Program::BackwardRowSums {
+    if key.program.is_forward() {
+        ("u32", 4)
+    } else if key.program == Program::BackwardRowSums {
         ("vec2<f32>", 8)
     } else if key.call.accumulate == Accumulate::Atomics {
         (ATOMIC_WORD, 4)
@@ -456,6 +486,9 @@ fn load_TENSOR(row: u32) -> f32 { return TENSOR[params.TENSOR + row]; }
 ";
 const STORE_STATISTIC: &str = "
 fn store_TENSOR(row: u32, value: f32) { TENSOR[params.TENSOR + row] = value; }
+";
+const STORE_SHARED: &str = "
+fn store_TENSOR(row: u32, value: f32) { workspace[params.TENSOR + row] = bitcast<u32>(value); }
 ";
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }

@@ -3,23 +3,50 @@
 //! file of `shaders/pieces/` with `put`, and `pull` for backward. Names that end in a number belong
 //! to a norm: the next norm is norm 1.
 
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Slot, Tensor, TensorShape};
+use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Slot, Tensor, TensorShape};
 
 use super::accessors::suffix;
 use super::substitute::substitute;
 use super::{is_early_after, storage_of};
-use crate::plan::{KernelKey, Program};
+use crate::plan::{KernelKey, LATE, Program};
 
-/// The pieces of a program's call.
+/// The pieces that the program has code for.
 pub(super) fn pieces(key: &KernelKey) -> PieceSet {
-    let of_residual = Piece::Residual.tensors(key.program.info().direction);
-    let has_residual = !key.call.tensors.intersection(of_residual).is_empty();
-    let is_after = key.call.form.is_residual_after();
-    PieceSet::NONE
-        .set(Piece::Residual, has_residual && !is_after)
-        .set(Piece::ResidualAfter, is_after)
-        .set(Piece::NextNorm, key.call.form.norms_twice())
-        .set(Piece::Quantize, key.program.writes_codes())
+    key.call.pieces(key.program.info().direction).set(Piece::Quantize, key.program.writes_codes())
+}
+
+/// The pieces of a slot, in the order of computation.
+fn of_slot(key: &KernelKey, slot: Slot) -> Vec<Piece> {
+    pieces(key).iter().filter(|piece| piece.slot() == slot).collect()
+}
+
+/// The result of a piece whose file has `put` from a pair to a pair, in the direction of the call.
+fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
+    match (piece, key.program.info().direction) {
+        (Piece::Residual, Direction::Forward | Direction::QuantizedForward) => {
+            format!("residual_put({pair}, held.residual)")
+        }
+        // Backward reads the sum.
+        (Piece::Residual, Direction::Backward) => pair,
+        (Piece::Parts | Piece::GateBefore | Piece::GateAfter, _) => pair,
+        (Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize, _) => pair,
+    }
+}
+
+/// The gradient of a piece's input from the gradient of its result.
+fn pull(key: &KernelKey, piece: Piece, gradient: String) -> String {
+    match piece {
+        Piece::Residual if key.call.tensors.has(Tensor::DresidualOut) => {
+            format!("residual_pull({gradient}, held.dresidual_out)")
+        }
+        Piece::Parts | Piece::GateBefore | Piece::Residual | Piece::GateAfter => gradient,
+        Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => gradient,
+    }
+}
+
+/// The normalized tensor of backward, from what is held: `NORMALIZED` in `gradients.wgsl`.
+pub(super) fn normalized(key: &KernelKey) -> String {
+    of_slot(key, Slot::Before).into_iter().fold("pair_R(held.x)".to_owned(), |x, piece| put(key, piece, x))
 }
 
 /// Number of norms.
@@ -52,13 +79,13 @@ struct Held {
 /// x, dy of backward, and the matrices that the pieces read.
 fn held_matrices(key: &KernelKey) -> Vec<Held> {
     let direction = key.program.info().direction;
-    let is_late = |piece: Piece| match direction {
-        Direction::Backward => piece.slot() == Slot::Before,
+    let is_late = |tensor: Tensor, piece: Piece| match direction {
+        Direction::Backward => LATE.has(tensor),
         Direction::Forward | Direction::QuantizedForward => piece.slot() == Slot::After && !is_early_after(key),
     };
     let of_pieces = pieces(key).iter().flat_map(|piece| piece.tensors(direction).iter().map(move |each| (each, piece)));
     let all = [Tensor::X, Tensor::Dy].map(|tensor| (tensor, false));
-    let all = all.into_iter().chain(of_pieces.map(|(tensor, piece)| (tensor, is_late(piece))));
+    let all = all.into_iter().chain(of_pieces.map(|(tensor, piece)| (tensor, is_late(tensor, piece))));
     let is_read =
         |tensor: Tensor| tensor.shape() == TensorShape::Matrix && tensor.access(direction) == Some(Access::Read);
     all.filter(|(tensor, _)| is_read(*tensor))
@@ -91,11 +118,10 @@ fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return H
 
 /// h, as stored, from the held matrices; and the later norms' h, which the norm before has put.
 fn before(key: &KernelKey) -> String {
-    let h = match pieces(key).has(Piece::Residual) {
-        true => "settled_0(kept_0(residual_put(pair_T(held.x), held.residual)))",
-        false => "held.x",
-    };
-    let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", h)]);
+    let x = "pair_T(held.x)".to_owned();
+    let made = of_slot(key, Slot::Before).into_iter().fold(x.clone(), |x, piece| put(key, piece, x));
+    let h = if made == x { "held.x".to_owned() } else { format!("settled_0(kept_0({made}))") };
+    let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", &h)]);
     for n in 1..=norms(key) {
         // Only a program that streams reads it back.
         let is_read = key.program == Program::ForwardStreaming && n < norms(key);
@@ -138,6 +164,8 @@ fn norm(key: &KernelKey, n: u32) -> String {
     let has = |tensor: Tensor| key.call.tensors.has(tensor);
     let [weight, bias, mean, rstd] = parameters(n);
     let normalized = "normalized(pair_N(h), statistics)".to_owned();
+    let after = of_slot(key, Slot::After).into_iter().filter(|_| n == 0);
+    let put_y = after.fold("y_N(h, statistics, weight, bias)".to_owned(), |y, piece| put(key, piece, y));
     let weighted = if has(weight) { format!("weighted({normalized}, weight)") } else { normalized };
     let y = if has(bias) { format!("biased({weighted}, bias)") } else { weighted };
     let statistics = lines(&[(has(mean), STORE_MEAN), (has(rstd), STORE_RSTD)]);
@@ -153,6 +181,7 @@ fn norm(key: &KernelKey, n: u32) -> String {
     ]);
     let put = if key.program.writes_codes() { PUT_CODES } else { PUT };
     let text = substitute(&[NORM, put].concat(), &[("Y", &y), ("STATISTICS", &statistics), ("STORES", &stores)]);
+    let text = substitute(&text, &[("PUT", &put_y)]);
     substitute(&text, &[("N", &n.to_string()), ("N1", &(n + 1).to_string())])
 }
 
@@ -184,7 +213,7 @@ fn put_N(row: u32, thread: u32, k: u32, h: Kept_N, y: Pair, codes: Kept_codes) {
 const STORE_SUM: &str = "
     store_residual_out(row, thread, k, h);";
 const LET_Y: &str = "
-    let y = y_N(h, statistics, weight, bias);";
+    let y = PUT;";
 // If y is rounded already, this does not change it.
 const STORE_Y: &str = "
     store_y(row, thread, k, kept_T(y));";
@@ -205,27 +234,61 @@ const LOAD_STATISTICS: &str = "
 fn load_statistics(row: u32) -> RowStatistics { return RowStatistics(MEAN, load_rstd(row)); }
 ";
 
+/// The gradients that leave a slot.
+struct Pulled {
+    /// The gradient of the slot's input.
+    gradient: String,
+    /// The gradients of its pieces' matrices.
+    own: Vec<(Tensor, String)>,
+}
+
+/// From the gradient of a slot's result, through its pieces from the last to the first.
+fn pulled(key: &KernelKey, slot: Slot, gradient: &str) -> Pulled {
+    let mut pulled = Pulled { gradient: gradient.to_owned(), own: Vec::new() };
+    for piece in of_slot(key, slot).into_iter().rev() {
+        pulled.gradient = pull(key, piece, pulled.gradient);
+        let written = piece.tensors(Direction::Backward).intersection(Direction::Backward.writes());
+        let written = written.intersection(key.call.tensors).iter();
+        pulled.own.extend(written.map(|tensor| (tensor, pulled.gradient.clone())));
+    }
+    pulled
+}
+
+/// Whether pieces after the norm have gradients to store: the counter `AFTER`.
+pub(super) fn stores_after(key: &KernelKey) -> bool {
+    !pulled(key, Slot::After, "").own.is_empty()
+}
+
 /// From the gradient of y to the gradients of the norm's inputs: the pieces after the norm, the
 /// weight, and the pieces before the norm.
 fn backward(key: &KernelKey) -> String {
     let has = |tensor: Tensor| key.call.tensors.has(tensor);
+    let store = |(tensor, gradient): (Tensor, String)| {
+        let role = if tensor.role(Direction::Backward) == Role::Residual { "R" } else { "T" };
+        format!("\n    store_{tensor}(row, thread, k, kept_{role}({gradient}));")
+    };
     let wdy = if has(Tensor::Weight) { "weighted(dy, weight)" } else { "dy" };
-    let dx = if has(Tensor::DresidualOut) { "residual_pull(dx, held.dresidual_out)" } else { "dx" };
-    let stores = lines(&[(has(Tensor::Dx), STORE_DX), (has(Tensor::Dresidual), STORE_DRESIDUAL)]);
-    substitute(BACKWARD, &[("WDY", wdy), ("DX", dx), ("STORES", &stores)])
+    let (after, before) = (pulled(key, Slot::After, "pair_T(held.dy)"), pulled(key, Slot::Before, "dx"));
+    let dx = has(Tensor::Dx).then(|| (Tensor::Dx, before.gradient.clone()));
+    let named = |(tensor, gradient)| (tensor, if gradient == before.gradient { "pulled".to_owned() } else { gradient });
+    let stores: String = dx.into_iter().chain(before.own).map(named).map(store).collect();
+    let names = [("DY", &*after.gradient), ("WDY", wdy), ("DX", &before.gradient), ("STORES", &stores)];
+    let stores_after = (!after.own.is_empty()).then(|| after.own.into_iter().map(store).collect::<String>());
+    let after = stores_after.map(|stores| substitute(STORE_AFTER, &[("STORES", &stores)]));
+    substitute(BACKWARD, &names) + &after.unwrap_or_default()
 }
 
 const BACKWARD: &str = "
-fn pull_after(held: Held_0) -> Pair { return pair_T(held.dy); }
+fn pull_after(held: Held_0) -> Pair { return DY; }
 fn pull_weight(dy: Pair, weight: Kept_W) -> Pair { return WDY; }
 fn pull_before(row: u32, thread: u32, k: u32, held: Held_0, dx: Pair) {
     let pulled = DX;STORES
 }
 ";
-const STORE_DX: &str = "
-    store_dx(row, thread, k, kept_T(pulled));";
-const STORE_DRESIDUAL: &str = "
-    store_dresidual(row, thread, k, kept_R(pulled));";
+const STORE_AFTER: &str = "
+fn store_after(row: u32, thread: u32, k: u32, held: Held_0, terms: Terms, weight: Kept_W) {STORES
+}
+";
 
 /// The store of a sum over rows: of the gradients of the call, by their index.
 fn gradients(key: &KernelKey) -> String {

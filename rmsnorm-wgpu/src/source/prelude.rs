@@ -11,8 +11,8 @@ use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment,
-    set_lanes, shuffled_lanes,
+    dtypes, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment, set_lanes,
+    shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
@@ -89,7 +89,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     let flags = [
         ("IS_INT8", quant.codes == CodeType::Int8),
         ("IS_ROUNDED", quant.source == QuantSource::Rounded),
-        ("FINDS_AMAX", tensors.has(Tensor::Amax) || finds_scale(key)),
+        ("FINDS_AMAX", tensors.has(Tensor::Amax) || key.finds_scale()),
         ("GATHERS_SCALES", key.gathers_scales),
     ];
     // Significand bits of f32 that a code lacks, and the biased f32 exponent of the smallest normal
