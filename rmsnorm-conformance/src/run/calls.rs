@@ -308,7 +308,10 @@ pub(crate) fn backward_call(
         }
     }
     if present.has(Tensor::Workspace) {
-        builder.workspace = workspace_elements(&backward_problem(case, held.is_some()));
+        let problem = backward_problem(case, held.is_some());
+        // A case may have it without naming it.
+        let tensors = problem.tensors.set(Tensor::DresidualOut, inputs.dresidual_out.is_some());
+        builder.workspace = workspace_elements(&Problem { tensors, ..problem });
         builder.push(Tensor::Workspace, Access::Scratch, &Fill::Poison(poison));
     }
     builder.call
