@@ -103,6 +103,9 @@ impl Piece {
         // A residual has the same tensors before and after the norm, but only forward adds it after the norm.
         let forward = Direction::Forward as usize;
         tensors[Piece::ResidualAfter as usize][forward] = tensors[Piece::Residual as usize][forward];
+        // The gradient of a gate after the norm is made of the norm's result, of which the bias is a part.
+        let of_gate = &mut tensors[Piece::GateAfter as usize][Direction::Backward as usize];
+        *of_gate = of_gate.with(Tensor::Bias);
         tensors
     };
 }

@@ -158,8 +158,8 @@ pub(crate) fn copy<T: Element>(shared: &Shared, from: WgpuSlice<'_, T>, to: Wgpu
         return Ok(Work::default());
     }
     let access = Access::of_copy(from.offset(), to.offset(), T::DTYPE, len as u64);
-    let plan = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), &shared.caps)?;
-    work(shared, &plan, &tensors, None, Numbers::default())
+    let steps = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), &shared.caps)?;
+    work(shared, &Plan { steps, ..Plan::default() }, &tensors, None, Numbers::default())
 }
 
 /// The commands of a call.

@@ -363,18 +363,13 @@ pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     sharing::with_copies(plan?, problem, layout, caps)
 }
 
-/// The plan of a copy of `len` elements: one row, divided into ranges with a dispatch each.
+/// A copy of `len` elements: one row, divided into ranges with a dispatch each.
 /// `size_of(dtype) * rows.start` is a multiple of 16.
 ///
 /// # Errors
 /// [`PlanError::Device`]
-pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, PlanError> {
+pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     caps.check()?;
-    Ok(Plan { steps: copies(dtype, len, access, aliased, caps)?, ..Plan::default() })
-}
-
-/// The dispatches of a copy.
-fn copies(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     // GB/s on an H200, 64 MB and 256 MB: 512 threads of 16 bytes 3900 and 4190, 128 threads the
     // same, 256 threads of 32 bytes 3840 and 4100, of 64 bytes 3757 and 4057.
     let tile = Tile::new(caps.threads(512), 1, 1, Reduction::Workgroup);

@@ -44,7 +44,13 @@ pub(crate) fn drawn() -> impl Iterator<Item = Tensor> {
 /// The optional tensors of a call, except those of a next norm and of a quantized result.
 pub(crate) fn of_norm(direction: Direction) -> TensorSet {
     let others = NEXT.union(Piece::Quantize.tensors(direction)).union(TensorSet::of(&[X, Y, Dy, Dx]));
-    direction.reads().union(direction.writes()).difference(others)
+    ungated(direction).difference(others)
+}
+
+/// The tensors that a call without a gate may have.
+pub(crate) const fn ungated(direction: Direction) -> TensorSet {
+    let of_gates = Piece::GateBefore.tensors(direction).union(Piece::GateAfter.tensors(direction));
+    direction.reads().union(direction.writes()).difference(of_gates)
 }
 
 /// Every set of these tensors.

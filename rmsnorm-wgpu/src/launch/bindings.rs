@@ -196,8 +196,8 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
             (first, start(rows.end.max(rows.start + 1) - 1) - first + cols)
         }
         Shape::Columns => (0, cols),
-        Shape::PerRow | Shape::Elements => (rows.start, count),
-        Shape::Workspace | Shape::Whole => (0, view.len),
+        Shape::PerRow => (rows.start, count),
+        Shape::Whole => (0, view.len),
     };
     let start = view.offset + first * view.element();
     start..start + len * view.element()

@@ -36,11 +36,12 @@ pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Ca
 
 /// The table of a call.
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
-    let [rms, layer, wide] = &tuning.forward;
+    let [rms, layer, layer_add, wide] = &tuning.forward;
     match problem.norm {
         _ if is_split(problem) => wide,
         _ if problem.quant.is_some() => &tuning.to_codes,
         Norm::Rms => rms,
+        Norm::Layer if problem.tensors.adds_residual() => layer_add,
         Norm::Layer => layer,
     }
 }

@@ -6,7 +6,7 @@ use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
 
 use super::uses::uses;
-use super::{Access, Layout, Moved, Plan, PlanError, Step, Workspace, copies, tensors};
+use super::{Access, Layout, Moved, Plan, PlanError, Step, Workspace, copy, tensors};
 use crate::caps::Caps;
 
 /// f32 from the start of a shared tensor to the start of the next, as a multiple: 32 bytes.
@@ -76,7 +76,7 @@ pub(super) fn with_copies(plan: Plan, problem: &Problem, layout: &Layout, caps: 
                 Some(Storage::Code(_) | Storage::E8m0) | None => DType::F32,
             };
             // A copy has a layout of its own: its packs may be larger than the program's.
-            let copies = copies(dtype, len, layout.access.max(Access::Words), layout.is_aliased, caps)?;
+            let copies = copy(dtype, len, layout.access.max(Access::Words), layout.is_aliased, caps)?;
             let copies = copies.into_iter().map(|step| step.moving(moved));
             if is_input {
                 before.extend(copies)

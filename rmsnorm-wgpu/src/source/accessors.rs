@@ -60,18 +60,14 @@ fn of_use(key: &KernelKey, used: &Use) -> String {
         Kind::Cleared => parts.push(CLEAR_WORD_OF_BYTES),
         Kind::Bytes if used.is_loaded => {
             parts.push(if key.call.has_row_groups { AT_IN_GROUPS } else { AT });
-            parts.push(match (key.access == Access::Parts, stored == ATOMIC_WORD) {
-                (false, _) => LOAD_WORD_OF_CODES,
-                (true, false) => LOAD_CODES_BY_BYTES,
-                (true, true) => LOAD_CODES_IN_FLUX,
-            });
+            parts.push(if key.access == Access::Parts { LOAD_CODES_BY_BYTES } else { LOAD_WORD_OF_CODES });
         }
         Kind::Bytes if stored == ATOMIC_WORD => parts.extend([STORE_BYTES, STORE_TRANSPOSED_BYTES]),
         Kind::Bytes => parts.push(STORE_TRANSPOSED_WORD),
         Kind::Elements => {
             let has_groups = key.call.has_row_groups && used.tensor.is_matrix();
             parts.push(if has_groups { AT_IN_GROUPS } else { AT });
-            parts.extend(pieces.functions(key, used).into_iter().flat_map(|functions| chosen(used, functions)));
+            parts.extend(pieces.functions(key).into_iter().flat_map(|functions| chosen(used, functions)));
             if key.program == Program::ReducePartials {
                 parts.push(if key.call.adds_to_gradients { ADD_VALUES } else { STORE_VALUES });
             }
@@ -87,12 +83,21 @@ fn of_use(key: &KernelKey, used: &Use) -> String {
         ("SHIFT", &format!("{}u", pieces.shift)),
         ("WORDS", if stored == "f32" { "f32" } else { pieces.name.trim_end_matches("<u32>") }),
     ];
-    // A shared tensor has no array: functions load its elements from the workspace.
-    let shared = |part: &str| match part.split_once("TENSOR[") {
-        Some((before, index)) if is_shared => format!("{before}shared_WORDS({}", index.replace(']', ")")),
+    // A shared tensor has no array: its functions load from the workspace. Another thread may be
+    // writing the other part of an atomic word, which is dropped.
+    let [before, after] = match (is_shared, stored == ATOMIC_WORD) {
+        (true, _) => ["shared_WORDS(", ")"],
+        (false, true) => ["atomicLoad(&TENSOR[", "])"],
+        (false, false) => ["TENSOR[", "]"],
+    };
+    let loading = |part: &str| match part.split_once("TENSOR[").and_then(|(to, from)| Some((to, from.split_once(']')?)))
+    {
+        Some((to, (index, from))) if to.ends_with("return ") || to.ends_with('(') => {
+            format!("{to}{before}{index}{after}{from}")
+        }
         Some(_) | None => part.to_owned(),
     };
-    parts.into_iter().map(|part| substitute(&shared(part), &names)).collect()
+    parts.into_iter().map(|part| substitute(&loading(part), &names)).collect()
 }
 
 /// Functions that load words of the workspace, from tensors that share its binding.
@@ -200,14 +205,13 @@ impl Pieces {
     }
 
     /// Functions to load and store a piece, a quad and a pair, as far as they exist.
-    fn functions(&self, key: &KernelKey, used: &Use) -> Vec<[&'static str; 2]> {
-        let load_half = if used.is_written(key) { LOAD_HALF_IN_FLUX } else { LOAD_HALF };
+    fn functions(&self, key: &KernelKey) -> Vec<[&'static str; 2]> {
         let (pieces, quads) = match self.quad {
             Quad::OfPair => return vec![[LOAD_PIECE, STORE_PIECE], WHOLE_PAIRS],
             Quad::One => ([LOAD_PIECE, STORE_PIECE], WHOLE_QUADS),
             Quad::Two => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_TWO),
             Quad::Four => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_FOUR),
-            Quad::Halves => ([load_half, STORE_HALF], QUADS_OF_HALVES),
+            Quad::Halves => ([LOAD_HALF, STORE_HALF], QUADS_OF_HALVES),
             // No program loads codes in this way.
             Quad::Bytes => (["", STORE_BYTES], ["", STORE_QUAD_OF_BYTES]),
         };
@@ -252,15 +256,6 @@ fn load_half_TENSOR(row: u32, col: u32) -> u32 {
     if (col >= params.cols) { return 0u; }
     let at = at_TENSOR(row, col);
     return (TENSOR[at >> 1u] >> (16u * (at & 1u))) & 0xffffu;
-}
-";
-
-// Another thread may be writing the other half of the word, which is dropped.
-const LOAD_HALF_IN_FLUX: &str = "
-fn load_half_TENSOR(row: u32, col: u32) -> u32 {
-    if (col >= params.cols) { return 0u; }
-    let at = at_TENSOR(row, col);
-    return (atomicLoad(&TENSOR[at >> 1u]) >> (16u * (at & 1u))) & 0xffffu;
 }
 ";
 
@@ -406,18 +401,6 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
     return word;
 }
 ";
-// Other threads may be writing the other bytes of the words, which are dropped.
-const LOAD_CODES_IN_FLUX: &str = "
-fn load_TENSOR(row: u32, col: u32) -> u32 {
-    var word = 0u;
-    let at = at_TENSOR(row, col);
-    for (var i = 0u; i < min(4u, params.cols - col); i += 1u) {
-        word |= ((atomicLoad(&TENSOR[(at + i) >> 2u]) >> (8u * ((at + i) & 3u))) & 0xffu) << (8u * i);
-    }
-    return word;
-}
-";
-
 /// Up to four codes of a column, from adjacent rows.
 const STORE_TRANSPOSED_WORD: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {

@@ -3,7 +3,7 @@
 //! file of `shaders/pieces/` with `put`, and `pull` for backward. Names that end in a number belong
 //! to a norm: the next norm is norm 1.
 
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Slot, Tensor, TensorShape};
+use rmsnorm_spec::{Direction, Piece, PieceSet, Role, Slot, Tensor, TensorSet};
 
 use super::accessors::suffix;
 use super::substitute::substitute;
@@ -33,15 +33,16 @@ fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
     }
 }
 
-/// The gradient of a piece's input from the gradient of its result.
-fn pull(key: &KernelKey, piece: Piece, gradient: String) -> String {
-    match piece {
+/// The gradients of a piece's input and of a matrix of its own, from the gradient of its result.
+fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
+    let pulled = match piece {
         Piece::Residual if key.call.tensors.has(Tensor::DresidualOut) => {
             format!("residual_pull({gradient}, held.dresidual_out)")
         }
         Piece::Parts | Piece::GateBefore | Piece::Residual | Piece::GateAfter => gradient,
         Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => gradient,
-    }
+    };
+    [pulled.clone(), pulled]
 }
 
 /// The normalized tensor of backward, from what is held: `NORMALIZED` in `gradients.wgsl`.
@@ -76,26 +77,21 @@ struct Held {
     is_late: bool,
 }
 
-/// x, dy of backward, and the matrices that the pieces read.
+/// The matrices that the call reads.
 fn held_matrices(key: &KernelKey) -> Vec<Held> {
     let direction = key.program.info().direction;
-    let is_late = |tensor: Tensor, piece: Piece| match direction {
-        Direction::Backward => LATE.has(tensor),
-        Direction::Forward | Direction::QuantizedForward => piece.slot() == Slot::After && !is_early_after(key),
+    let is_after = |tensor| of_slot(key, Slot::After).iter().any(|piece| piece.tensors(direction).has(tensor));
+    let held = |tensor: Tensor| {
+        let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+        let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+        let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
+        let is_late = match direction {
+            Direction::Backward => LATE.has(tensor),
+            Direction::Forward | Direction::QuantizedForward => is_after(tensor) && !is_early_after(key),
+        };
+        Some(Held { tensor, from, is_late })
     };
-    let of_pieces = pieces(key).iter().flat_map(|piece| piece.tensors(direction).iter().map(move |each| (each, piece)));
-    let all = [Tensor::X, Tensor::Dy].map(|tensor| (tensor, false));
-    let all = all.into_iter().chain(of_pieces.map(|(tensor, piece)| (tensor, is_late(tensor, piece))));
-    let is_read =
-        |tensor: Tensor| tensor.shape() == TensorShape::Matrix && tensor.access(direction) == Some(Access::Read);
-    all.filter(|(tensor, _)| is_read(*tensor))
-        .filter_map(|(tensor, is_late)| {
-            let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
-            let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
-            let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
-            Some(Held { tensor, from, is_late })
-        })
-        .collect()
+    direction.reads().intersection(TensorSet::MATRICES).iter().filter_map(held).collect()
 }
 
 /// The type of the held matrices, and their loads.
@@ -168,16 +164,21 @@ fn norm(key: &KernelKey, n: u32) -> String {
     let put_y = after.fold("y_N(h, statistics, weight, bias)".to_owned(), |y, piece| put(key, piece, y));
     let weighted = if has(weight) { format!("weighted({normalized}, weight)") } else { normalized };
     let y = if has(bias) { format!("biased({weighted}, bias)") } else { weighted };
-    let statistics = lines(&[(has(mean), STORE_MEAN), (has(rstd), STORE_RSTD)]);
+    let statistics =
+        lines(&[(has(mean), "store_MEAN(row, statistics.mean);"), (has(rstd), "store_RSTD(row, statistics.rstd);")]);
     let statistics = substitute(&statistics, &[("MEAN", mean.name()), ("RSTD", rstd.name())]);
     let is_after = n == 0 && pieces(key).has(Piece::ResidualAfter);
     let stores = lines(&[
-        (n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut), STORE_SUM),
-        (!key.program.writes_codes(), LET_Y),
-        (!is_after && has(Tensor::Y), STORE_Y),
-        (has(Tensor::Codes), STORE_CODES),
-        (is_after, RETURN_SUM),
-        (!is_after && !key.program.writes_codes(), RETURN_NOTHING),
+        (
+            n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut),
+            "store_residual_out(row, thread, k, h);",
+        ),
+        (!key.program.writes_codes(), "let y = PUT;"),
+        // If y is rounded already, this does not change it.
+        (!is_after && has(Tensor::Y), "store_y(row, thread, k, kept_T(y));"),
+        (has(Tensor::Codes), "store_codes(row, thread, k, codes);"),
+        (is_after, "return residual_after_put(row, thread, k, y, held.residual);"),
+        (!is_after && !key.program.writes_codes(), "return Kept_N1();"),
     ]);
     let put = if key.program.writes_codes() { PUT_CODES } else { PUT };
     let text = substitute(&[NORM, put].concat(), &[("Y", &y), ("STATISTICS", &statistics), ("STORES", &stores)]);
@@ -185,9 +186,9 @@ fn norm(key: &KernelKey, n: u32) -> String {
     substitute(&text, &[("N", &n.to_string()), ("N1", &(n + 1).to_string())])
 }
 
-/// The lines that a program has.
+/// The lines that a function has.
 fn lines(lines: &[(bool, &str)]) -> String {
-    lines.iter().filter(|(is_there, _)| *is_there).map(|(_, line)| *line).collect()
+    lines.iter().filter(|(is_there, _)| *is_there).map(|(_, line)| format!("\n    {line}")).collect()
 }
 
 const NORM: &str = "
@@ -196,10 +197,6 @@ fn store_statistics_N(row: u32, thread: u32, statistics: RowStatistics) {
     if (thread > 0u) { return; }STATISTICS
 }
 ";
-const STORE_MEAN: &str = "
-    store_MEAN(row, statistics.mean);";
-const STORE_RSTD: &str = "
-    store_RSTD(row, statistics.rstd);";
 const PUT: &str = "
 fn put_N(
     row: u32, thread: u32, k: u32, held: Held_N, h: Kept_N, statistics: RowStatistics, weight: Kept_W, bias: Kept_W
@@ -210,29 +207,12 @@ const PUT_CODES: &str = "
 fn put_N(row: u32, thread: u32, k: u32, h: Kept_N, y: Pair, codes: Kept_codes) {STORES
 }
 ";
-const STORE_SUM: &str = "
-    store_residual_out(row, thread, k, h);";
-const LET_Y: &str = "
-    let y = PUT;";
-// If y is rounded already, this does not change it.
-const STORE_Y: &str = "
-    store_y(row, thread, k, kept_T(y));";
-const STORE_CODES: &str = "
-    store_codes(row, thread, k, codes);";
-const RETURN_SUM: &str = "
-    return residual_after_put(row, thread, k, y, held.residual);";
-const RETURN_NOTHING: &str = "
-    return Kept_N1();";
 
 /// The statistics that forward has stored.
 fn stored_statistics(key: &KernelKey) -> String {
     let mean = if key.call.tensors.has(Tensor::Mean) { "load_mean(row)" } else { "0.0" };
-    substitute(LOAD_STATISTICS, &[("MEAN", mean)])
+    format!("\nfn load_statistics(row: u32) -> RowStatistics {{ return RowStatistics({mean}, load_rstd(row)); }}\n")
 }
-
-const LOAD_STATISTICS: &str = "
-fn load_statistics(row: u32) -> RowStatistics { return RowStatistics(MEAN, load_rstd(row)); }
-";
 
 /// The gradients that leave a slot.
 struct Pulled {
@@ -246,10 +226,10 @@ struct Pulled {
 fn pulled(key: &KernelKey, slot: Slot, gradient: &str) -> Pulled {
     let mut pulled = Pulled { gradient: gradient.to_owned(), own: Vec::new() };
     for piece in of_slot(key, slot).into_iter().rev() {
-        pulled.gradient = pull(key, piece, pulled.gradient);
+        let [gradient, own] = pull(key, piece, pulled.gradient);
         let written = piece.tensors(Direction::Backward).intersection(Direction::Backward.writes());
-        let written = written.intersection(key.call.tensors).iter();
-        pulled.own.extend(written.map(|tensor| (tensor, pulled.gradient.clone())));
+        pulled.own.extend(written.intersection(key.call.tensors).iter().map(|tensor| (tensor, own.clone())));
+        pulled.gradient = gradient;
     }
     pulled
 }
@@ -292,15 +272,8 @@ fn store_after(row: u32, thread: u32, k: u32, held: Held_0, terms: Terms, weight
 
 /// The store of a sum over rows: of the gradients of the call, by their index.
 fn gradients(key: &KernelKey) -> String {
-    let stores = key.call.tensors.iter().enumerate().map(|(index, tensor)| {
-        substitute(STORE_GRADIENT, &[("INDEX", &format!("{index}u")), ("TENSOR", tensor.name())])
-    });
-    substitute(GRADIENTS, &[("STORES", &stores.collect::<String>())])
+    let stores = key.call.tensors.iter().enumerate();
+    let stores = stores.map(|(at, tensor)| format!("\n    if (gradient == {at}u) {{ store_{tensor}(col, sum); }}"));
+    let stores: String = stores.collect();
+    format!("\nfn store_gradient(gradient: u32, col: u32, sum: vec4<f32>) {{{stores}\n}}\n")
 }
-
-const GRADIENTS: &str = "
-fn store_gradient(gradient: u32, col: u32, sum: vec4<f32>) {STORES
-}
-";
-const STORE_GRADIENT: &str = "
-    if (gradient == INDEX) { store_TENSOR(col, sum); }";
