@@ -1,7 +1,12 @@
 //! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic, error
-//! bound, gradient and planted bugs. A new piece is a file here and a line in `pieces!`.
+//! bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
 
 pub(crate) mod math;
+pub(crate) mod next_norm;
+pub(crate) mod parts;
+pub(crate) mod quantize;
+pub(crate) mod residual;
+pub(crate) mod residual_after;
 
 use rmsnorm_spec::{Piece, Slot};
 
@@ -27,25 +32,14 @@ const fn of<P: PieceMath>() -> Math {
     Math { bugs: P::BUGS, misuse: P::MISUSE, lists: P::LISTS, forward: P::forward, pull: P::pull }
 }
 
-/// Declares the file of each piece.
-macro_rules! pieces {
-    ($($piece:ident in $file:ident;)*) => {
-        $(pub(crate) mod $file;)*
-
-        const fn math(piece: Piece) -> Math {
-            match piece {
-                $(Piece::$piece => of::<$file::$piece>(),)*
-            }
-        }
-    };
-}
-
-pieces! {
-    Parts in parts;
-    Residual in residual;
-    ResidualAfter in residual_after;
-    NextNorm in next_norm;
-    Quantize in quantize;
+const fn math(piece: Piece) -> Math {
+    match piece {
+        Piece::Parts => of::<parts::Parts>(),
+        Piece::Residual => of::<residual::Residual>(),
+        Piece::ResidualAfter => of::<residual_after::ResidualAfter>(),
+        Piece::NextNorm => of::<next_norm::NextNorm>(),
+        Piece::Quantize => of::<quantize::Quantize>(),
+    }
 }
 
 /// The cases of the pieces, the last piece first, and of gradients as sums.
