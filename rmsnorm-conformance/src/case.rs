@@ -262,14 +262,6 @@ impl Case {
         let row = self.cols.max(1) as u128 + pad as u128;
         row.saturating_mul(rows).saturating_mul(self.parts as u128).saturating_add(offset as u128)
     }
-
-    /// Whether the bits of dweight and dbias may differ from run to run.
-    pub fn gradients_may_vary(&self) -> bool {
-        match self.grad_reduction {
-            GradReduction::Partials => false,
-            GradReduction::Locks { .. } | GradReduction::Atomics => true,
-        }
-    }
 }
 
 impl fmt::Display for Trial {

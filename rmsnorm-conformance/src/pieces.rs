@@ -1,7 +1,12 @@
 //! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic, error
-//! bound, gradient and planted bugs. A new piece is a file here and a line in `pieces!`.
+//! bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
 
 pub(crate) mod math;
+pub(crate) mod next_norm;
+pub(crate) mod parts;
+pub(crate) mod quantize;
+pub(crate) mod residual;
+pub(crate) mod residual_after;
 
 use rmsnorm_spec::{Piece, Slot};
 
@@ -38,27 +43,16 @@ impl PieceMath for NoBackend {
     }
 }
 
-/// Declares the file of each piece.
-macro_rules! pieces {
-    ($($piece:ident in $file:ident;)*) => {
-        $(pub(crate) mod $file;)*
-
-        const fn math(piece: Piece) -> Math {
-            match piece {
-                $(Piece::$piece => of::<$file::$piece>(),)*
-                // No backend has a gate yet, and no case draws one.
-                Piece::GateBefore | Piece::GateAfter => of::<NoBackend>(),
-            }
-        }
-    };
-}
-
-pieces! {
-    Parts in parts;
-    Residual in residual;
-    ResidualAfter in residual_after;
-    NextNorm in next_norm;
-    Quantize in quantize;
+const fn math(piece: Piece) -> Math {
+    match piece {
+        Piece::Parts => of::<parts::Parts>(),
+        Piece::Residual => of::<residual::Residual>(),
+        Piece::ResidualAfter => of::<residual_after::ResidualAfter>(),
+        Piece::NextNorm => of::<next_norm::NextNorm>(),
+        Piece::Quantize => of::<quantize::Quantize>(),
+        // No backend has a gate yet, and no case draws one.
+        Piece::GateBefore | Piece::GateAfter => of::<NoBackend>(),
+    }
 }
 
 /// The cases of the pieces, the last piece first, and of gradients as sums.

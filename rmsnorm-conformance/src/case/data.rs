@@ -62,16 +62,10 @@ impl Inputs {
     pub fn with_rows(&self, rows: &[usize], case: &Case) -> Inputs {
         let of_parts: Vec<usize> =
             (0..case.parts).flat_map(|part| rows.iter().map(move |row| part * case.rows + row)).collect();
-        let picked = |tensor: Tensor, values: &[f64]| match tensor.shape() {
-            TensorShape::Matrix if tensor == Tensor::X => Some(pick_rows(values, &of_parts, case.cols)),
-            TensorShape::Matrix => Some(pick_rows(values, rows, case.cols)),
-            TensorShape::Rows => Some(pick_rows(values, rows, 1)),
-            TensorShape::Cols
-            | TensorShape::Workspace
-            | TensorShape::One
-            | TensorShape::Transposed
-            | TensorShape::Scales
-            | TensorShape::ScalesColumnwise => None,
+        let picked = |tensor: Tensor, values: &[f64]| {
+            let width = if tensor.is_matrix() { case.cols } else { 1 };
+            let has_rows = tensor.is_matrix() || tensor.shape() == TensorShape::Rows;
+            has_rows.then(|| pick_rows(values, if tensor == Tensor::X { &of_parts } else { rows }, width))
         };
         let sum = self.sum.as_ref().map(|sum| pick_rows(sum, rows, case.cols));
         Inputs { sum, ..self.clone().map(picked) }
@@ -237,7 +231,7 @@ impl Painter<'_> {
             Family::NearEps => z * f64::from(case.eps).sqrt(),
             Family::Large => z * if dtype == DType::F16 { 1.5e3 } else { 3e6 },
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
-            Family::ShiftedHi => z + by_dtype(dtype, 3000.0, 500.0, 64.0),
+            Family::ShiftedHi => z + [3000.0, 500.0, 64.0][dtype as usize],
             Family::PosDy => z.abs() + 0.25,
             Family::Loguni => z * (16.0 * uniform(self.bits(Tensor::Workspace, i)) - 8.0).exp2(),
             Family::Outlier => {
@@ -367,14 +361,6 @@ fn hard_weight(bits: u64, dtype: DType) -> f64 {
         _ => value,
     };
     if bits >> 50 & 1 == 1 { -beside } else { beside }
-}
-
-fn by_dtype(dtype: DType, f32: f64, f16: f64, bf16: f64) -> f64 {
-    match dtype {
-        DType::F32 => f32,
-        DType::F16 => f16,
-        DType::Bf16 => bf16,
-    }
 }
 
 #[cfg(test)]

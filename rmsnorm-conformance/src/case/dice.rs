@@ -59,6 +59,11 @@ pub(crate) fn each<A: Copy, B>(
     outer.into_iter().flat_map(move |outer| inner.clone().into_iter().map(move |inner| (outer, inner)))
 }
 
+/// Dense and aligned tensors alternate with misaligned tensors that have strides.
+pub(crate) fn alternate(i: usize) -> Layout {
+    if i.is_multiple_of(2) { Layout::DENSE } else { Layout::Mixed(i as u32) }
+}
+
 /// Kinds with each norm.
 pub(crate) fn with_norms(kinds: &[Kind]) -> impl Iterator<Item = (Kind, Norm)> {
     each(kinds.iter().copied(), Norm::ALL)

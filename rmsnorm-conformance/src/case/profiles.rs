@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
 use crate::case::dice::{
-    COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, each, is_meaningful, with_norms,
+    COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, alternate, each, is_meaningful, with_norms,
 };
 use crate::case::presence::{self, ALL_PRESENT, COUNTED, OPTIONAL};
 use crate::case::{Case, Family, Kind, Layout, Trial, dice};
@@ -164,15 +164,10 @@ fn every_presence(first: DType) -> Vec<Case> {
     let mut dice = Dice { state: 4 + first as u64 };
     let varied = |(i, case): (usize, Case)| {
         let dtype = DType::ALL[(first as usize + i) % 3];
-        let cols = dice.pick(&[37, 40, 44, 131]);
-        Case {
-            cols,
-            dtypes: DTypes::uniform(dtype),
-            weight_offset: dice.pick(&WEIGHT_OFFSETS),
-            cast_order: dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]),
-            layout: dice.layout(cols),
-            ..case
-        }
+        let (cols, weight_offset) = (dice.pick(&[37, 40, 44, 131]), dice.pick(&WEIGHT_OFFSETS));
+        let cast_order = dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]);
+        let (dtypes, layout) = (DTypes::uniform(dtype), dice.layout(cols));
+        Case { cols, dtypes, weight_offset, cast_order, layout, ..case }
     };
     cases.into_iter().enumerate().map(varied).collect()
 }
@@ -206,9 +201,8 @@ fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
             let (dtype, seed) = (DType::ALL[(i + rows) % 3], (i + cols) as u32);
             let plain = Case { seed, ..Case::plain(kind, norm, dtype, rows, cols) };
             let layout = Layout::Grouped { rows: group, seed };
-            let present = OPTIONAL;
             let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, i % 4 < 2);
-            cases.push(Case { present, dtypes, layout, weight_offset: 0.3, ..plain });
+            cases.push(Case { present: OPTIONAL, dtypes, layout, weight_offset: 0.3, ..plain });
             let layout = Layout::Grouped { rows: group, seed: seed + 1 };
             let gradients = Case { present: GRADIENTS, layout, ..plain };
             cases.push(gradients);
@@ -242,14 +236,11 @@ fn second_steps() -> Vec<Case> {
         let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
         let plain = Case::plain(Kind::BACKWARD, norm, DType::Bf16, rows, cols);
         cases.push(Case { present, family: Family::Mixed, ..plain });
-        for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-            let plain = Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147);
-            cases.push(Case { present, weight_offset: -0.5, ..plain });
-        }
-        for kind in [Kind::FORWARD, Kind::BACKWARD] {
-            let layout = Layout::Uniform { pad: 1, offset: 1 };
-            cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
-        }
+        let long = Case { weight_offset: -0.5, ..Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147) };
+        cases.extend([SUM_NOT_KEPT, ALL_PRESENT].map(|present| Case { present, ..long }));
+        let many = |kind| Case::plain(kind, norm, DType::Bf16, 1_500_007, 3);
+        let (present, layout) = (GRADIENTS, Layout::Uniform { pad: 1, offset: 1 });
+        cases.extend([Kind::FORWARD, Kind::BACKWARD].map(|kind| Case { present, layout, ..many(kind) }));
     }
     cases
 }
@@ -262,22 +253,18 @@ fn long_rows() -> Vec<Case> {
     for dtype in DType::ALL {
         let with = |kind, norm, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
         for norm in Norm::ALL {
-            for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
-                let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
-                cases.push(Case { present, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
+            for (weight_offset, cols) in [(WEIGHT_OFFSETS[2], 32_768), (WEIGHT_OFFSETS[3], 65_536)] {
+                cases.push(Case { present: GRADIENTS, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
             }
             cases.push(Case { family: Family::Mixed, ..with(Kind::BACKWARD, norm, 40, 65_539) });
             let layout = Layout::Mixed(7);
             cases.push(Case { layout, ..with(Kind::BACKWARD, norm, 3, 262_147) });
-            let present = OPTIONAL;
-            cases.push(Case { layout, present, ..with(Kind::BACKWARD, norm, 3, 262_149) });
+            cases.push(Case { layout, present: OPTIONAL, ..with(Kind::BACKWARD, norm, 3, 262_149) });
         }
         for family in [Family::Shifted, Family::Const] {
-            for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-                let plain = with(Kind::FORWARD, Norm::Layer, 2, 262_147);
-                cases.push(Case { family, present, ..plain });
-            }
-            cases.push(Case { family, ..with(Kind::BACKWARD, Norm::Layer, 2, 262_147) });
+            let long = |kind| Case { family, ..with(kind, Norm::Layer, 2, 262_147) };
+            cases.extend([SUM_NOT_KEPT, ALL_PRESENT].map(|present| Case { present, ..long(Kind::FORWARD) }));
+            cases.push(long(Kind::BACKWARD));
         }
     }
     cases.retain(is_meaningful);
@@ -289,14 +276,14 @@ fn long_rows() -> Vec<Case> {
 fn many_partial_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
-        for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
-            let plain = Case::plain(Kind::BACKWARD, norm, DType::ALL[(i + j) % 3], rows, cols);
-            let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
-            cases.push(Case { present: ALL_PRESENT, family, ..plain });
+        let mut push = |dtype, family, (rows, cols)| {
+            cases.push(Case { present: ALL_PRESENT, family, ..Case::plain(Kind::BACKWARD, norm, dtype, rows, cols) });
+        };
+        for (j, size) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
+            push(DType::ALL[(i + j) % 3], [Family::Randn, Family::PosDy][(i + j) % 2], size);
         }
         // Sums beyond twice the largest f16.
-        let plain = Case::plain(Kind::BACKWARD, norm, DType::F16, 400_003, 1);
-        cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
+        push(DType::F16, Family::PosDy, (400_003, 1));
     }
     cases
 }
@@ -369,11 +356,8 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
     let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
     let mut cases = Vec::new();
-    for &family in Family::OF_FLOATS {
-        for dtype in DType::ALL {
-            cases.push(Case { family, ..with(dtype, 31, 65) });
-        }
-    }
+    let families = Family::OF_FLOATS.iter().copied();
+    cases.extend(each(families, DType::ALL).map(|(family, dtype)| Case { family, ..with(dtype, 31, 65) }));
     for offset in 0..8 {
         cases.push(Case { layout: Layout::Uniform { pad: 0, offset }, ..middle(offset) });
         cases.push(Case { layout: Layout::Mixed(offset as u32), ..middle(offset + 1) });
@@ -385,10 +369,8 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
         cases.push(Case { eps, ..middle(i) });
         cases.push(Case { eps, family: Family::NearEps, ..middle(i + 1) });
     }
-    for dtype in [DType::F16, DType::Bf16] {
-        for (wide_weight, wide_residual) in [(false, true), (true, false), (true, true)] {
-            cases.push(Case { dtypes: DTypes::uniform(dtype).widened(wide_weight, wide_residual), ..middle(0) });
-        }
+    for (dtype, (weight, residual)) in each([DType::F16, DType::Bf16], [(false, true), (true, false), (true, true)]) {
+        cases.push(Case { dtypes: DTypes::uniform(dtype).widened(weight, residual), ..middle(0) });
     }
     cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
     cases.extend((0..3).map(|i| Case { present: TensorSet::NONE, ..middle(i) }));
@@ -420,12 +402,8 @@ fn beyond_caches() -> Vec<Case> {
         // halves.
         let has_all = (i + i / 2) % 2 == 1;
         let dtypes = DTypes::uniform(DType::ALL[i / 2 % 3]).widened(false, has_all);
-        Case {
-            present: if has_all { ALL_PRESENT } else { GRADIENTS },
-            dtypes,
-            layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
-            ..Case::plain(kind, norm, dtypes.activation, 1025, 4099)
-        }
+        let present = if has_all { ALL_PRESENT } else { GRADIENTS };
+        Case { present, dtypes, layout: alternate(i), ..Case::plain(kind, norm, dtypes.activation, 1025, 4099) }
     };
     with_norms(&Kind::BEFORE).enumerate().map(case).collect()
 }
@@ -441,11 +419,8 @@ fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
 fn trials(trial: Trial, kinds: &[Kind], shapes: &[(usize, usize)]) -> impl Iterator<Item = Case> {
     let norms_and_dtypes = each(Norm::ALL, DType::ALL).collect::<Vec<_>>();
     let all = each(each(shapes.iter().copied(), norms_and_dtypes), kinds.to_vec());
-    all.map(move |(((rows, cols), (norm, dtype)), kind)| Case {
-        trial,
-        present: ALL_PRESENT,
-        ..Case::plain(kind, norm, dtype, rows, cols)
-    })
+    let plain = |(((rows, cols), (norm, dtype)), kind)| Case::plain(kind, norm, dtype, rows, cols);
+    all.map(move |of_call| Case { trial, present: ALL_PRESENT, ..plain(of_call) })
 }
 
 fn metamorphic(shapes: &[(usize, usize)]) -> impl Iterator<Item = Case> {
@@ -458,10 +433,10 @@ fn stress() -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes = [(65_536, 5), (65_537, 3), (131_073, 1), (5, 65_537), (40, 17_389), (3, 262_144), (1 << 20, 2)];
     for (i, (kind, norm)) in with_norms(&Kind::BEFORE).enumerate() {
-        for (j, (rows, cols)) in shapes.into_iter().enumerate() {
+        cases.extend(shapes.into_iter().enumerate().map(|(j, (rows, cols))| {
             let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
-            cases.push(Case { present: GRADIENTS, family: [Family::PosDy, Family::Randn][j % 2], ..plain });
-        }
+            Case { present: GRADIENTS, family: [Family::PosDy, Family::Randn][j % 2], ..plain }
+        }));
     }
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
     cases.extend(far_apart());
@@ -498,7 +473,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
     for (kind, norm) in with_norms(&Kind::BEFORE).filter(|(kind, _)| *kind != Kind::END_TO_END) {
         for (i, dtype) in DType::ALL.into_iter().enumerate() {
             for (j, shape) in shapes(dtype).into_iter().enumerate() {
-                let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+                let layout = alternate(i + j);
                 let of_size = |(rows, cols)| Case { layout, ..Case::plain(kind, norm, dtype, rows, cols) };
                 cases.extend(around(shape).map(|size| Case { present: GRADIENTS, ..of_size(size) }));
             }
@@ -512,27 +487,20 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
 /// misaligned with strides.
 pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
-    let around = |sizes: &[usize]| -> Vec<usize> {
-        let mut sizes: Vec<usize> = sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        sizes
-    };
+    let around =
+        |sizes: &[usize]| -> BTreeSet<usize> { sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect() };
     // Also a length that ends in half a vector of 16-bit elements.
     let halves = cols.iter().map(|&cols| cols + 4);
     let of_cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
     let of_rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
     let sizes: Vec<(usize, usize)> = of_cols.chain(of_rows).collect();
     for (kind, norm) in with_norms(&Kind::BEFORE) {
-        for (i, &(rows, cols)) in sizes.iter().enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-                // Every second case has no offset; each other offset is combined with every layout
-                // and dtype.
-                let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
-                let plain = Case::plain(kind, norm, dtype, rows, cols);
-                cases.push(Case { present: GRADIENTS, layout, weight_offset, ..plain });
-            }
+        for ((i, &(rows, cols)), (j, dtype)) in each(sizes.iter().enumerate(), DType::ALL.into_iter().enumerate()) {
+            // Every second case has no offset; each other offset is combined with every layout and
+            // dtype.
+            let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
+            let plain = Case { weight_offset, ..Case::plain(kind, norm, dtype, rows, cols) };
+            cases.push(Case { present: GRADIENTS, layout: alternate(i + j), ..plain });
         }
     }
     cases.extend(of_pieces(&sizes));

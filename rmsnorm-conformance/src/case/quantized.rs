@@ -11,28 +11,22 @@ use crate::names::{name_of, named};
 /// The default quantization of a case.
 pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
 
-/// All kinds of scales, with their names in ids.
-const NAMED: [(ScaleKind, &str); 9] = [
-    (ScaleKind::Given, "given"),
-    (ScaleKind::Current, "current"),
-    (ScaleKind::Row, "row"),
-    (ScaleKind::Block { cols: 128, is_power_of_two: false }, "block128"),
-    (ScaleKind::Block { cols: 128, is_power_of_two: true }, "block128_pow2"),
-    (ScaleKind::Block { cols: 64, is_power_of_two: false }, "block64"),
-    (ScaleKind::Block { cols: 64, is_power_of_two: true }, "block64_pow2"),
-    (ScaleKind::Mx { rounding: ScaleRounding::Up }, "mx_up"),
-    (ScaleKind::Mx { rounding: ScaleRounding::Floor }, "mx_floor"),
+/// All kinds of scales.
+pub(crate) const SCALES: [ScaleKind; 9] = [
+    ScaleKind::Given,
+    ScaleKind::Current,
+    ScaleKind::Row,
+    ScaleKind::Block { cols: 128, is_power_of_two: false },
+    ScaleKind::Block { cols: 128, is_power_of_two: true },
+    ScaleKind::Block { cols: 64, is_power_of_two: false },
+    ScaleKind::Block { cols: 64, is_power_of_two: true },
+    ScaleKind::Mx { rounding: ScaleRounding::Up },
+    ScaleKind::Mx { rounding: ScaleRounding::Floor },
 ];
 
-/// All kinds of scales.
-pub(crate) const SCALES: [ScaleKind; NAMED.len()] = {
-    let (mut scales, mut i) = ([ScaleKind::Given; NAMED.len()], 0);
-    while i < NAMED.len() {
-        scales[i] = NAMED[i].0;
-        i += 1;
-    }
-    scales
-};
+/// Their names in ids.
+const NAMES: [&str; SCALES.len()] =
+    ["given", "current", "row", "block128", "block128_pow2", "block64", "block64_pow2", "mx_up", "mx_floor"];
 
 const SOURCES: [(QuantSource, &str); 2] = [(QuantSource::F32, "f32"), (QuantSource::Rounded, "rounded")];
 
@@ -43,7 +37,8 @@ pub(crate) struct Id(pub QuantSpec);
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let quant = self.0;
-        let (scale, source) = (name_of(&NAMED, quant.scale), name_of(&SOURCES, quant.source));
+        let scale = SCALES.iter().position(|scale| *scale == quant.scale).map_or("?", |place| NAMES[place]);
+        let source = name_of(&SOURCES, quant.source);
         let (layout, floor, ceiling) = (layout_name(quant.layout), quant.amax_floor, quant.amax_ceiling);
         write!(f, "{},{scale},{source},{layout},floor{floor:e},ceiling{ceiling:e}", quant.codes)?;
         if quant.columnwise_layout != ScaleLayout::RowMajor {
@@ -78,7 +73,9 @@ fn parse_layout(field: &str) -> Option<ScaleLayout> {
 pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
     let mut fields = field.split(',');
     let codes = CodeType::from_name(fields.next()?)?;
-    let (scale, source) = (named(&NAMED, fields.next()?)?, named(&SOURCES, fields.next()?)?);
+    let name = fields.next()?;
+    let scale = SCALES[NAMES.iter().position(|known| *known == name)?];
+    let source = named(&SOURCES, fields.next()?)?;
     let layout = parse_layout(fields.next()?)?;
     let floor = fields.next()?.strip_prefix("floor")?.parse().ok()?;
     let ceiling = fields.next()?.strip_prefix("ceiling")?.parse().ok()?;

@@ -76,7 +76,7 @@ fn run_and_judge(
         let inputs = inputs.with(Tensor::Rstd, Some(exact.rstd));
         judged.add_backward(case, &inputs, Statistics::Computed(&bounds), outputs, model);
     }
-    Ok(())
+    judged.has_all(&steps)
 }
 
 /// If additions may round to either neighbour, the reference starts from the sum that the backend
@@ -197,6 +197,15 @@ impl Judged<'_> {
         }
     }
 
+    /// Checks that every output was judged.
+    fn has_all(&self, steps: &[Step]) -> Result<(), Status> {
+        let is_judged = |tensor: Tensor| self.reports.iter().any(|report| report.output == tensor.name());
+        let mut stored = steps.iter().flat_map(|step| &step.outputs.tensors);
+        let Some((tensor, _)) = stored.find(|(tensor, _)| !is_judged(*tensor)) else { return Ok(()) };
+        let detail = "the suite has no bound for this output".into();
+        Err(Status::Fail(Finding { check: Check::Bounds, output: tensor.name(), detail }))
+    }
+
     /// Judges a tensor, if the call stored it.
     fn add(&mut self, tensor: Tensor, stored: &Outputs, judge: impl FnOnce(&Bits) -> Verdict) {
         let Some(got) = stored.get(tensor) else { return };
@@ -263,6 +272,18 @@ mod tests {
         assert_eq!(status(judged_as([1.0, 1.0], [0.0, 0.0])), Status::Pass);
         let failed = status(judged_as([1.0, 2.0], [f64::INFINITY, 0.0]));
         assert!(matches!(failed, Status::Fail(_)), "a failure weighs more");
+    }
+
+    /// A tensor that no truth judges fails a case.
+    #[test]
+    fn all_that_a_call_writes_is_judged() {
+        let (scenario, device) =
+            (Scenario::new(&Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 4)), SimulatedBackend::new(None));
+        let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
+        let steps = scenario.steps(context, Poison::Nan).expect("a correct call");
+        let mut reports = Vec::new();
+        let status = judged(&mut reports).has_all(&steps).expect_err("nothing is judged");
+        assert!(matches!(&status, Status::Fail(finding) if finding.output == "y"), "{status:?}");
     }
 
     /// Once by the statistics that the backend computed, once by the exact ones.

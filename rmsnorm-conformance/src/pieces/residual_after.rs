@@ -2,19 +2,11 @@
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, ResidualPlacement, Tensor, TensorSet};
 
-use super::math::PieceMath;
-use crate::Arithmetic;
-use crate::case::dice::{Dice, Lists, drawn, each, is_meaningful, with_norms};
-use crate::case::presence::{self, ALL_PRESENT, NEXT, OPTIONAL};
-use crate::case::{Case, Family, Kind, Layout, Trial};
-use crate::judge::Expected;
-use crate::run::bad_call::{Misuse, Refusal};
-use crate::run::memory::round;
-use crate::selftest::planted::{Bug, BugList, bugs};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::norm::NormKernel;
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::Tensors;
+use super::math::{
+    ALL_PRESENT, Arithmetic, Bug, BugList, Call, Case, Dice, Expected, Family, ForwardRow, Kind, Layout, Lists, Misuse,
+    NEXT, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
+    presence, round, with_norms,
+};
 use crate::testing::splitmix;
 
 bugs! {
@@ -34,7 +26,8 @@ pub(crate) struct ResidualAfter;
 
 impl PieceMath for ResidualAfter {
     const BUGS: &'static [Bug] = SumBug::BUGS;
-    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw), breakpoints, calls: CALLS };
+    const LISTS: Lists =
+        Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw), breakpoints, calls: CALLS };
     const MISUSE: &'static [Misuse] = &[
         ("no_residual", Refusal::Missing("residual"), |call| call.lose(Tensor::Residual)),
         ("no_residual_out", Refusal::Missing("residual_out"), |call| call.lose(Tensor::ResidualOut)),
@@ -107,9 +100,13 @@ const ALONE: TensorSet = ALL_PRESENT;
 const PAIRED: TensorSet = OPTIONAL.union(NEXT).with(Tensor::Y);
 
 /// The tensors of Gemma's layers in training.
-const USUAL: TensorSet = NEXT
-    .without(Tensor::NextBias)
-    .union(TensorSet::of(&[Tensor::Weight, Tensor::Rstd, Tensor::Mean, Tensor::Y, Tensor::Dweight]));
+const USUAL: TensorSet = NEXT.without(Tensor::NextBias).union(TensorSet::of(&[
+    Tensor::Weight,
+    Tensor::Rstd,
+    Tensor::Mean,
+    Tensor::Y,
+    Tensor::Dweight,
+]));
 
 /// The kinds that are a single call, with all optional tensors.
 const CALLS: &[(Kind, TensorSet)] = &[(Kind::FORWARD_AFTER, PAIRED), (Kind::FORWARD_AFTER_IN_PLACE, PAIRED)];
@@ -223,7 +220,7 @@ fn presences() -> Vec<Case> {
         dtypes: DTypes::uniform(DType::ALL[i % 3]),
         weight_offset: [0.0, 1.0, -0.5, 0.3][i / 2 % 4],
         cast_order: if i % 5 < 3 { CastOrder::AtStore } else { CastOrder::BeforeWeight },
-        layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+        layout: alternate(i),
         ..case
     };
     cases.into_iter().enumerate().map(varied).collect()
@@ -233,27 +230,25 @@ fn presences() -> Vec<Case> {
 /// represent.
 fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
-        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            let (rows, cols) = shapes[(i + j) % shapes.len()];
-            let layout = Layout::Mixed((i * 9 + j) as u32);
-            let plain = Case { dtypes, layout, ..Case::plain(kind, norm, dtypes.activation, rows, cols) };
-            let cast_order = if (i + j) % 3 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
-            cases.extend([PAIRED, ALONE].map(|present| Case { present, weight_offset: 0.3, cast_order, ..plain }));
-        }
+    let kinds = with_norms(&KINDS).enumerate();
+    for ((i, (kind, norm)), (j, dtypes)) in each(kinds, DTypes::ALL.into_iter().enumerate()) {
+        let (rows, cols) = shapes[(i + j) % shapes.len()];
+        let layout = Layout::Mixed((i * 9 + j) as u32);
+        let plain = Case { dtypes, layout, ..Case::plain(kind, norm, dtypes.activation, rows, cols) };
+        let cast_order = if (i + j) % 3 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
+        cases.extend([PAIRED, ALONE].map(|present| Case { present, weight_offset: 0.3, cast_order, ..plain }));
     }
     cases
 }
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, &(rows, cols)) in shapes.iter().enumerate() {
-        for (j, ((kind, all), norm)) in each(CALLS.iter().copied(), Norm::ALL).enumerate() {
-            let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
-            let present = if (i + j) % 3 == 0 { ALONE } else { all };
-            let layout = Layout::Mixed(rows as u32 % 16);
-            cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
-        }
+    let calls: Vec<_> = each(CALLS.iter().copied(), Norm::ALL).enumerate().collect();
+    for ((i, &(rows, cols)), (j, ((kind, all), norm))) in each(shapes.iter().enumerate(), calls) {
+        let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
+        let present = if (i + j) % 3 == 0 { ALONE } else { all };
+        let layout = Layout::Mixed(rows as u32 % 16);
+        cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
     }
     cases
 }
@@ -263,17 +258,15 @@ fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
 fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
     let presents = [USUAL, ALONE, PAIRED, USUAL.without(Tensor::Y)];
     let mut cases = Vec::new();
-    for (i, &(rows, cols)) in sizes.iter().enumerate() {
-        for (j, dtype) in DType::ALL.into_iter().enumerate() {
-            let drawn = splitmix((3 * i + j) as u64);
-            let bit = |place: u32| drawn >> place & 1 == 1;
-            let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
-            let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-            let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
-            let present = presents[(drawn >> 4) as usize % presents.len()];
-            let plain = Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols);
-            cases.push(Case { layout, dtypes, present, ..plain });
-        }
+    for ((i, &(rows, cols)), (j, dtype)) in each(sizes.iter().enumerate(), DType::ALL.into_iter().enumerate()) {
+        let drawn = splitmix((3 * i + j) as u64);
+        let bit = |place: u32| drawn >> place & 1 == 1;
+        let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
+        let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+        let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
+        let present = presents[(drawn >> 4) as usize % presents.len()];
+        let plain = Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols);
+        cases.push(Case { layout, dtypes, present, ..plain });
     }
     cases.into_iter().map(Case::normalized).collect()
 }

@@ -13,7 +13,7 @@ use super::{Divided, Group, RanksSummary, judged, rank_call, same_on_ranks};
 use crate::Arithmetic;
 use crate::case::Family;
 use crate::case::data::{self, Inputs};
-use crate::case::dice::{Dice, is_meaningful};
+use crate::case::dice::{Dice, each, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout};
 use crate::finding::Status;
@@ -100,34 +100,25 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     let mut cases = Vec::new();
     let kinds = [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD];
     let rounds = if is_whole { 4 } else { 1 };
-    for norm in Norm::ALL {
-        for (i, kind) in kinds.into_iter().enumerate() {
-            for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
-                let drawn = |dice: &mut Dice, split| {
-                    let case = Case { kind, norm, family, ..dice.case(1 << 12) };
-                    of_columns(case, ranks, split)
-                };
-                for round in 0..rounds {
-                    let split = Split::ALL[(i + j + round) % 3];
-                    cases.extend((0..64).find_map(|_| drawn(&mut dice, split)));
-                }
-            }
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                // One column per rank (the minimum); the columns of a few heads; no rows; and more
-                // rows.
-                for (rows, cols) in [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)] {
-                    let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
-                    cases.extend(of_columns(case, ranks, Split::ALL[j]));
-                }
-            }
+    for (norm, (i, kind)) in each(Norm::ALL, kinds.into_iter().enumerate()) {
+        for ((j, &family), round) in each(Family::OF_FLOATS.iter().enumerate(), 0..rounds) {
+            let mut drawn = || {
+                let case = Case { kind, norm, family, ..dice.case(1 << 12) };
+                of_columns(case, ranks, Split::ALL[(i + j + round) % 3])
+            };
+            cases.extend((0..64).find_map(|_| drawn()));
+        }
+        // One column per rank (the minimum); the columns of a few heads; no rows; and more rows.
+        let sizes = [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)];
+        for ((j, dtype), (rows, cols)) in each(DType::ALL.into_iter().enumerate(), sizes) {
+            let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+            cases.extend(of_columns(case, ranks, Split::ALL[j]));
         }
     }
-    for kind in [Kind::FORWARD, Kind::FORWARD_IN_PLACE] {
-        for cols in [32, 48, 256] {
-            let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
-            let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
-            cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
-        }
+    for (kind, cols) in each([Kind::FORWARD, Kind::FORWARD_IN_PLACE], [32, 48, 256]) {
+        let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
+        let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
+        cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
     }
     cases
 }

@@ -9,6 +9,7 @@ use rmsnorm_spec::{DType, Norm, OutputRows, Tensor};
 
 use super::{Divided, Group, RanksCase, RanksSummary, judged, of_part, rank_call, same_on_ranks};
 use crate::case::data::Inputs;
+use crate::case::dice::each;
 use crate::case::{Case, Layout};
 use crate::finding::{Check, Finding, Status};
 use crate::pieces::parts;
@@ -49,16 +50,14 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
         RowsCase { reduced, y_rows }
     };
     let mut cases: Vec<RowsCase> = super::cases(ranks, is_whole).into_iter().enumerate().map(in_turn).collect();
-    for (i, norm) in Norm::ALL.into_iter().enumerate() {
-        for (j, rows) in [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks].into_iter().enumerate() {
-            for (k, y_rows) in [OutputRows::All, OutputRows::Own].into_iter().enumerate() {
-                for in_place in [false, true] {
-                    let dtype = DType::ALL[(i + j + k) % 3];
-                    let case = Case { parts: ranks, ..parts::usual(norm, dtype, (rows, 67)).normalized() };
-                    cases.push(RowsCase { reduced: RanksCase { case, in_place }, y_rows });
-                }
-            }
-        }
+    let rows = [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks];
+    let (norms, rows) = (Norm::ALL.into_iter().enumerate(), rows.into_iter().enumerate());
+    let y_rows = [OutputRows::All, OutputRows::Own].into_iter().enumerate();
+    let forms: Vec<_> = each(y_rows, [false, true]).collect();
+    for (((i, norm), (j, rows)), ((k, y_rows), in_place)) in each(each(norms, rows), forms) {
+        let dtype = DType::ALL[(i + j + k) % 3];
+        let case = Case { parts: ranks, ..parts::plain(norm, 2, dtype, (rows, 67)).normalized() };
+        cases.push(RowsCase { reduced: RanksCase { case, in_place }, y_rows });
     }
     cases
 }
