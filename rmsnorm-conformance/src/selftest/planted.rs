@@ -10,9 +10,9 @@
 
 use std::fmt;
 
-use rmsnorm_spec::{Norm, Tensor, TensorShape};
+use rmsnorm_spec::{Direction, Norm, Tensor, TensorSet, TensorShape};
 
-use crate::case::Kind;
+use crate::case::{Kind, presence};
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +146,8 @@ impl StrideBug {
     pub(crate) fn of_tensors() -> impl Iterator<Item = Bug> {
         let is_float = |tensor: &Tensor| tensor.shape() == TensorShape::Matrix && *tensor != Tensor::Codes;
         let of_tensor = |tensor| StrideBug::BUGS.iter().map(move |bug| Bug { tensor: Some(tensor), ..*bug });
-        Tensor::ALL.into_iter().filter(is_float).flat_map(of_tensor)
+        let tensors = Direction::ALL.map(presence::ungated).into_iter().fold(TensorSet::NONE, TensorSet::union);
+        tensors.iter().filter(is_float).flat_map(of_tensor)
     }
 }
 
