@@ -309,8 +309,9 @@ pub(crate) fn backward_call(
     }
     if present.has(Tensor::Workspace) {
         let problem = backward_problem(case, held.is_some());
-        // A case may have it without naming it.
-        let tensors = problem.tensors.set(Tensor::DresidualOut, inputs.dresidual_out.is_some());
+        // The second norm of a forward call has these without the case's naming them.
+        let tensors = problem.tensors.set(Tensor::Weight, inputs.weight.is_some());
+        let tensors = tensors.set(Tensor::DresidualOut, inputs.dresidual_out.is_some());
         builder.workspace = workspace_elements(&Problem { tensors, ..problem });
         builder.push(Tensor::Workspace, Access::Scratch, &Fill::Poison(poison));
     }
