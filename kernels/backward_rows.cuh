@@ -1,11 +1,11 @@
 // Rows of backward: math.md, equations (7) to (12). A row stays on chip between its two uses.
 //
 // When: rows of which a ring fits shared memory. Longer ones: backward_streaming.cu.
-// Who: a block, or a cluster of blocks, has a chunk of rows, and GROUPS * UNROLL of them at a time. A
-// thread owns the same columns in every row: its weights and its sums of dweight and dbias stay in
-// registers for the whole chunk.
-// Where: rows are prefetched into a ring of STAGES slots in shared memory, so memory is read once. A
-// thread reads back only data that it copied itself, so the only barrier of a step is that of the
+// Who: a block, or a cluster of blocks, has a chunk of rows, and GROUPS * UNROLL of them at a time.
+// A thread owns the same columns in every row: its weights and its sums of dweight and dbias stay
+// in registers for the whole chunk.
+// Where: rows are prefetched into a ring of STAGES slots in shared memory, so memory is read once.
+// A thread reads back only data that it copied itself, so the only barrier of a step is that of the
 // sums.
 
 // One row in shared memory: x and dy, and the matrices of its pieces; an empty part takes no room.
@@ -159,8 +159,8 @@ struct Worker {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             if (!exists(step, u)) continue;
-            const float mean_wdy_xhat = totals[u * SUMS] * p.share;
-            const float mean_wdy = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.share : 0.0f;
+            const float mean_wdy_xhat = totals[u * SUMS] * p.inv_cols;
+            const float mean_wdy = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.inv_cols : 0.0f;
             const bool refills = REFILLS && exists(step + STAGES, u);
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {

@@ -11,8 +11,8 @@ struct Statistics {
         : mean(IS_LAYER ? p.mean[row] : 0.0f), rstd(p.rstd[row]) {}
 };
 
-// x_hat, and dy of the norm, without and with the weight, of the pack at a column; zeros past the end
-// of the row. STORES: also stores the gradients of what follows the norm.
+// x_hat, and dy of the norm, without and with the weight, of the pack at a column; zeros past the
+// end of the row. STORES: also stores the gradients of what follows the norm.
 template <bool STORES>
 __device__ inline void load_terms(
     const Params& p, unsigned long long row, unsigned long long col, Statistics statistics, const float (&weight)[PACK],

@@ -5,7 +5,7 @@ backward_with_statistics(const __grid_constant__ Params p, const __grid_constant
     wait_for_earlier_kernels();
     admit_next_kernel();
     write_columns(p, [&](unsigned long long row) {
-        const Found found(c, c.numbers + row * NUMBERS, p.rows * NUMBERS);
-        return Averages{__fmul_rn(found.sum_of(NUMBERS - 1), p.share), IS_LAYER ? __fmul_rn(found.sum_of(0), p.share) : 0.0f};
+        const RankNumbers found(c, c.numbers + row * NUMBERS, p.rows * NUMBERS);
+        return Averages{__fmul_rn(found.sum_of(NUMBERS - 1), p.inv_cols), IS_LAYER ? __fmul_rn(found.sum_of(0), p.inv_cols) : 0.0f};
     });
 }

@@ -18,11 +18,11 @@ static_assert(sizeof(Columns) == COLUMNS_BYTES, "kernels/columns.cuh and rmsnorm
 constexpr int NUMBERS = IS_BACKWARD ? (IS_LAYER ? 2 : 1) : (IS_LAYER ? 3 : 1);
 
 // The position of a thread in kernels whose groups (or clusters of blocks) take turns at the rows.
-struct Turn {
+struct Place {
     unsigned group, thread; // `thread` within the group
     unsigned long long first_row, rows_apart, first_col;
 
-    __device__ Turn() : group(threadIdx.x / THREADS_PER_ROW), thread(threadIdx.x % THREADS_PER_ROW) {
+    __device__ Place() : group(threadIdx.x / THREADS_PER_ROW), thread(threadIdx.x % THREADS_PER_ROW) {
         first_row = (unsigned long long)(blockIdx.x / CLUSTER) * GROUPS + group;
         rows_apart = (unsigned long long)(gridDim.x / CLUSTER) * GROUPS;
         first_col = (unsigned long long)(cluster_rank() * THREADS_PER_ROW + thread) * PACK;
@@ -37,12 +37,12 @@ struct Turn {
 __device__ inline float own_mean(float sum, float columns) { return __fdiv_rn(sum, columns); }
 
 // The numbers of all ranks for one row.
-struct Found {
+struct RankNumbers {
     const Columns& c;
     const float* first; // the numbers of rank 0
     unsigned long long stride; // to the numbers of the next rank
 
-    __device__ Found(const Columns& c, const float* first, unsigned long long stride) : c(c), first(first), stride(stride) {}
+    __device__ RankNumbers(const Columns& c, const float* first, unsigned long long stride) : c(c), first(first), stride(stride) {}
 
     __device__ float number(unsigned rank, int i) const { return first[rank * stride + i]; }
 
@@ -87,10 +87,10 @@ __device__ inline void find_numbers(const Params& p, Sums& sums, const Each& eac
 struct Statistics {
     float mean, rstd;
 
-    __device__ Statistics(const Params& p, const Found& found) : mean(0.0f) {
+    __device__ Statistics(const Params& p, const RankNumbers& found) : mean(0.0f) {
         float squares;
         if constexpr (IS_LAYER) {
-            mean = __fmul_rn(found.sum_of(0), p.share);
+            mean = __fmul_rn(found.sum_of(0), p.inv_cols);
             const auto apart = [&](unsigned rank) { return __fsub_rn(own_mean(found.number(rank, 0), found.c.columns[rank]), mean); };
             const float deviations = found.sum([&](unsigned rank) {
                 return __fadd_rn(found.number(rank, 1), __fmul_rn(found.c.columns[rank], apart(rank)));
@@ -100,9 +100,9 @@ struct Statistics {
                 const float between = __fmul_rn(found.c.columns[rank], __fmul_rn(apart(rank), apart(rank)));
                 return __fadd_rn(__fadd_rn(found.number(rank, 2), product), between);
             });
-            correct_mean(p.share, deviations, mean, squares);
+            correct_mean(p.inv_cols, deviations, mean, squares);
         } else squares = found.sum_of(0);
-        rstd = reciprocal_root(__fadd_rn(__fmul_rn(squares, p.share), p.eps));
+        rstd = reciprocal_root(__fadd_rn(__fmul_rn(squares, p.inv_cols), p.eps));
     }
 };
 #endif

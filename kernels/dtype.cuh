@@ -4,7 +4,6 @@
 template <class A, class B> constexpr bool IS_SAME = false;
 template <class A> constexpr bool IS_SAME<A, A> = true;
 
-template <bool VALUE> struct Bool { static constexpr bool value = VALUE; };
 
 using f32 = float;
 struct f16 { unsigned short bits; };

@@ -1,14 +1,15 @@
 // Forward: math.md, equations (1) to (6), (13) and (14), for rows that stay on chip.
 //
 // When: rows of one block. Longer ones: forward_cluster.cu, forward_long.cu, forward_streaming.cu.
-// Who: a group of THREADS_PER_ROW threads has UNROLL rows at a time, a thread the same columns in each.
+// Who: a group of THREADS_PER_ROW threads has UNROLL rows at a time, a thread the same columns in
+// each.
 // Where: a row is loaded for its statistics and loaded again, from the L1, to write y: `h` needs no
-// registers while the sums are exchanged. Hints tell the caches which load is the last. IS_HELD: the
-// row is loaded once and stays in `h`. A tile decides: most have it with a residual before the norm,
-// which doubles the second load, and in calls so small that all rows are in flight at once.
+// registers while the sums are exchanged. Hints tell the caches which load is the last. KEEPS_ROW:
+// the row is loaded once and stays in `h`. A tile decides: most have it with a residual before the
+// norm, which doubles the second load, and in calls so small that all rows are in flight at once.
 // What the norm is added to is loaded once, with the row, and waits in `waiting`.
 
-static_assert(IS_HELD || !Before::IS_READ_ONCE, "several parts are read once");
+static_assert(KEEPS_ROW || !Before::IS_READ_ONCE, "several parts are read once");
 static_assert(CLUSTER == 1, "forward_cluster.cu has rows of several blocks");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(const __grid_constant__ Params p) {
@@ -49,9 +50,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
             float mean[UNROLL] = {}, rstd[UNROLL];
             find_statistics<PACKS>(p, sums, [&](int u, int k) { return packs[u][k]; }, left, [] {}, mean, rstd);
 
-            // READS_LATE: each pack is loaded just before it is used. Otherwise all loads are issued
-            // at once.
-            if constexpr (N::IS_FIRST && !READS_LATE && !IS_HELD) {
+            // LOADS_AT_USE: each pack is loaded just before it is used. Otherwise all loads are
+            // issued at once.
+            if constexpr (N::IS_FIRST && !LOADS_AT_USE && !KEEPS_ROW) {
                 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u)
                     if (exists(u))
@@ -66,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
                 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     if (exists(u)) {
-                        if constexpr (N::IS_FIRST && IS_HELD) Before::store_h(at(u), k, packs[u][k]);
-                        else if constexpr (N::IS_FIRST && READS_LATE) packs[u][k] = load_last(at(u), k);
+                        if constexpr (N::IS_FIRST && KEEPS_ROW) Before::store_h(at(u), k, packs[u][k]);
+                        else if constexpr (N::IS_FIRST && LOADS_AT_USE) packs[u][k] = load_last(at(u), k);
                         float y[PACK];
                         unpack(packs[u][k], y);
                         normalize<N::SHIFTS>(y, mean[u], rstd[u], weight, bias);

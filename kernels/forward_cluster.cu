@@ -1,13 +1,13 @@
-// Forward for rows that fit the registers of a cluster: math.md, equations (1) to (6), (13) and (14).
+// Forward for rows that fit the registers of a cluster: math.md, equations (1) to (6), (13) and
+// (14).
 //
 // When: long rows, on devices with clusters, that a table of tiles of clusters has.
 // Who: a cluster has one row. Clusters start and end all the time, so the memory always has both
-// loads and stores. Where: the row is loaded once and stays in registers.
-// Latencies are overlapped. The cluster barrier, without a fence, comes after the row's loads are
-// issued. Blocks exchange their moments once per norm, with stores that an mbarrier in shared
-// memory counts. With READS_EARLY the weights are loaded together with the row. Late loads are
-// issued for BATCH packs together. What the norm is added to is loaded with the row, or late with
-// READS_LATE.
+// loads and stores. Where: the row is loaded once and stays in registers. Latencies are overlapped.
+// The cluster barrier, without a fence, comes after the row's loads are issued. Blocks exchange
+// their moments once per norm, with stores that an mbarrier in shared memory counts. With
+// PREFETCHES_WEIGHT the weights are loaded together with the row. Late loads are issued for BATCH
+// packs together. What the norm is added to is loaded with the row, or late with LOADS_AT_USE.
 
 static_assert(CLUSTER > 1 && GROUPS == 1 && UNROLL == 1, "a cluster has one row");
 
@@ -99,7 +99,7 @@ __device__ inline void find_moments(const Pack<E> (&h)[PACKS], unsigned long lon
 __device__ inline void find_statistics(const Params& p, const float (&sent)[MOMENTS][SENDERS], float& mean, float& rstd) {
     mean = 0.0f;
 #if IS_LAYER
-    mean = __fmul_rn(p.share, total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; }));
+    mean = __fmul_rn(p.inv_cols, total_of([&](int i) { return columns_of(p.cols, i) * sent[CENTER][i] + sent[DEVIATIONS][i]; }));
     // Move the sums to that mean, as if each warp had used it.
     const auto shift = [&](int i) { return sent[CENTER][i] - mean; };
     const float deviations = total_of([&](int i) { return sent[DEVIATIONS][i] + columns_of(p.cols, i) * shift(i); });
@@ -109,11 +109,11 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
         // A sum that overflowed stays infinite. A warp without columns adds nothing.
         return is_finite(own) && columns > 0.0f ? own + moved : own;
     });
-    correct_mean(p.share, deviations, mean, squares);
+    correct_mean(p.inv_cols, deviations, mean, squares);
 #else
     const float squares = total_of(sent[SQUARES]);
 #endif
-    rstd = reciprocal_root(squares * p.share + p.eps);
+    rstd = reciprocal_root(squares * p.inv_cols + p.eps);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_cluster(const __grid_constant__ Params p) {
@@ -137,10 +137,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
     Before::load_row<Hint::Keep>(at(), h);
     #pragma unroll
     for (int k = 0; k < PACKS; ++k)
-        if constexpr (READS_EARLY) weights[k] = load_parameter<Norm::SCALES>(Norm::weight(p) + first, k, left);
+        if constexpr (PREFETCHES_WEIGHT) weights[k] = load_parameter<Norm::SCALES>(Norm::weight(p) + first, k, left);
     #pragma unroll
     for (int k = 0; k < PACKS; ++k)
-        if constexpr (!READS_LATE) waiting[k] = After::load<Hint::Keep>(at(), k);
+        if constexpr (!LOADS_AT_USE) waiting[k] = After::load<Hint::Keep>(at(), k);
     Before::store_h_row(at(), h);
 
     // Normalizes `packs`; `put` gets the values of each.
@@ -155,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_clu
         const auto load_late = [&](int batch) {
             #pragma unroll
             for (int k = batch; k < batch + BATCH && k < PACKS; ++k) {
-                if constexpr (!READS_EARLY || !N::IS_FIRST) weights[k] = load_parameter<N::SCALES>(N::weight(p) + first, k, left);
+                if constexpr (!PREFETCHES_WEIGHT || !N::IS_FIRST) weights[k] = load_parameter<N::SCALES>(N::weight(p) + first, k, left);
                 biases[k - batch] = load_parameter<N::SHIFTS>(N::bias(p) + first, k, left);
-                if constexpr (READS_LATE && N::IS_FIRST) waiting[k] = After::load<Hint::Keep>(at(), k);
+                if constexpr (LOADS_AT_USE && N::IS_FIRST) waiting[k] = After::load<Hint::Keep>(at(), k);
             }
         };
         // Layer norm's first batch overlaps the exchange, and so does every next norm's.

@@ -55,7 +55,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     load(blockIdx.x, h);
     if (exists(blockIdx.x + gridDim.x)) load(blockIdx.x + gridDim.x, next);
     Pack<T> own = find(blockIdx.x, h), own_next = {};
-    const Parameters<IS_HELD> parameters(p, first, left);
+    const Parameters<PREFETCHES_WEIGHT> parameters(p, first, left);
     unsigned turn = 0;
     for (unsigned long long row = blockIdx.x; exists(row); row += gridDim.x) {
         if (exists(row + 2 * gridDim.x)) load(row + 2 * gridDim.x, after);
@@ -68,7 +68,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
         }
         // `found[turn]` is written again two rows later, after the barrier of the next row.
         __syncthreads();
-        const Statistics statistics(p, Found(c, found[turn][0], NUMBERS));
+        const Statistics statistics(p, RankNumbers(c, found[turn][0], NUMBERS));
         turn ^= 1;
 
         #pragma unroll
@@ -78,7 +78,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
             unpack_weight(parameters.weight(k), p.weight_offset, weight);
             unpack(parameters.bias(k), bias);
             normalize(y, statistics.mean, statistics.rstd, weight, bias);
-            if (Before::stores_h(p)) Before::store_h(at(row), k, h[k]);
+            Before::store_h(at(row), k, h[k]);
             After::put(at(row), k, y, After::load<Hint::EvictFirst>(at(row), k));
             h[k] = next[k];
             next[k] = after[k];

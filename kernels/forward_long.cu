@@ -3,10 +3,10 @@
 // When: rows that no cluster's registers hold and that fit shared memory.
 // Who: a block, or a cluster of blocks, has one row at a time.
 // Where: the block copies its row to shared memory. A thread reads back only data that it copied
-// itself, so only the sums need barriers. BATCH packs are read from there together.
-// Rows are not prefetched: while one block sums a row, other blocks of the same multiprocessor load
-// theirs. With READS_EARLY the weights are loaded with the row, and the bias during the exchange of
-// the last sum, when the path from the L2 is idle.
+// itself, so only the sums need barriers. BATCH packs are read from there together. Rows are not
+// prefetched: while one block sums a row, other blocks of the same multiprocessor load theirs. With
+// PREFETCHES_WEIGHT the weights are loaded with the row, and the bias during the exchange of the
+// last sum, when the path from the L2 is idle.
 
 // What a row has in shared memory. An empty part takes no room.
 struct Slot : Before::Slot, After::Slot {
@@ -38,15 +38,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_lon
         }
         if constexpr (!Before::IS_READ_ONCE) close_batch();
         Pack<W> weights[PACKS], biases[PACKS];
-        if constexpr (READS_EARLY) load_parameters<Norm::SCALES>(Norm::weight(p) + first, left, weights);
+        if constexpr (PREFETCHES_WEIGHT) load_parameters<Norm::SCALES>(Norm::weight(p) + first, left, weights);
         wait_copies<0>();
         slot.before().finish(at());
 
-        // Normalizes the packs of a part of the slot; `put` gets the values of each, and `then` runs
-        // before the statistics are stored.
+        // Normalizes the packs of a part of the slot; `put` gets the values of each, and `then`
+        // runs before the statistics are stored.
         const auto run = [&](auto norm, auto& part, const auto& put, const auto& then) {
             using N = decltype(norm);
-            constexpr bool IS_EARLY = READS_EARLY && N::IS_FIRST;
+            constexpr bool IS_EARLY = PREFETCHES_WEIGHT && N::IS_FIRST;
             float mean[1] = {0.0f}, rstd[1];
             const auto meanwhile = [&] {
                 if constexpr (IS_EARLY) load_parameters<N::SHIFTS>(N::bias(p) + first, left, biases);

@@ -2,23 +2,23 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 forward_with_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
-    const Turn turn;
-    const Visit start = {turn.first_col, p.cols};
+    const Place place;
+    const Visit start = {place.first_col, p.cols};
     wait_for_earlier_kernels();
     admit_next_kernel();
 
-    for (unsigned long long row = turn.first_row; row < p.rows; row += turn.rows_apart) {
+    for (unsigned long long row = place.first_row; row < p.rows; row += place.rows_apart) {
         // Loads overlap the computation of the statistics.
         Pack<H> h[BATCH];
         load_packs(p, row, start, h);
-        const Statistics statistics(p, Found(c, c.numbers + row * NUMBERS, p.rows * NUMBERS));
+        const Statistics statistics(p, RankNumbers(c, c.numbers + row * NUMBERS, p.rows * NUMBERS));
         for (Visit at = start; at.is_inside();) {
             at = use_packs(at, h, [&](const Visit& visit, const Pack<H>& pack) {
                 write_pack(p, row, visit, pack, statistics.mean, statistics.rstd);
             });
             load_packs(p, row, at, h);
         }
-        if (turn.is_writer()) {
+        if (place.is_writer()) {
             if (IS_LAYER && p.mean) p.mean[row] = statistics.mean;
             if (p.rstd) p.rstd[row] = statistics.rstd;
         }

@@ -15,8 +15,8 @@ template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 // Bytes of one access if a pack moves in whole words.
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
-// What becomes of the data in the caches: nobody reads it again, the same thread does, or all rows do.
-// Only accesses of 16 bytes, on sm_80 and later, carry it.
+// What becomes of the data in the caches: nobody reads it again, the same thread does, or all rows
+// do. Only accesses of 16 bytes, on sm_80 and later, carry it.
 enum class Hint { EvictFirst, Keep, ReadOnly };
 
 // Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.
@@ -124,14 +124,21 @@ __device__ inline void store_elements(E* to, const Pack<E>& pack, int count) {
     }
 }
 
+// The end of a row. The packs of a row's threads may cover more columns than the row has. `left`
+// counts the columns from a thread's first one to the end of the row: pack k has the first `left -
+// k * STEP` of its PACK columns in the row, and none if that is zero or negative. A thread has no
+// more packs than the row needs (plan.rs), so only its last pack can pass the end; the compiler
+// drops the comparison from all others. Loads give zeros past the end, stores skip it. Two
+// constants of the tile keep cases out of the code: IS_RAGGED (the packs cover more than the row)
+// and HAS_TAIL (a pack has columns on both sides of the end).
+
 // Columns from one pack of a thread to the next. Packs of adjacent threads are adjacent in memory.
 constexpr int STEP = THREADS_PER_ROW * CLUSTER * PACK;
 
 // Columns from a thread's first one to the end of the row; negative if the row ends earlier.
 __device__ inline int columns_left(unsigned long long cols, unsigned first) { return int(cols) - int(first); }
 
-// Whether pack k may reach past the end of the row. A thread has no more packs than the row needs
-// (plan.rs), so only its last pack can. In unrolled loops the other packs cost no comparison.
+// Whether pack k may reach past the end of the row.
 __device__ constexpr bool may_pass_end(int k) { return IS_RAGGED && k == PACKS - 1; }
 
 // Whether column i of pack k is in the row.

@@ -1,7 +1,8 @@
 // Tensors in the argument of a kernel. `struct Params p`, the argument itself, follows this file:
 // rmsnorm-cuda/src/params.rs prints it with the tensors and numbers of the kernel's call.
 //
-// T: activations; W: weight and bias; R: residual stream; G: gradients of weight and bias. Absent tensors are null.
+// T: activations; W: weight and bias; R: residual stream; G: gradients of weight and bias. Absent
+// tensors are null.
 
 template <class E>
 struct Matrix {

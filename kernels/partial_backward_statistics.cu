@@ -15,16 +15,16 @@ __device__ inline float sum_products(float (&values)[PACK]) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 partial_backward_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
     __shared__ float exchange[2][GROUPS][NUMBERS][SENDERS];
-    const Turn turn;
-    RowSums<NUMBERS> sums(exchange, turn.group, turn.thread);
+    const Place place;
+    RowSums<NUMBERS> sums(exchange, place.group, place.thread);
     wait_for_earlier_kernels();
     admit_next_kernel();
 
-    for (unsigned long long row = turn.first_row; row < p.rows; row += turn.rows_apart) {
+    for (unsigned long long row = place.first_row; row < p.rows; row += place.rows_apart) {
         const Statistics statistics(p, row);
         float numbers[NUMBERS] = {};
         #pragma unroll 2
-        for (unsigned long long col = turn.first_col; col < p.cols; col += STEP) {
+        for (unsigned long long col = place.first_col; col < p.cols; col += STEP) {
             float weight[PACK], x_hat[PACK], dy[PACK], wdy[PACK], products[PACK];
             load_weight(p, col, weight);
             load_terms<false>(p, row, col, statistics, weight, x_hat, dy, wdy);
@@ -34,7 +34,7 @@ partial_backward_statistics(const __grid_constant__ Params p, const __grid_const
             numbers[NUMBERS - 1] += sum_products(products);
         }
         sums.sum(numbers);
-        if (turn.is_writer()) {
+        if (place.is_writer()) {
             #pragma unroll
             for (int i = 0; i < NUMBERS; ++i) c.numbers[row * NUMBERS + i] = numbers[i];
         }

@@ -4,24 +4,24 @@
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 partial_statistics(const __grid_constant__ Params p, const __grid_constant__ Columns c) {
     __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
-    const Turn turn;
-    const Visit start = {turn.first_col, p.cols};
-    RowSums<SUMS_ABOUT_MEAN> sums(exchange, turn.group, turn.thread);
+    const Place place;
+    const Visit start = {place.first_col, p.cols};
+    RowSums<SUMS_ABOUT_MEAN> sums(exchange, place.group, place.thread);
     wait_for_earlier_kernels();
     admit_next_kernel();
 
-    for (unsigned long long row = turn.first_row; row < p.rows; row += turn.rows_apart) {
+    for (unsigned long long row = place.first_row; row < p.rows; row += place.rows_apart) {
         Pack<H> h[BATCH];
-        if constexpr (IS_HELD) load_packs(p, row, start, h);
+        if constexpr (KEEPS_ROW) load_packs(p, row, start, h);
         const auto each = [&](const auto& use) {
             const auto use_visit = [&](const Visit& at, const Pack<H>& pack) { use(pack, 0, at.left()); };
-            if constexpr (IS_HELD) use_packs(start, h, use_visit);
+            if constexpr (KEEPS_ROW) use_packs(start, h, use_visit);
             else
                 for (Visit at = start; at.is_inside(); at = use_packs(at, h, use_visit)) load_packs(p, row, at, h);
         };
         float numbers[NUMBERS];
         find_numbers(p, sums, each, numbers);
-        if (turn.is_writer()) {
+        if (place.is_writer()) {
             #pragma unroll
             for (int i = 0; i < NUMBERS; ++i) c.numbers[row * NUMBERS + i] = numbers[i];
         }

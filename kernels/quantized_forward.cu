@@ -15,12 +15,16 @@ struct Part {
     float mean, rstd;
 };
 
-// Loads a pack of h, for the first or the last time.
-template <bool IS_LAST>
+// Loads a pack of h that is loaded again later.
 __device__ inline Pack<H> load_h(const Params& p, const Part& part, int k) {
+    return Before::load<Hint::Keep>(At{p, part.row, part.first, part.left}, k);
+}
+
+// Loads a pack of h for the last time, and stores it if the call wants to have it.
+__device__ inline Pack<H> load_last(const Params& p, const Part& part, int k) {
     const auto at = [&] { return At{p, part.row, part.first, part.left}; };
-    const Pack<H> h = Before::load<IS_LAST ? Hint::EvictFirst : Hint::Keep>(at(), k);
-    if constexpr (IS_LAST) Before::store_h(at(), k, h);
+    const Pack<H> h = Before::load<Hint::EvictFirst>(at(), k);
+    Before::store_h(at(), k, h);
     return h;
 }
 
@@ -46,7 +50,7 @@ __device__ inline float find_amax(const Params& p, const Part& at) {
     #pragma unroll (IS_FACTORED ? 1 : 2)
     for (int k = 0; k < PACKS; ++k) {
         float v[PACK];
-        values_of<false, false>(p, at, k, load_h<false>(p, at, k), v);
+        values_of<false, false>(p, at, k, load_h(p, at, k), v);
         magnitude = largest_of(v, k, at.left, magnitude);
     }
     return magnitude;
@@ -68,7 +72,7 @@ __device__ inline bool find_scale(const Params& p, const Part& at, int chunk, co
 }
 
 // Writes the codes of a part and the scales of blocks. Returns the largest magnitude of the encoded
-// values if FINDS_AMAX. `h` was loaded again, unless READS_LATE: then each pack is loaded just
+// values if FINDS_AMAX. `h` was loaded again, unless LOADS_AT_USE: then each pack is loaded just
 // before it is used. `is_known`: whether products suffice for all scales.
 template <bool IS_PRODUCT>
 __device__ inline float write_part(const Params& p, const Part& at, bool exists, Pack<H> (&h)[PACKS], float power, float factor, bool& is_known) {
@@ -83,9 +87,9 @@ __device__ inline float write_part(const Params& p, const Part& at, bool exists,
             const int k = chunk + c;
             if (!exists || k >= PACKS) continue;
             if constexpr (IS_RARE) {
-                values_of<false, true>(p, at, k, load_h<true>(p, at, k), values[c]);
+                values_of<false, true>(p, at, k, load_last(p, at, k), values[c]);
             } else {
-                if constexpr (READS_LATE) h[k] = load_h<true>(p, at, k);
+                if constexpr (LOADS_AT_USE) h[k] = load_last(p, at, k);
                 values_of<IS_PRODUCT, true>(p, at, k, h[k], values[c]);
             }
             if constexpr (FINDS_AMAX) largest = largest_of(values[c], k, at.left, largest);
@@ -130,17 +134,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         // If a block has one row, the loop condition implies that the row exists.
         const bool exists = GROUPS == 1 || at.row < p.rows;
         Pack<H> h[PACKS] = {};
-        const auto load_row = [&](auto is_last) {
+        const auto load_row = [&](const auto& load) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k)
-                if (exists) h[k] = load_h<is_last.value>(p, at, k);
+                if (exists) h[k] = load(k);
         };
-        load_row(Bool<false>{});
+        load_row([&](int k) { return load_h(p, at, k); });
         const auto of_row = [&](int k) { return h[k]; };
         if constexpr (IS_LAYER) {
             float sum[1] = {sum_packs<PACKS>(of_row)};
             sums.sum(sum);
-            at.mean = __fmul_rn(sum[0], p.share);
+            at.mean = __fmul_rn(sum[0], p.inv_cols);
         }
         float sent[SENT];
         sum_packs_about<PACKS>(of_row, at.mean, at.left, sent[0], sent[SUMS_ABOUT_MEAN - 1]);
@@ -160,11 +164,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
         sums.template reduce<SUMS_ABOUT_MEAN>(sent);
         if constexpr (SENDS_PRODUCT) product[0] = sent[1];
         if constexpr (IS_LAYER) {
-            correct_mean(p.share, sent[1], at.mean, sent[0]);
+            correct_mean(p.inv_cols, sent[1], at.mean, sent[0]);
             find_product();
             if constexpr (IS_FACTORED && SCALE == BY_ROW) sums.template reduce<0>(product);
         }
-        at.rstd = reciprocal_root(sent[0] * p.share + p.eps);
+        at.rstd = reciprocal_root(sent[0] * p.inv_cols + p.eps);
 
         // Whether codes come from products, and with which factor; otherwise they come from v.
         bool is_product = IS_FACTORED;
@@ -190,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             is_product &= makes_codes(factor * at.rstd);
             if (is_product) factor *= at.rstd;
         }
-        if constexpr (!READS_LATE) load_row(Bool<true>{});
+        if constexpr (!LOADS_AT_USE) load_row([&](int k) { return load_last(p, at, k); });
         // With scales of blocks all lanes of a warp exchange, also lanes of missing rows.
         if (exists || SCALE == BY_BLOCK) {
             float magnitude = 0.0f;

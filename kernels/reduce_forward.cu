@@ -7,8 +7,8 @@
 // on every rank. For the same reason no other kernel is admitted early: it would take room from
 // blocks that others wait for.
 //
-// IS_HELD: sent parts, h and the parameters stay in registers. Otherwise, for longer rows, the sent
-// part is read again, and h lies in shared memory. There a thread reads back only data that it
+// KEEPS_ROW: sent parts, h and the parameters stay in registers. Otherwise, for longer rows, the
+// sent part is read again, and h lies in shared memory. There a thread reads back only data that it
 // wrote itself.
 //
 // In place is safe: the thread that stores y and the sum over x and the residual is the last to
@@ -35,7 +35,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     // Sends this rank's part of a row, and keeps it if rows are held.
     const auto send = [&](unsigned long long row, Pack<T> (&kept)[PACKS]) {
         const unsigned long long slot = group.slot(row, first);
-        #pragma unroll (IS_HELD ? PACKS : 1)
+        #pragma unroll (KEEPS_ROW ? PACKS : 1)
         for (int begin = 0; begin < PACKS; begin += TOGETHER) {
             Pack<T> parts[TOGETHER];
             #pragma unroll
@@ -45,15 +45,15 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
             #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 if (exists(begin + i)) group.send(slot + (begin + i) * SLOT_STEP, parts[i]);
-                if (IS_HELD && begin + i < PACKS) kept[begin + i] = parts[i];
+                if (KEEPS_ROW && begin + i < PACKS) kept[begin + i] = parts[i];
             }
         }
     };
 
     Pack<T> own[PACKS] = {}, next[PACKS] = {};
     send(blockIdx.x, own);
-    const Parameters<IS_HELD> parameters(p, first, left);
-#if IS_HELD
+    const Parameters<KEEPS_ROW> parameters(p, first, left);
+#if KEEPS_ROW
     Pack<R> held[PACKS];
     const auto h = [&](int k) -> Pack<R>& { return held[k]; };
 #else
@@ -63,22 +63,22 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
 
     for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
         Before::Addend addends[PACKS];
-        if constexpr (IS_HELD) {
+        if constexpr (KEEPS_ROW) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) addends[k] = Before::load_addend<Hint::EvictFirst>(at(row), k);
         }
         if (row + gridDim.x < g.rows) send(row + gridDim.x, next);
 
         const unsigned long long slot = group.slot(row, first);
-        #pragma unroll (IS_HELD ? PACKS : 1)
+        #pragma unroll (KEEPS_ROW ? PACKS : 1)
         for (int begin = 0; begin < PACKS; begin += TOGETHER) {
             Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
             Before::Addend addend[TOGETHER];
             #pragma unroll
             for (int i = 0; i < TOGETHER; ++i) {
                 if (!exists(begin + i)) continue;
-                parts[i] = IS_HELD ? own[begin + i] : load_x(row, begin + i);
-                addend[i] = IS_HELD ? addends[begin + i] : Before::load_addend<Hint::EvictFirst>(at(row), begin + i);
+                parts[i] = KEEPS_ROW ? own[begin + i] : load_x(row, begin + i);
+                addend[i] = KEEPS_ROW ? addends[begin + i] : Before::load_addend<Hint::EvictFirst>(at(row), begin + i);
             }
             group.receive(slot + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, others);
             #pragma unroll
@@ -94,7 +94,7 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
 
         const auto put = [&](int k, const float (&y)[PACK]) {
             After::put(at(row), k, y, After::load<Hint::EvictFirst>(at(row), k));
-            if constexpr (IS_HELD) own[k] = next[k];
+            if constexpr (KEEPS_ROW) own[k] = next[k];
         };
         normalize_row(p, sums, h, parameters, put, left, of_call(row));
     }

@@ -21,8 +21,8 @@
 // h each thread decides for its packs. The deadline for a result is twice the deadline for a part:
 // an owner waits for parts and reports the missing rank first.
 //
-// IS_HELD: h stays in registers. Otherwise it lies in shared memory, where a thread reads back only
-// data that it wrote itself. In place: as in reduce_forward.cu.
+// KEEPS_ROW: h stays in registers. Otherwise it lies in shared memory, where a thread reads back
+// only data that it wrote itself. In place: as in reduce_forward.cu.
 
 constexpr unsigned SENDS_NOTHING = 0, SENDS_Y = 1, SENDS_H = 2;
 
@@ -31,7 +31,7 @@ constexpr unsigned SENDS_NOTHING = 0, SENDS_Y = 1, SENDS_H = 2;
 constexpr bool IS_H_SENDABLE = sizeof(R) == sizeof(T);
 
 // Whether the parameters stay in registers for the whole kernel.
-constexpr bool HOLDS_PARAMETERS = IS_HELD && RANKS <= 4 && !IS_LAYER;
+constexpr bool HOLDS_PARAMETERS = KEEPS_ROW && RANKS <= 4 && !IS_LAYER;
 
 // The words of a pack as another type. In all code that runs, the two types are the same.
 template <class To, class From>
@@ -87,7 +87,7 @@ reduce_forward_rows(
             if (sends == SENDS_NOTHING && threadIdx.x == 0) group.send_to(owner, slot, Pack<T>{});
             return;
         }
-        #pragma unroll (IS_HELD ? PACKS : 1)
+        #pragma unroll (KEEPS_ROW ? PACKS : 1)
         for (int begin = 0; begin < PACKS; begin += TOGETHER) {
             Pack<T> parts[TOGETHER];
             #pragma unroll
@@ -102,7 +102,7 @@ reduce_forward_rows(
 
     send_part(blockIdx.x);
     const Parameters<HOLDS_PARAMETERS> parameters(p, first, left);
-#if IS_HELD
+#if KEEPS_ROW
     Pack<R> held[PACKS];
     const auto h = [&](int k) -> Pack<R>& { return held[k]; };
 #else
@@ -126,7 +126,7 @@ reduce_forward_rows(
         const unsigned long long result = group.slot(g.rows + of_owner(launch_row), first);
         if (is_own) {
             const unsigned long long slot = group.slot(of_owner(launch_row), first);
-            #pragma unroll (IS_HELD ? PACKS : 1)
+            #pragma unroll (KEEPS_ROW ? PACKS : 1)
             for (int begin = 0; begin < PACKS; begin += TOGETHER) {
                 Pack<T> parts[TOGETHER], others[TOGETHER][RANKS];
                 Before::Addend addends[TOGETHER];
@@ -154,7 +154,7 @@ reduce_forward_rows(
             }
         } else {
             if (sends == SENDS_NOTHING) continue;
-            #pragma unroll (IS_HELD ? PACKS : 1)
+            #pragma unroll (KEEPS_ROW ? PACKS : 1)
             for (int begin = 0; begin < PACKS; begin += TOGETHER) {
                 Pack<T> packs[TOGETHER];
                 group.receive_from<2>(owner, result + begin * SLOT_STEP, [&](int i) { return exists(begin + i); }, packs);

@@ -9,8 +9,8 @@ __device__ inline void add_pack(const Pack<E>& h, float (&sums)[PACK]) {
     for (int i = 0; i < PACK; ++i) sums[i] += values[i];
 }
 
-// The number of sums about a mean: the squared deviations and, for layer norm, the deviations, which
-// measure the error of that mean.
+// The number of sums about a mean: the squared deviations and, for layer norm, the deviations,
+// which measure the error of that mean.
 constexpr int SUMS_ABOUT_MEAN = IS_LAYER ? 2 : 1;
 
 // A thread's partial sums. The deviations have one accumulator, because registers do not suffice
@@ -55,15 +55,15 @@ __device__ inline bool is_finite(float value) { return value - value == 0.0f; }
 // Corrects the mean and the sum of squares about it: math.md, 5.1. A mean that is not finite is
 // kept. Nothing is contracted to FMA, so that a row has the same bits in every kernel. There is no
 // branch, because registers would spill around one.
-__device__ inline void correct_mean(float share, float deviations, float& mean, float& squares) {
-    const float missed = is_finite(deviations) ? __fmul_rn(deviations, share) : 0.0f;
+__device__ inline void correct_mean(float inv_cols, float deviations, float& mean, float& squares) {
+    const float missed = is_finite(deviations) ? __fmul_rn(deviations, inv_cols) : 0.0f;
     // At most `squares` is subtracted, and nothing from infinity. NaN is kept.
     const float taken = fminf(__fmul_rn(deviations, missed), LARGEST);
     squares = __fsub_rn(squares, fminf(taken, squares));
     mean = __fadd_rn(mean, missed);
 }
 
-// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)`
+// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that inv_cols them. `sum_of(u)`
 // returns the thread's partial sum of row u. `about(u, mean, squares, deviations)` computes its
 // partial sums about a mean. `meanwhile` runs during the exchange of the last sums.
 template <int COUNT, class Sums, class SumOf, class About, class Meanwhile>
@@ -76,7 +76,7 @@ __device__ inline void find_statistics(
         for (int u = 0; u < COUNT; ++u) mean[u] = sum_of(u);
         sums.sum(mean);
         #pragma unroll
-        for (int u = 0; u < COUNT; ++u) mean[u] = __fmul_rn(mean[u], p.share);
+        for (int u = 0; u < COUNT; ++u) mean[u] = __fmul_rn(mean[u], p.inv_cols);
     }
     float found[COUNT * SUMS_ABOUT_MEAN];
     #pragma unroll
@@ -91,8 +91,8 @@ __device__ inline void find_statistics(
     sums.receive(found);
     #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
-        if constexpr (IS_LAYER) correct_mean(p.share, found[COUNT + u], mean[u], found[u]);
-        rstd[u] = reciprocal_root(found[u] * p.share + p.eps);
+        if constexpr (IS_LAYER) correct_mean(p.inv_cols, found[COUNT + u], mean[u], found[u]);
+        rstd[u] = reciprocal_root(found[u] * p.inv_cols + p.eps);
     }
 }
 

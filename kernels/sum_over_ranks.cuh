@@ -27,9 +27,9 @@ template <class Load, class Parameters, class Put>
 __device__ inline void normalize_row(
     const Params& p, RowSums<SUMS_ABOUT_MEAN>& sums, const Load& h, const Parameters& parameters, const Put& put, int left, unsigned long long place) {
     float mean[1] = {0.0f}, rstd[1];
-    find_statistics<IS_HELD ? PACKS : TOGETHER>(p, sums, [&](int, int k) { return h(k); }, left, [] {}, mean, rstd);
+    find_statistics<KEEPS_ROW ? PACKS : TOGETHER>(p, sums, [&](int, int k) { return h(k); }, left, [] {}, mean, rstd);
 
-    #pragma unroll (IS_HELD ? PACKS : TOGETHER)
+    #pragma unroll (KEEPS_ROW ? PACKS : TOGETHER)
     for (int k = 0; k < PACKS; ++k) {
         float y[PACK], weight[PACK], bias[PACK];
         unpack(h(k), y);

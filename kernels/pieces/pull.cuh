@@ -1,5 +1,5 @@
-// What pieces do in backward. What follows the norm in forward turns dy before the sums over the row
-// (`AfterPull`). What comes before it makes h, and turns dx at the end (`BeforePull`).
+// What pieces do in backward. What follows the norm in forward turns dy before the sums over the
+// row (`AfterPull`). What comes before it makes h, and turns dx at the end (`BeforePull`).
 //
 // A matrix that a piece reads waits in its `Slot` of the ring, or comes from memory: `load` returns
 // the pack at an address. An empty Slot takes no room.

@@ -32,8 +32,6 @@ struct Residual {
         for (int k = 0; k < PACKS; ++k) h[k] = load<HINT>(at, k);
     }
 
-    __device__ static bool stores_h(const Params& p) { return p.residual_out.data; }
-
     __device__ static void store_h(const At& at, int k, const Pack<R>& h) {
         if (at.p.residual_out.data) store_pack(AT(residual_out), k, at.left, h);
     }

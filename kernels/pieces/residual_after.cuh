@@ -1,5 +1,5 @@
-// After the norm: it is added to the residual, rounded: math.md, equation (13). The sum replaces the
-// residual where that waits, and `Next` normalizes it. No sum is kept for `Next` = void.
+// After the norm: it is added to the residual, rounded: math.md, equation (13). The sum replaces
+// the residual where that waits, and `Next` normalizes it. No sum is kept for `Next` = void.
 
 // residual_out. Columns past the end of the row are undefined, but zeros if they are normalized.
 template <bool IS_KEPT>

@@ -1,7 +1,7 @@
-// After the norm: y is stored. What every After has: `load` is called before the statistics, or pack
-// by pack after them, and gives what waits for the norm; `put` takes the normalized values and what
-// waited, and returns what the next norm normalizes; `then` runs that norm. `Slot` is the same where
-// it waits in shared memory (forward_long.cu), and `load_sum` reads a stored sum back
+// After the norm: y is stored. What every After has: `load` is called before the statistics, or
+// pack by pack after them, and gives what waits for the norm; `put` takes the normalized values and
+// what waited, and returns what the next norm normalizes; `then` runs that norm. `Slot` is the same
+// where it waits in shared memory (forward_long.cu), and `load_sum` reads a stored sum back
 // (forward_streaming.cu, if GOES_ON).
 struct Store {
     static constexpr bool GOES_ON = false;

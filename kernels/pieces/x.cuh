@@ -27,9 +27,6 @@ struct X {
         for (int k = 0; k < PACKS; ++k) h[k] = load<HINT>(at, k);
     }
 
-    // Whether the call wants to have h.
-    __device__ static bool stores_h(const Params&) { return false; }
-
     // Stores h if the call wants to have it. After the last load of the row: in place
     // residual_out overwrites x or the residual.
     template <class E>

@@ -145,7 +145,7 @@ fn enqueue_plan(
     params[Tensor::Workspace].data = workspace;
     set_call(&mut params, spec, problem)?;
     if let Some(half) = half {
-        params.share = share(half.whole_cols);
+        params.inv_cols = inv_cols(half.whole_cols);
     }
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
@@ -170,13 +170,13 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     params.rows = problem.rows as u64;
     params.cols = problem.cols as u64;
     params.parts = problem.parts as u64;
-    params.share = share(problem.cols);
+    params.inv_cols = inv_cols(problem.cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     Ok(())
 }
 
 /// `1 / cols`, the factor that turns a sum over `cols` columns into an average.
-pub(crate) fn share(cols: usize) -> f32 {
+pub(crate) fn inv_cols(cols: usize) -> f32 {
     (1.0 / cols as f64) as f32
 }
 

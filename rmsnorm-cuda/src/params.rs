@@ -93,7 +93,7 @@ params! {
     eps: f32 as "float", All;
     weight_offset: f32 as "float", All;
     /// 1 / cols, rounded: turns sums into averages.
-    share: f32 as "float", All;
+    inv_cols: f32 as "float", All;
 }
 
 impl Index<Tensor> for Params {
@@ -290,7 +290,7 @@ mod tests {
         let forward = |tensors: &[Tensor]| first_key(&Problem::forward(Norm::Rms, 8192, 4096, DType::Bf16, tensors));
         let plain = source(&forward(&[Tensor::Weight]));
         let expected = "Matrix<const T> x; Matrix<T> y; const W* weight; float* mean; float* rstd; unsigned long long \
-                        rows; unsigned long long cols; float eps; float weight_offset; float share";
+                        rows; unsigned long long cols; float eps; float weight_offset; float inv_cols";
         assert_eq!(names(&plain, "    "), expected);
         assert!(
             plain.contains("static constexpr const W* bias = {};") && plain.contains("sizeof(Params) == 88,"),
@@ -305,7 +305,7 @@ mod tests {
         let expected = "Matrix<const R> x; Matrix<const T> dy; Matrix<const R> dresidual_out; Matrix<T> dx; const float* \
                         mean; const float* rstd; G* dbias; float* workspace; unsigned long long rows; unsigned long long \
                         cols; unsigned long long chunks; unsigned long long partial_rows; float* row_sums; float eps; \
-                        float weight_offset; float share";
+                        float weight_offset; float inv_cols";
         assert_eq!(names(&source(&first_key(&backward)), "    "), expected);
     }
 
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn values_are_packed_as_the_struct_has_them() {
         let mut params = Params { rows: 300, cols: 301, part_stride: 302, parts: 303, eps: 0.5, ..Params::default() };
-        (params.rows_per_group, params.group_reciprocal, params.share) = (304, 305, 0.25);
+        (params.rows_per_group, params.group_reciprocal, params.inv_cols) = (304, 305, 0.25);
         for tensor in Tensor::ALL {
             let at = tensor as u64;
             params[tensor] = Matrix { data: at, row_stride: 100 + at, group_stride: 200 + at };

@@ -73,32 +73,10 @@ const fn files(program: Program) -> &'static [Source] {
     }
 }
 
-/// Whether the program is a schedule around `Before` and `After`.
+/// Whether the program is a schedule around `Before` and `After`: it is of forward, and reads rows of
+/// a norm.
 const fn has_pieces(program: Program) -> bool {
-    match program {
-        Program::Forward
-        | Program::ForwardCluster
-        | Program::ForwardLong
-        | Program::ForwardStreaming
-        | Program::QuantizedForward
-        | Program::QuantizedForwardStreaming
-        | Program::Columnwise
-        | Program::PartialStatistics
-        | Program::ForwardWithStatistics => true,
-        Program::Backward
-        | Program::BackwardSplit
-        | Program::BackwardRowSums
-        | Program::BackwardColumns
-        | Program::ReducePartials
-        | Program::TransposeCodes
-        | Program::Clear
-        | Program::PartialBackwardStatistics
-        | Program::BackwardWithStatistics => false,
-        #[cfg(feature = "peers")]
-        Program::ForwardExchange | Program::ReduceForward | Program::ReduceForwardRows => true,
-        #[cfg(feature = "peers")]
-        Program::GatherNumbers => false,
-    }
+    !program.is_backward() && !program.info().optional.is_empty()
 }
 
 /// What comes before the statistics and after the norm: the files, and two types in them. A file is
@@ -245,9 +223,9 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
         ("ACCESS_BYTES", tile.access_bytes),
         ("IS_RAGGED", tile.is_ragged.into()),
         ("HAS_TAIL", tile.has_tail.into()),
-        ("IS_HELD", tile.reads.is_held.into()),
-        ("READS_LATE", tile.reads.is_late.into()),
-        ("READS_EARLY", tile.reads.is_early.into()),
+        ("KEEPS_ROW", tile.reads.keeps_row.into()),
+        ("LOADS_AT_USE", tile.reads.loads_at_use.into()),
+        ("PREFETCHES_WEIGHT", tile.reads.prefetches_weight.into()),
         ("BATCH", tile.reads.batch),
         ("TREE_SENDERS", TREE_SENDERS),
         ("BLOCK_VISITS", BLOCK_VISITS as u32),
@@ -298,7 +276,7 @@ mod tests {
             access_bytes: 16,
             is_ragged: true,
             has_tail: false,
-            reads: Reads { is_held: false, is_late: true, is_early: false, batch: 4 },
+            reads: Reads { keeps_row: false, loads_at_use: true, prefetches_weight: false, batch: 4 },
         },
         ranks: 1,
     };
@@ -308,7 +286,7 @@ mod tests {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
-            -DHAS_TAIL=0 -DIS_HELD=0 -DREADS_LATE=1 -DREADS_EARLY=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
+            -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
         let tensors = "-DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \
              -DHAS_DRESIDUAL=0 -DHAS_CODES_T=0 -DHAS_AMAX=0 -DHAS_NEXT_WEIGHT=0 -DHAS_NEXT_BIAS=0";

@@ -92,13 +92,13 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
     let cluster = if packs > MOST_PACKS * MOST_THREADS { caps.max_cluster } else { 1 };
     let groups = (BLOCK_THREADS / threads as u32).max(1);
     // The first phase of layer norm visits a row twice; a short row stays in registers.
-    let is_held = program == Program::PartialStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
+    let keeps_row = program == Program::PartialStatistics && problem.norm == Norm::Layer && packs <= BATCH * threads;
     // Packs that are assembled from 2-byte accesses take registers, and so do wide parameters.
     let is_by_halves = access_bytes < 4;
     let threads_per_sm = if is_by_halves { THREADS_PER_SM / 2 } else { THREADS_PER_SM };
     let has_wide_parameters =
         program == Program::ForwardWithStatistics && pack as usize * problem.dtypes.weight.size() > 16;
-    let reads_few = (is_by_halves || has_wide_parameters) && !is_held;
+    let reads_few = (is_by_halves || has_wide_parameters) && !keeps_row;
     let batch = match problem.direction {
         Direction::Backward => 1,
         Direction::Forward | Direction::QuantizedForward if reads_few => BATCH / 2,
@@ -112,7 +112,7 @@ fn row_tile(problem: &Problem, program: Program, access_bytes: u32, caps: &Caps)
         cluster,
         blocks_per_sm: (threads_per_sm / (threads as u32 * groups)).max(1),
         access_bytes,
-        reads: Reads { is_held, batch: batch as u32, ..Tile::NONE.reads },
+        reads: Reads { keeps_row, batch: batch as u32, ..Tile::NONE.reads },
         ..Tile::NONE
     }
 }

@@ -24,7 +24,7 @@ fn step(step: &Step) -> String {
     }
     let words = [
         tile.is_ragged.then(|| "ragged".into()),
-        tile.reads.is_held.then(|| "held".into()),
+        tile.reads.keeps_row.then(|| "held".into()),
         call.pieces(info.direction).has(Piece::Parts).then(|| Piece::Parts.name().into()),
         (tile.access_bytes < 16).then(|| format!("access={}", tile.access_bytes)),
         (tile.stages > 0).then(|| format!("ring={}", tile.stages)),

@@ -43,7 +43,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 /// A tile with half the blocks per multiprocessor, which hold their rows in twice the registers, if
 /// these blocks handle all rows at once. The threads of a row, and so its bits, do not change.
 fn held(problem: &Problem, tile: Tile, caps: &Caps) -> Tile {
-    let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { is_held: true, ..tile.reads }, ..tile };
+    let half = Tile { blocks_per_sm: tile.blocks_per_sm / 2, reads: Reads { keeps_row: true, ..tile.reads }, ..tile };
     let rows_at_once = caps.sms * half.blocks_per_sm * tile.groups * tile.unroll;
     let is_small = problem.rows <= rows_at_once as usize && !reads_more(problem);
     if caps.tuning.holds_small && is_small && half.holds_rows(problem.norm, 1) { half } else { tile }

@@ -48,8 +48,8 @@ pub(crate) fn tile(problem: &Problem) -> Option<Tile> {
     let threads_per_sm = if is_lean { MOST_LEAN } else { MOST_HELD } as u32;
     let blocks_per_sm = (threads_per_sm / threads_per_row).clamp(1, MOST_BLOCKS);
     // Whether registers also suffice for the parameters.
-    let is_held = per_thread * parameter_bytes <= SLOT_BYTES;
-    let reads = Reads { is_held, ..Tile::NONE.reads };
+    let prefetches_weight = per_thread * parameter_bytes <= SLOT_BYTES;
+    let reads = Reads { prefetches_weight, ..Tile::NONE.reads };
     let pack = pack as u32;
     Some(Tile { pack, packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
 }
@@ -99,7 +99,8 @@ mod tests {
             (BF16.widened(true, false), 4096, Some((512, 1, 1, false))),
         ] {
             let tile = planned(cols, dtypes, &GROUP).map(|plan| plan.key.tile);
-            let got = tile.map(|tile| (tile.threads_per_row, tile.packs, tile.blocks_per_sm, tile.reads.is_held));
+            let got =
+                tile.map(|tile| (tile.threads_per_row, tile.packs, tile.blocks_per_sm, tile.reads.prefetches_weight));
             assert_eq!(got, expected, "{dtypes}, {cols} columns");
         }
     }

@@ -49,16 +49,16 @@ pub(super) fn reads(key: &KernelKey) -> Reads {
     };
     if *program == Program::QuantizedForward {
         // With few packs, reading them all at once gains nothing.
-        return Reads { is_late: tile.packs <= 2, ..reads };
+        return Reads { loads_at_use: tile.packs <= 2, ..reads };
     }
     if *program == Program::Forward {
         // The registers of a row in flight are used for what waits for the norm.
         if after > 0 {
-            return Reads { is_held: false, is_late: true, ..reads };
+            return Reads { keeps_row: false, loads_at_use: true, ..reads };
         }
         // A second read would have to read all parts, or several matrices.
-        let is_held = reads.is_held || has_parts || before > 0 && tile.holds_rows(call.norm, 1 + before as u32);
-        return Reads { is_held, is_late: tile.packs <= 2 && !is_held, batch: batch(reads.batch), ..reads };
+        let keeps_row = reads.keeps_row || has_parts || before > 0 && tile.holds_rows(call.norm, 1 + before as u32);
+        return Reads { keeps_row, loads_at_use: tile.packs <= 2 && !keeps_row, batch: batch(reads.batch), ..reads };
     }
     if *program == Program::ForwardCluster {
         // Reads early what is needed last, if registers suffice: what waits for the norm, which
@@ -69,14 +69,14 @@ pub(super) fn reads(key: &KernelKey) -> Reads {
             (true, false) => 2,
             (true, true) => 1,
         };
-        let (is_late, is_early) = (after > 0 && tile.packs > 4, after == 0 && is_narrow);
-        return Reads { is_late, is_early, batch: batch(others), ..reads };
+        let (loads_at_use, prefetches_weight) = (after > 0 && tile.packs > 4, after == 0 && is_narrow);
+        return Reads { loads_at_use, prefetches_weight, batch: batch(others), ..reads };
     }
     if *program == Program::ForwardLong {
         // Registers do not suffice for all packs. They do not suffice for f32 parameters either,
         // nor for ragged rows, nor in clusters, which have more blocks per multiprocessor.
-        let is_early = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
-        return Reads { is_early, batch: batch(if call.norm == Norm::Layer { 4 } else { 2 }), ..reads };
+        let prefetches_weight = tile.cluster == 1 && weight_bytes == 2 && !tile.is_ragged;
+        return Reads { prefetches_weight, batch: batch(if call.norm == Norm::Layer { 4 } else { 2 }), ..reads };
     }
     reads
 }

@@ -70,7 +70,7 @@ fn held(packs: usize, ranks: u32, h_bytes: usize) -> Option<Tile> {
     let threads_per_row = warps(packs.div_ceil(per_thread));
     let threads_per_sm = if is_lean { MOST_LEAN } else { MOST_HELD } as u32;
     let blocks_per_sm = (threads_per_sm / threads_per_row).min(MOST_BLOCKS);
-    let reads = Reads { is_held: true, batch: batch(ranks), ..Tile::NONE.reads };
+    let reads = Reads { keeps_row: true, batch: batch(ranks), ..Tile::NONE.reads };
     Some(Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm, reads, ..Tile::NONE })
 }
 
@@ -88,7 +88,7 @@ fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> R
     let packs = cols.div_ceil(pack);
     let per_thread = packs.div_ceil(MOST_THREADS);
     let threads_per_row = warps(packs.div_ceil(per_thread));
-    let reads = Reads { is_held: false, batch: batch(ranks), ..Tile::NONE.reads };
+    let reads = Reads { keeps_row: false, batch: batch(ranks), ..Tile::NONE.reads };
     let tile = Tile { packs: per_thread as u32, threads_per_row, groups: 1, blocks_per_sm: 1, reads, ..Tile::NONE };
     Ok((tile, (per_thread * threads_per_row as usize * pack_bytes) as u32))
 }
@@ -158,7 +158,7 @@ mod tests {
             let Plan { key, shared_bytes, .. } =
                 plan(&problem(7, cols, dtypes), 16, &group(ranks), &Caps::h200()).expect("a plan");
             let Tile { threads_per_row, packs, pack, blocks_per_sm, reads, .. } = key.tile;
-            let got = (threads_per_row, packs, pack, blocks_per_sm, reads.is_held, shared_bytes / 1024);
+            let got = (threads_per_row, packs, pack, blocks_per_sm, reads.keeps_row, shared_bytes / 1024);
             assert_eq!(got, expected, "{dtypes} {ranks} ranks, {cols} columns");
             assert_eq!((key.ranks, key.call.dtypes.residual), (ranks, dtypes.residual));
         }

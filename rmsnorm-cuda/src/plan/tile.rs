@@ -41,13 +41,14 @@ pub(crate) struct Tile {
 /// When forward reads the data that it needs after the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reads {
-    /// `Forward`: a row stays in registers and is read once.
-    pub(crate) is_held: bool,
+    /// `Forward`, `PartialStatistics`, sums over ranks: a row stays in registers and is read once.
+    pub(crate) keeps_row: bool,
     /// `Forward`: the second read of a pack comes just before its use, instead of all packs at
     /// once. `ForwardCluster`: the same for a residual that is added after the norm.
-    pub(crate) is_late: bool,
+    pub(crate) loads_at_use: bool,
     /// `ForwardCluster`, `ForwardLong`: weight and bias are read together with the row.
-    pub(crate) is_early: bool,
+    /// `ForwardExchange`: they are read once, before all rows.
+    pub(crate) prefetches_weight: bool,
     /// `ForwardCluster`, `ForwardLong`: packs that are read together.
     pub(crate) batch: u32,
 }
@@ -67,7 +68,7 @@ impl Tile {
         access_bytes: 16,
         is_ragged: false,
         has_tail: false,
-        reads: Reads { is_held: false, is_late: false, is_early: false, batch: 1 },
+        reads: Reads { keeps_row: false, loads_at_use: false, prefetches_weight: false, batch: 1 },
     };
 
     /// Threads of a block.

@@ -69,7 +69,7 @@ fn tiles_follow_the_length_of_a_row() {
         let problem = Problem { dtypes, ..Problem::forward(norm, 7, cols, dtypes.activation, WEIGHT) };
         let key = statistics(&problem, 16, &Caps::h200()).keys().next().expect("a kernel");
         let Tile { threads_per_row, groups, blocks_per_sm, cluster, reads, .. } = key.tile;
-        let got = (threads_per_row, groups, blocks_per_sm, cluster, reads.is_held);
+        let got = (threads_per_row, groups, blocks_per_sm, cluster, reads.keeps_row);
         assert_eq!(got, expected, "{norm:?} {dtypes} {cols}");
     }
 }
@@ -88,7 +88,7 @@ fn blocks_are_what_a_device_takes() {
             assert!(tile.cluster <= caps.max_cluster && (tile.cluster == 1 || tile.groups == 1), "{launch:?}");
             // A row is held only if the threads hold all of it.
             let is_whole = columns(&tile) * tile.reads.batch as usize >= problem.cols;
-            assert!(!tile.reads.is_held || is_whole, "{problem:?} {launch:?}");
+            assert!(!tile.reads.keeps_row || is_whole, "{problem:?} {launch:?}");
         }
     });
 }

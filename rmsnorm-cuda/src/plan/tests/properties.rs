@@ -172,22 +172,22 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 assert!(key.tile.unroll == 1 && (has_room || key.tile.blocks_per_sm == 1), "{cols} {key:?}");
             }
             let reads = match key.program {
-                Program::QuantizedForward => Reads { is_late: packs < 3, ..none },
+                Program::QuantizedForward => Reads { loads_at_use: packs < 3, ..none },
                 Program::Forward if call.residual_placement == ResidualPlacement::After => {
-                    Reads { is_late: true, ..none }
+                    Reads { loads_at_use: true, ..none }
                 }
-                Program::Forward if call.parts > 1 => Reads { is_held: true, batch: of_parts, ..none },
+                Program::Forward if call.parts > 1 => Reads { keeps_row: true, batch: of_parts, ..none },
                 Program::Forward => {
-                    let Tile { groups, unroll, blocks_per_sm, reads: Reads { is_held, .. }, .. } = key.tile;
+                    let Tile { groups, unroll, blocks_per_sm, reads: Reads { keeps_row, .. }, .. } = key.tile;
                     let adds_residual = call.tensors.adds_residual();
                     let has_room = key.tile.holds_rows(call.norm, 1 + u32::from(adds_residual));
                     let is_at_once = ROWS <= (caps.sms * blocks_per_sm * groups * unroll) as usize;
                     // Small calls have their own tiles; the tables are tested elsewhere.
                     assert!(
-                        if adds_residual { is_held == has_room } else { !is_held || has_room && is_at_once },
+                        if adds_residual { keeps_row == has_room } else { !keeps_row || has_room && is_at_once },
                         "{cols} {key:?}"
                     );
-                    Reads { is_held, is_late: packs < 3 && !is_held, ..none }
+                    Reads { keeps_row, loads_at_use: packs < 3 && !keeps_row, ..none }
                 }
                 // A residual that is added last takes the registers of weights; with five packs it
                 // is read late.
@@ -197,17 +197,17 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                         false if call.tensors.has(Tensor::Y) => 1,
                         false => 2,
                     };
-                    Reads { is_late: packs > 4, batch, ..none }
+                    Reads { loads_at_use: packs > 4, batch, ..none }
                 }
                 // Weights are read early if they fill at most four registers.
                 Program::ForwardCluster => {
                     let batch = if call.parts > 1 { of_parts } else { 4 };
-                    Reads { is_early: pack == 4 || weight != DType::F32, batch, ..none }
+                    Reads { prefetches_weight: pack == 4 || weight != DType::F32, batch, ..none }
                 }
                 Program::ForwardLong => {
-                    let is_early = cluster == 1 && weight != DType::F32 && columns(&key.tile) == cols;
+                    let prefetches_weight = cluster == 1 && weight != DType::F32 && columns(&key.tile) == cols;
                     let batch = if call.norm == Norm::Layer { 4 } else { 2 };
-                    Reads { is_early, batch: if call.parts > 1 { of_parts } else { batch }, ..none }
+                    Reads { prefetches_weight, batch: if call.parts > 1 { of_parts } else { batch }, ..none }
                 }
                 Program::ForwardStreaming
                 | Program::Backward

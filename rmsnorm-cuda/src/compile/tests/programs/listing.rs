@@ -95,7 +95,7 @@ impl Job {
         let has = Tensor::ALL.into_iter().filter(|tensor| tensors.has(*tensor)).map(|tensor| tensor.name());
         let has = has.collect::<Vec<_>>().join("+");
         let Tile { pack, packs, threads_per_row, groups, cluster, unroll, stages, access_bytes, reads, .. } = tile;
-        let reads = [(reads.is_held, " held"), (reads.is_late, " late"), (reads.is_early, " early")];
+        let reads = [(reads.keeps_row, " held"), (reads.loads_at_use, " late"), (reads.prefetches_weight, " early")];
         let reads: String = reads.into_iter().filter_map(|(is_it, word)| is_it.then_some(word)).collect();
         format!(
             "{stem} {norm} {dtypes} {}{form}{parts}{quant}{ranks} {has} \
