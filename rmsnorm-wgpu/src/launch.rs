@@ -107,9 +107,8 @@ pub(crate) fn encode(calls: &[Work], target: Target<'_, '_>) -> Result<(), Error
                 return Err(invalid("grad_reduction", rule));
             }
             for command in commands() {
-                match command {
-                    Command::Zero { .. } => {}
-                    Command::Dispatch(bound) => bound.encode(pass),
+                if let Command::Dispatch(bound) = command {
+                    bound.encode(pass);
                 }
             }
         }

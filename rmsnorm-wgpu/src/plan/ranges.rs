@@ -208,8 +208,7 @@ pub(super) fn most_rows(
         return Err(PlanError::Row { bytes, most: available });
     }
     // mean and rstd have one f32 per row.
-    let by_statistics =
-        if sharing::is_possible(problem, caps) { sharing::most_rows(problem, caps) } else { available / 4 };
+    let by_statistics = sharing::most_rows(problem, caps).unwrap_or(available / 4);
     let spaced = layout.spacing.iter().zip(SIZES).filter(|(spacing, _)| spacing.row > 0);
     let by_matrices = spaced.map(|(spacing, size)| {
         let row = (problem.cols * size) as u64;

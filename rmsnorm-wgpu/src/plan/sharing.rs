@@ -2,6 +2,8 @@
 //! program has tensors: a kernel copies vectors and statistics to the workspace before the program,
 //! and computed statistics from there after it.
 
+use std::ops::Range;
+
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
 
@@ -12,37 +14,36 @@ use crate::caps::Caps;
 /// f32 from the start of a shared tensor to the start of the next, as a multiple: 32 bytes.
 const UNIT: u64 = 8;
 
-/// Whether a program of the call may share a binding.
-pub(super) fn is_possible(problem: &Problem, caps: &Caps) -> bool {
+/// Maximum rows of a dispatch whose shared tensors take half of a binding; `None` if no program of
+/// the call shares one.
+pub(super) fn most_rows(problem: &Problem, caps: &Caps) -> Option<u64> {
     // Programs bind tensors of the call, and the workspace.
-    problem.tensors.intersection(tensors(problem.direction)).len() >= caps.storage_buffers as usize
-}
-
-/// Maximum rows of a dispatch whose shared tensors take half of a binding.
-pub(super) fn most_rows(problem: &Problem, caps: &Caps) -> u64 {
+    let is_possible = problem.tensors.intersection(tensors(problem.direction)).len() >= caps.storage_buffers as usize;
     let statistics = problem.tensors.iter().filter(|tensor| tensor.shape() == TensorShape::Rows).count().max(1) as u64;
-    ((caps.available_bytes() / 8).saturating_sub(len(problem, 0)) / statistics).saturating_sub(UNIT)
+    let most = (caps.available_bytes() / 8).saturating_sub(len(problem, 0)) / statistics;
+    is_possible.then_some(most.saturating_sub(UNIT))
 }
 
 /// f32 of the workspace that suffice for shared tensors in every layout.
 pub(super) fn most_len(problem: &Problem, caps: &Caps) -> u64 {
-    if !is_possible(problem, caps) {
-        return 0;
-    }
-    let rows = (problem.rows as u64).min(most_rows(problem, caps).max(1));
-    UNIT + len(problem, rows)
+    most_rows(problem, caps).map_or(0, |most| UNIT + len(problem, most.max(1).min(problem.rows as u64)))
 }
 
 /// f32 that the tensors of the call take if they share a binding.
 fn len(problem: &Problem, rows: u64) -> u64 {
-    let of = |tensor| match Tensor::shape(tensor) {
-        TensorShape::Rows => rows.next_multiple_of(UNIT),
-        TensorShape::Cols => (problem.cols as u64).next_multiple_of(UNIT),
-        TensorShape::One => UNIT,
-        TensorShape::Matrix | TensorShape::Transposed | TensorShape::Workspace => 0,
-        TensorShape::Scales | TensorShape::ScalesColumnwise => 0,
-    };
-    problem.tensors.iter().map(of).sum()
+    let of = |tensor| elements(tensor, 0..rows, problem.cols as u64);
+    problem.tensors.iter().map(of).map(|elements| (elements.end - elements.start).next_multiple_of(UNIT)).sum()
+}
+
+/// The elements of a tensor that a dispatch on these rows shares.
+fn elements(tensor: Tensor, rows: Range<u64>, cols: u64) -> Range<u64> {
+    match tensor.shape() {
+        TensorShape::Rows => rows,
+        TensorShape::Cols => 0..cols,
+        TensorShape::One => 0..1,
+        TensorShape::Matrix | TensorShape::Transposed | TensorShape::Workspace => 0..0,
+        TensorShape::Scales | TensorShape::ScalesColumnwise => 0..0,
+    }
 }
 
 /// Adds the copies of shared tensors to a plan, and their places to its workspace.
@@ -63,12 +64,7 @@ pub(super) fn with_copies(plan: Plan, problem: &Problem, layout: &Layout, caps: 
         let (mut before, mut after, mut at) = (Vec::new(), Vec::new(), first);
         for used in uses(&dispatch.key).into_iter().filter(|used| used.is_shared(&dispatch.key)) {
             let (tensor, is_input) = (used.tensor, used.is_loaded);
-            let elements = match tensor.shape() {
-                TensorShape::Rows => dispatch.rows.clone(),
-                TensorShape::One => 0..1,
-                TensorShape::Cols | TensorShape::Matrix | TensorShape::Transposed => 0..problem.cols as u64,
-                TensorShape::Workspace | TensorShape::Scales | TensorShape::ScalesColumnwise => 0..0,
-            };
+            let elements = elements(tensor, dispatch.rows.clone(), problem.cols as u64);
             let len = elements.end - elements.start;
             let moved = Moved { tensor, first: elements.start, at, is_input };
             let dtype = match problem.storage(tensor) {

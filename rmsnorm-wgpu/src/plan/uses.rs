@@ -133,19 +133,12 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
 /// The part of the workspace that the program uses.
 fn workspace(key: &KernelKey) -> Option<Use> {
     let has_gradients = key.call.tensors.sums_over_rows() > 0;
-    let stores_statistics = || {
-        key.call
-            .tensors
-            .iter()
-            .filter_map(|tensor| of_call(key, tensor))
-            .any(|used| used.is_shared(key) && used.is_stored)
-    };
     let (is_bound, is_stored) = match key.program {
         Program::Forward
         | Program::ForwardStreaming
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
-        | Program::Columnwise => (key.shares_binding, stores_statistics()),
+        | Program::Columnwise => (key.shares_binding, key.shares_binding),
         Program::TransposeCodes | Program::TensorScale | Program::Clear | Program::Copy => (false, false),
         Program::Backward => (has_gradients || key.shares_binding, has_gradients),
         Program::BackwardRowSums => (true, true),

@@ -214,29 +214,22 @@ fn stored_statistics(key: &KernelKey) -> String {
     format!("\nfn load_statistics(row: u32) -> RowStatistics {{ return RowStatistics({mean}, load_rstd(row)); }}\n")
 }
 
-/// The gradients that leave a slot.
-struct Pulled {
-    /// The gradient of the slot's input.
-    gradient: String,
-    /// The gradients of its pieces' matrices.
-    own: Vec<(Tensor, String)>,
-}
-
-/// From the gradient of a slot's result, through its pieces from the last to the first.
-fn pulled(key: &KernelKey, slot: Slot, gradient: &str) -> Pulled {
-    let mut pulled = Pulled { gradient: gradient.to_owned(), own: Vec::new() };
+/// The gradient of a slot's input and of its pieces' matrices, from the gradient of its result:
+/// through its pieces from the last to the first.
+fn pulled(key: &KernelKey, slot: Slot, gradient: &str) -> (String, Vec<(Tensor, String)>) {
+    let (mut gradient, mut owned) = (gradient.to_owned(), Vec::new());
     for piece in of_slot(key, slot).into_iter().rev() {
-        let [gradient, own] = pull(key, piece, pulled.gradient);
+        let [input, own] = pull(key, piece, gradient);
         let written = piece.tensors(Direction::Backward).intersection(Direction::Backward.writes());
-        pulled.own.extend(written.intersection(key.call.tensors).iter().map(|tensor| (tensor, own.clone())));
-        pulled.gradient = gradient;
+        owned.extend(written.intersection(key.call.tensors).iter().map(|tensor| (tensor, own.clone())));
+        gradient = input;
     }
-    pulled
+    (gradient, owned)
 }
 
 /// Whether pieces after the norm have gradients to store: the counter `AFTER`.
 pub(super) fn stores_after(key: &KernelKey) -> bool {
-    !pulled(key, Slot::After, "").own.is_empty()
+    !pulled(key, Slot::After, "").1.is_empty()
 }
 
 /// From the gradient of y to the gradients of the norm's inputs: the pieces after the norm, the
@@ -248,14 +241,15 @@ fn backward(key: &KernelKey) -> String {
         format!("\n    store_{tensor}(row, thread, k, kept_{role}({gradient}));")
     };
     let wdy = if has(Tensor::Weight) { "weighted(dy, weight)" } else { "dy" };
-    let (after, before) = (pulled(key, Slot::After, "pair_T(held.dy)"), pulled(key, Slot::Before, "dx"));
-    let dx = has(Tensor::Dx).then(|| (Tensor::Dx, before.gradient.clone()));
-    let named = |(tensor, gradient)| (tensor, if gradient == before.gradient { "pulled".to_owned() } else { gradient });
-    let stores: String = dx.into_iter().chain(before.own).map(named).map(store).collect();
-    let names = [("DY", &*after.gradient), ("WDY", wdy), ("DX", &before.gradient), ("STORES", &stores)];
-    let stores_after = (!after.own.is_empty()).then(|| after.own.into_iter().map(store).collect::<String>());
-    let after = stores_after.map(|stores| substitute(STORE_AFTER, &[("STORES", &stores)]));
-    substitute(BACKWARD, &names) + &after.unwrap_or_default()
+    let ((dy, after), (dx, before)) = (pulled(key, Slot::After, "pair_T(held.dy)"), pulled(key, Slot::Before, "dx"));
+    let of_x = has(Tensor::Dx).then(|| (Tensor::Dx, dx.clone()));
+    let named = |(tensor, gradient)| (tensor, if gradient == dx { "pulled".to_owned() } else { gradient });
+    let stores: String = of_x.into_iter().chain(before).map(named).map(store).collect();
+    let text = substitute(BACKWARD, &[("DY", &dy), ("WDY", wdy), ("DX", &dx), ("STORES", &stores)]);
+    if after.is_empty() {
+        return text;
+    }
+    text + &substitute(STORE_AFTER, &[("STORES", &after.into_iter().map(store).collect::<String>())])
 }
 
 const BACKWARD: &str = "
