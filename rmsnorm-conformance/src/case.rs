@@ -181,7 +181,8 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
-        // A backward call after a sum of parts needs the sum, which only a call with a residual stores.
+        // A backward call after a sum of parts needs the sum, which only a call with a residual
+        // stores.
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
         let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
         let given = if has_sum { self.present.union(sum) } else { self.present };

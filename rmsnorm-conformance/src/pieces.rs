@@ -1,5 +1,5 @@
-//! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic, error
-//! bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
+//! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic,
+//! error bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
 
 pub(crate) mod math;
 pub(crate) mod next_norm;

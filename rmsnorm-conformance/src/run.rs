@@ -150,7 +150,8 @@ fn run_device(
     let (total, mut done, mut coverage, mut digest) = (items.len(), 0, Coverage::default(), Sha256::new());
     progress(done, total);
     let execute = |item: Item| (item.case(), item.execute(context));
-    let ended = workers::in_order(items, jobs(options), execute, |(case, report)| {
+    let jobs = if options.profile == Profile::Stress { 1 } else { options.jobs };
+    let ended = workers::in_order(items, jobs, execute, |(case, report)| {
         summary.add(&report);
         if let Some(outputs) = &report.digest {
             digest.update(format!("{} {outputs}\n", report.id));
@@ -181,14 +182,6 @@ fn run_device(
         summary.write_json(*writer)?;
     }
     Ok(summary)
-}
-
-/// Number of cases that run at once.
-fn jobs(options: &Options) -> usize {
-    match options.profile {
-        Profile::Stress => 1,
-        Profile::Smoke | Profile::Core | Profile::Full => options.jobs,
-    }
 }
 
 /// One line of a report.
@@ -254,11 +247,9 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
         return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
     let (cols, rows) = device.about().breakpoints;
-    let shapes = match options.profile {
-        // These shapes are large, so the smoke profile leaves them out.
-        Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),
-        Profile::Smoke => Vec::new(),
-    };
+    // These shapes are large, so the smoke profile leaves them out.
+    let has_shapes = options.profile != Profile::Smoke;
+    let shapes = shape_breakpoints(|dtype| if has_shapes { device.shape_breakpoints(dtype) } else { Vec::new() });
     let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).chain(shapes).map(Item::Case);
     let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
     Ok((items.collect(), list_hash))

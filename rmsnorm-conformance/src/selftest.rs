@@ -175,8 +175,8 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The small cases of the pieces: of parts, because two are too few for some bugs, and of tensors that
-/// bring a piece.
+/// The small cases of the pieces: of parts, because two are too few for some bugs, and of tensors
+/// that bring a piece.
 fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
     let is_of = move |case: &Case| {
         let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;
@@ -214,7 +214,7 @@ fn hand_computed() -> Vec<String> {
             wrong.push(format!("reference: {what} is {got:?}, by hand {expected:?}"));
         }
     };
-    let forward = |spec: &NormSpec, x: &[f64], weight: &[f64], bias: &[f64]| {
+    let forward = |spec: &NormSpec, x, weight, bias| {
         reference::forward(spec, &ForwardInputs { x, residual: None, weight: Some(weight), bias: Some(bias) })
     };
     // avg(x^2) = 24.5, plus eps 0.5 is 25: rstd = 1/5.

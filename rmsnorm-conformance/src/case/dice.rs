@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::{Case, Family, Kind, Layout, Trial, presence};
+use crate::case::{Case, Family, Kind, Layout, presence};
 use crate::testing::splitmix;
 
 /// Row lengths: around powers of two (vector, warp, block and shared memory sizes), primes, lengths
@@ -123,11 +123,8 @@ impl Dice {
     pub(crate) fn draw(&mut self, (rows, cols): (usize, usize)) -> Drawn {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
-            trial: Trial::Bounds,
             kind: self.pick(&Kind::BEFORE),
             norm: self.pick(&Norm::ALL),
-            rows,
-            cols,
             dtypes: DTypes::uniform(self.pick(&DType::ALL)),
             present: self.present(),
             weight_offset: self.pick(&WEIGHT_OFFSETS),
@@ -137,8 +134,7 @@ impl Dice {
             layout: self.layout(cols),
             family: self.pick(Family::OF_FLOATS),
             seed: self.roll() as u32 % 1000,
-            quant: None,
-            parts: 1,
+            ..Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, rows, cols)
         };
         Drawn { case, wide_weight, wide_residual }
     }

@@ -16,8 +16,8 @@ const LETTERED: [&[Tensor]; 2] = [
     &[Y, CodesT, Amax, CodesColumnwise, NextWeight, NextBias, NextMean, NextRstd],
 ];
 
-/// The optional tensors of a norm that adds a residual before it, in the order in which sets of them
-/// are enumerated.
+/// The optional tensors of a norm that adds a residual before it, in the order in which sets of
+/// them are enumerated.
 pub(crate) const COUNTED: [Tensor; 11] =
     [Weight, Bias, Mean, Rstd, DresidualOut, Residual, ResidualOut, Dweight, Dbias, Workspace, Dresidual];
 

@@ -450,9 +450,9 @@ impl<'a> BackwardRow<'a> {
         }
     }
 
-    /// The errors of `mean_wdy` and `mean_wdy_xhat`. An error of rstd scales `mean_wdy_xhat` as a whole, and an error of the mean shifts all
-    /// `x_hat` equally. Both are bounded outside of the sum: bounded per term, they would be wider
-    /// by a factor of sqrt(cols).
+    /// The errors of `mean_wdy` and `mean_wdy_xhat`. An error of rstd scales `mean_wdy_xhat` as a
+    /// whole, and an error of the mean shifts all `x_hat` equally. Both are bounded outside of the
+    /// sum: bounded per term, they would be wider by a factor of sqrt(cols).
     fn means_error(&self) -> [f64; 2] {
         let Pass { spec, model, .. } = self.pass;
         let u = model.arithmetic.unit_roundoff;

@@ -148,16 +148,8 @@ impl<'a> QuantizedTruth<'a> {
         let mut is_padding = vec![true; len];
         for (elements, place) in self.sets() {
             is_padding[place] = false;
-            match self.amax(elements) {
-                Amax::Open => judged.verdict.open += 1,
-                Amax::Unbounded => judged.proves_nothing(),
-                Amax::Nan => judged.is_nan(place),
-                Amax::Between(low, high) => {
-                    let (low, high) = self.scales_of(low, high);
-                    let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
-                    judged.is_between(place, (low, low, high), is_power);
-                }
-            }
+            let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
+            judged.is_of_largest(place, self.amax(elements), is_power, |low, high| self.scales_of(low, high));
         }
         for place in (0..len).filter(|&place| is_padding[place]) {
             judged.has_bits(place, 0);
@@ -169,16 +161,11 @@ impl<'a> QuantizedTruth<'a> {
     /// into it.
     pub fn judge_amax(&self, got: &Bits) -> Verdict {
         let mut judged = Judged::new(got, 1);
-        match self.amax(0..self.v.len()) {
-            Amax::Open => judged.verdict.open += 1,
-            Amax::Unbounded => judged.proves_nothing(),
-            Amax::Nan => judged.is_nan(0),
-            Amax::Between(low, high) => {
-                let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
-                let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
-                judged.is_between(0, (low.max(before), low.max(before), high.max(before)), true);
-            }
-        }
+        let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
+        judged.is_of_largest(0, self.amax(0..self.v.len()), true, |low, high| {
+            let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
+            (low.max(before), high.max(before))
+        });
         judged.verdict
     }
 
@@ -270,6 +257,19 @@ impl<'g> Judged<'g> {
         self.verdict.checked += 1;
         if !is(got_bits, got) {
             self.verdict.fail(Failure { index, got, got_bits, reference, low, high });
+        }
+    }
+
+    /// Checks an element that follows from the largest magnitude of others, and has the right form.
+    fn is_of_largest(&mut self, index: usize, amax: Amax, has_form: bool, range: impl FnOnce(f64, f64) -> (f64, f64)) {
+        match amax {
+            Amax::Open => self.verdict.open += 1,
+            Amax::Unbounded => self.proves_nothing(),
+            Amax::Nan => self.is_nan(index),
+            Amax::Between(low, high) => {
+                let (low, high) = range(low, high);
+                self.is_between(index, (low, low, high), has_form);
+            }
         }
     }
 

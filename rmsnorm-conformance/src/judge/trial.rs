@@ -98,8 +98,8 @@ fn observed_h(
     Ok(step.outputs.values(Tensor::ResidualOut))
 }
 
-/// Judges the outputs of a call of a group of ranks, joined: a forward call, or a backward call with
-/// the statistics in `inputs`.
+/// Judges the outputs of a call of a group of ranks, joined: a forward call, or a backward call
+/// with the statistics in `inputs`.
 pub(crate) fn judge_stored(case: &Case, inputs: &Inputs, stored: &Outputs, arithmetic: &Arithmetic) -> Status {
     let mut judged = Judged { reports: &mut Vec::new(), finding: None, vacuous: None };
     let model = Model { arithmetic, mode: case.family.mode() };

@@ -131,8 +131,8 @@ impl<'a> ForwardTruth<'a> {
         }
     }
 
-    /// The range of each y before it is stored, for activations of type `dtype`: `None` if it may be
-    /// anything; its reference is NaN if it is NaN. `rstd` is the stored rstd, if any.
+    /// The range of each y before it is stored, for activations of type `dtype`: `None` if it may
+    /// be anything; its reference is NaN if it is NaN. `rstd` is the stored rstd, if any.
     pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Option<Expected>> {
         let value = |(i, expected): (usize, Expected)| {
             let (row, col) = (i / self.spec.cols, i % self.spec.cols);

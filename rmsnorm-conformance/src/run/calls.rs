@@ -75,7 +75,7 @@ impl Scenario {
                 let next = Case { kind: Kind::BACKWARD, present, ..*case };
                 let saved = saved.with(Tensor::Weight, inputs.get(Tensor::NextWeight).map(<[f64]>::to_vec));
                 let last = case.present.has(Tensor::NextRstd).then(|| backward(&next, saved)).transpose()?;
-                // x of the norm that was added has the activations' dtype, and no gradient is added.
+                // x of the norm that was added has the activations' dtype; no gradient is added.
                 let present = case.present.without(Tensor::DresidualOut).without(Tensor::Dresidual);
                 let dtypes = DTypes { residual: case.dtypes.activation, ..case.dtypes };
                 let saved = self.saved(&first.outputs, Tensor::X, [Tensor::Mean, Tensor::Rstd]);

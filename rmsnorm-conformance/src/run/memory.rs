@@ -106,8 +106,8 @@ impl Poison {
     }
 }
 
-/// The bits of the poisons; and the sign bit, the bits of an infinity, and the mantissa bit of a quiet
-/// NaN, for floats. One below an infinity is the largest finite value.
+/// The bits of the poisons; and the sign bit, the bits of an infinity, and the mantissa bit of a
+/// quiet NaN, for floats. One below an infinity is the largest finite value.
 const fn patterns(storage: Storage) -> ([u32; 2], [u32; 3]) {
     match storage {
         Storage::Float(DType::F32) => ([0x7fc5_a5a5, 0x7149_f2ca], [1 << 31, 0x7f80_0000, 0x0040_0000]),
