@@ -64,7 +64,7 @@ mod tests {
     use rmsnorm_conformance::testing::swept;
 
     use super::*;
-    use crate::lanes::{LANES, Mix, Out};
+    use crate::lanes::{self, Full, LANES, Mix, Out};
     use crate::stages::Stage;
     use crate::{Isa, kernel};
 
@@ -86,7 +86,7 @@ mod tests {
                 let ([sigmoid, sigmoid_slope], [silu, silu_slope]) = (sigmoid::<S>(x), silu::<S>(x));
                 let all = [exp::<S>(x), sigmoid, sigmoid_slope, silu, silu_slope];
                 for (to, lanes) in self.results.iter_mut().zip(all) {
-                    S::store(Out::from(to.as_mut_slice()).group(i * LANES), lanes);
+                    lanes::store::<S, f32, _>(&mut Out::from(to.as_mut_slice()), Full { start: i * LANES }, lanes);
                 }
             }
         }

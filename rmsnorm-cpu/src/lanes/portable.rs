@@ -15,6 +15,15 @@ fn map2<A: Copy, B: Copy, C>(a: &[A; LANES], b: &[B; LANES], f: impl Fn(A, B) ->
     std::array::from_fn(|lane| f(a[lane], b[lane]))
 }
 
+macro_rules! lane_by_lane {
+    ($($name:ident = $op:tt),*) => {
+        $(#[inline(always)]
+        fn $name(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+            map2(&a, &b, |a, b| a $op b)
+        })*
+    };
+}
+
 impl Simd for Portable {
     const IS_BATCHED: bool = false;
 
@@ -27,25 +36,7 @@ impl Simd for Portable {
         [value; LANES]
     }
 
-    #[inline(always)]
-    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a / b)
-    }
+    lane_by_lane! { add = +, sub = -, mul = *, div = / }
 
     #[inline(always)]
     fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
@@ -90,12 +81,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
-        *to = lanes.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
+    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Self::Lanes) {
         *to = lanes.map(MaybeUninit::new);
     }
 
@@ -105,12 +91,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        *to = halves.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
+    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves) {
         *to = halves.map(MaybeUninit::new);
     }
 
@@ -165,12 +146,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        *to = bytes.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: Self::Bytes) {
         *to = bytes.map(MaybeUninit::new);
     }
 

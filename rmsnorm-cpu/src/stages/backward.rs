@@ -252,18 +252,20 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
         mut partials: PartialRow<'_>,
         stores: Stores<'_>,
     ) {
-        let (mean_wdy, mean_wdy_xhat) = (S::splat(means[0]), S::splat(means[1]));
-        let rstd = S::splat(self.statistics.rstd);
+        let scalars = (means, self.statistics, self.affine.weight_offset());
         // Computed once per row: it takes a division if rows lie in groups.
         let dx_start = to.dx.rows.start(r);
         let dresidual_start = to.dresidual.as_ref().map_or(0, |dresidual| dresidual.rows.start(r));
         let cols = self.cols;
-        lanes::for_each_counted_piece!(stores.head(&to.dx.row(r, cols)), cols, piece => {
+        lanes::for_each_counted_piece!(stores.head(&to.dx.row(r, cols)), cols, scalars, piece => {
+            let ([mean_wdy, mean_wdy_xhat], statistics, weight_offset) = scalars;
+            let (mean_wdy, mean_wdy_xhat, rstd) = (S::splat(mean_wdy), S::splat(mean_wdy_xhat), S::splat(statistics.rstd));
+            let affine = self.affine.with_weight_offset(weight_offset);
             self.dy.prefetch::<S, _>(piece);
             self.x.prefetch::<S, _>(piece);
             let h = self.x.h::<S, _>(piece);
-            let x_hat = self.statistics.x_hat::<S>(h);
-            let result = if A::NEEDS_RESULT { self.affine.value::<S, _, false>(piece, h, self.statistics) } else { h };
+            let x_hat = statistics.x_hat::<S>(h);
+            let result = if A::NEEDS_RESULT { affine.value::<S, _, false>(piece, h, statistics) } else { h };
             let dy = self.dy.pull::<S, _>(piece, result, stores);
             if let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
@@ -271,7 +273,7 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
             if let Some(dbias) = &mut partials.dbias {
                 accumulate::<S, _>(dbias, piece, partials.is_first, dy);
             }
-            let wdy = self.affine.times_weight::<S, _>(piece, dy);
+            let wdy = affine.times_weight::<S, _>(piece, dy);
             let dh = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
             let dx = self.x.pull::<S, _>(piece, dh, stores);
             let dx = match dresidual_out {

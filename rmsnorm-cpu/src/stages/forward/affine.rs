@@ -66,6 +66,18 @@ impl<'a, M: Mix> OfMix<'a, M> {
     }
 }
 
+impl<M: Mix> OfMix<'_, M> {
+    #[inline(always)]
+    pub(crate) fn weight_offset(self) -> f32 {
+        self.weight_offset
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_weight_offset(self, weight_offset: f32) -> Self {
+        OfMix { weight_offset, ..self }
+    }
+}
+
 impl<M: Mix> Affine for OfMix<'_, M> {
     type T = M::T;
 
