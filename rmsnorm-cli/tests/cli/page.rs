@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rmsnorm_core::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_core::{
-    AnyBackend, CastOrder, DType, Error, GradReduction, GradStore, Norm, NormBackend, Problem, ResidualPlacement, Task,
-    Tensor, TensorSet,
+    Activation, AnyBackend, CastOrder, DType, Error, GradReduction, GradStore, Norm, NormBackend, NormSpec, Problem,
+    ResidualPlacement, Task, Tensor, TensorSet,
 };
 
 use crate::support::Folder;
@@ -141,6 +141,14 @@ fn calls_of_the_page() -> Vec<(&'static str, Problem)> {
             quantized(block, &[Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise]),
         ),
         ("sum of several addends", Problem { parts: 3, ..forward(&[]) }),
+        (
+            "a gate before or after",
+            Problem {
+                gate: NormSpec::rms(32, 256, 1e-5).gate_after(Activation::Silu).gate,
+                ..forward(&[Tensor::Gate])
+            },
+        ),
+        ("groups of columns", Problem { groups: 4, ..forward(&[]) }),
         ("as f32 sums", backward(GradReduction::Partials, GradStore::Accumulated)),
         ("by `Partials`", backward(GradReduction::Partials, GradStore::default())),
         ("by `Atomics`", backward(GradReduction::Atomics, GradStore::default())),
