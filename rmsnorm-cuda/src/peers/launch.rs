@@ -17,6 +17,9 @@ use crate::plan::ranks::{Plan, Round};
 /// Refuses calls that have no kernel across ranks.
 pub(super) fn check(problem: &Problem) -> Result<(), Error> {
     let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    if problem.gate.is_some() || problem.groups > 1 {
+        return unsupported("calls over ranks have no gate and no groups of columns");
+    }
     match (problem.parts, problem.residual_placement) {
         (1, ResidualPlacement::Before) => Ok(()),
         (_, ResidualPlacement::After) => unsupported("a sum over ranks supports ResidualPlacement::Before only"),
@@ -99,5 +102,6 @@ mod tests {
         assert!(refused(Problem { parts: 2, ..problem }).contains("not a sum of parts"));
         let after = Problem { residual_placement: ResidualPlacement::After, ..problem };
         assert!(refused(after).contains("ResidualPlacement::Before"));
+        assert!(refused(Problem { groups: 2, ..problem }).contains("groups of columns"));
     }
 }
