@@ -61,6 +61,7 @@ const NO_OPTIONS: TensorSet = TensorSet::of(&[
     Tensor::Scales,
     Tensor::CodesColumnwise,
     Tensor::ScalesColumnwise,
+    Tensor::Dgate,
 ]);
 
 /// The optional tensors that forward reads.
