@@ -22,7 +22,11 @@ fn read(folder: &Path, module: &Module, sources: &mut Sources) {
         if path.is_dir() {
             read(&path, &inner, sources);
         } else {
-            let inner = if name == "lib" { Vec::new() } else { inner };
+            let inner = match name.as_str() {
+                "lib" => Vec::new(),
+                "mod" => module.clone(),
+                _ => inner,
+            };
             sources.insert(inner, product(&fs::read_to_string(&path).expect("a text")));
         }
     }

@@ -5,15 +5,11 @@ use std::hint::black_box;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::{fmt, io, thread};
 
-use rmsnorm_spec::{AnyCall, AnyElement, Error, NormBackend, Problem, Span};
+use rmsnorm_spec::Error;
 use rmsnorm_tuning::TuningSource;
 
 use crate::caps::{Caps, Isa};
-use crate::lanes::Out;
-use crate::launch::SliceBackend;
-use crate::stages::copy::CopyRange;
 use crate::tuning::Tuning;
-use crate::{launch, plan};
 
 /// Normalizes slices on the calling thread and, for large calls, on a rayon thread pool.
 ///
@@ -168,21 +164,6 @@ impl CpuBackend {
         self.tasks_here(self.caps.threads)
     }
 
-    /// Copies `from` to `to` with the threads, loads and stores of the kernels, through the cache
-    /// or, if `streaming`, past it. The kernels' speed is compared with it.
-    ///
-    /// # Errors
-    /// `Length` if the lengths differ. Nothing is written then.
-    pub fn copy(&self, from: &[f32], to: &mut [f32], streaming: bool) -> Result<(), Error> {
-        if from.len() != to.len() {
-            return Err(Error::Length { arg: "to", min: from.len(), max: from.len(), got: to.len() });
-        }
-        #[cfg(feature = "planted")]
-        let (from, to) = (&from[..crate::planted::copied(from.len())], &mut to[..crate::planted::copied(from.len())]);
-        launch::copy(self, CopyRange { from, to: Out::from(to), streaming });
-        Ok(())
-    }
-
     /// The tuning table in use: `built in`, or a file and its date. The bits of results do not
     /// depend on it.
     pub fn tuning(&self) -> String {
@@ -229,59 +210,6 @@ impl fmt::Display for CpuBackend {
 impl Default for CpuBackend {
     fn default() -> Self {
         CpuBackend::new()
-    }
-}
-
-rmsnorm_spec::inherent_methods!(CpuBackend);
-
-impl NormBackend for CpuBackend {
-    type In<'a, T: AnyElement> = &'a [T];
-    type Out<'a, T: AnyElement> = &'a mut [T];
-
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn in_span<T: AnyElement>(view: &&[T]) -> Span {
-        Span::of(view)
-    }
-
-    fn out_span<T: AnyElement>(view: &&mut [T]) -> Span {
-        Span::of(view)
-    }
-
-    fn workspace_len(&self, problem: &Problem) -> usize {
-        plan::workspace_len(problem)
-    }
-
-    fn has_gradient_sums(&self) -> bool {
-        true
-    }
-
-    fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
-        problems.iter().try_for_each(launch::require_partials)
-    }
-
-    fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
-        launch::launch(self, call)
-    }
-}
-
-impl SliceBackend for CpuBackend {
-    fn input<'a, E: AnyElement>(view: Self::In<'a, E>) -> &'a [E] {
-        view
-    }
-
-    fn out<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Out<'a, E> {
-        Out::from(view)
-    }
-
-    fn values<'a, E: AnyElement>(view: Self::Out<'a, E>) -> Result<&'a mut [E], Error> {
-        Ok(view)
-    }
-
-    fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32] {
-        &mut view[..len]
     }
 }
 

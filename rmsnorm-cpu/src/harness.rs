@@ -6,7 +6,7 @@ use rmsnorm_conformance::{Arithmetic, Harness};
 use rmsnorm_spec::{AnyElement, DType, Direction, Error, Problem};
 
 use crate::lanes::ALIGNMENT;
-use crate::launch::no_room;
+use crate::memory::no_room;
 use crate::{CpuBackend, memory, plan};
 
 /// Elements that begin on a cache line, so that the offset of a test case is the alignment that the

@@ -8,10 +8,9 @@ use rmsnorm_spec::{
 
 use crate::backend::CpuBackend;
 use crate::caps::Isa;
-use crate::kernel;
 use crate::lanes::{Any, In, LANES, Out};
 use crate::plan::{self, Plan};
-use crate::stages::backward::{BackwardBlocks, BackwardRows};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials, Sums};
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::{AddTo, NextNorm, Store};
@@ -20,7 +19,8 @@ use crate::stages::forward::statistics::{OfRow, Statistic};
 use crate::stages::forward::{Rows as ForwardRows, Saved};
 use crate::stages::ranks::Found;
 use crate::stages::reduce_partials::PartialRows;
-use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Split};
+use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
+use crate::{kernel, memory};
 
 /// A backend on slices, and the permitted uses of its output views.
 pub(crate) trait SliceBackend: NormBackend {
@@ -62,7 +62,7 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
     match problem.parts {
         count @ 2.. => {
-            let parts = |x| Parts { x, first: 0, count, stride };
+            let parts = |x| Parts { x, rows: Section { first: 0, len: this.spec.rows }, count, stride };
             let rows = forward_rows::<B, _, _>(this, OfRow, call.into_args(), parts)?;
             spread(backend, plan.tasks, this.spec.rows, rows, kernel::any);
         }
@@ -185,13 +185,6 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     spec
 }
 
-/// The error for a failed allocation of `len` elements of type `E`. A long-running caller can
-/// recover from it.
-pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display) -> Error {
-    let bytes = len.saturating_mul(size_of::<E>());
-    Error::Device { backend: "cpu", source: format!("cannot allocate {bytes} bytes for the {what}: {error}").into() }
-}
-
 /// Refuses the ways to sum weight gradients that this backend lacks.
 ///
 /// # Errors
@@ -222,12 +215,11 @@ fn run_backward<B: SliceBackend>(
     require_partials(problem)?;
     let (plan, len) = (plan_here(backend, problem), plan::workspace_len(problem));
 
-    let mut allocated = Vec::new();
+    let mut allocated;
     let workspace = match args.workspace {
         Some(workspace) => B::workspace(workspace.typed()?, len),
         None => {
-            allocated.try_reserve_exact(len).map_err(|error| no_room::<f32>("workspace", len, &error))?;
-            allocated.resize(len, 0.0);
+            allocated = memory::zeros("workspace", len)?;
             allocated.as_mut_slice()
         }
     };
@@ -251,11 +243,15 @@ fn run_backward<B: SliceBackend>(
             found,
         },
         block_rows: plan.block_rows,
-        dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
-        dx: matrix_mut::<B>(args.dx, spec)?,
-        dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
-        dweight_partials: has_dweight.then_some(&mut *dweight_partials),
-        dbias_partials: has_dbias.then_some(&mut *dbias_partials),
+        stream: Gradients {
+            dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
+            dx: matrix_mut::<B>(args.dx, spec)?,
+            dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
+        },
+        partials: Partials {
+            dweight: has_dweight.then_some(Sums { sums: &mut *dweight_partials, cols: spec.cols }),
+            dbias: has_dbias.then_some(Sums { sums: &mut *dbias_partials, cols: spec.cols }),
+        },
     };
     spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
     let reduce =

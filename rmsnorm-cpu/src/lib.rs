@@ -27,6 +27,7 @@
 //! # Modules
 //! | here | role |
 //! |---|---|
+//! | `calls` | the traits of both backends |
 //! | `caps` | the processor's features, read once |
 //! | `plan` | tasks, row blocks and streaming, as a pure function of the problem and the caps |
 //! | `lanes` | loads, stores and conversions of 32 elements per instruction set; views of elements |
@@ -36,6 +37,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod backend;
+mod calls;
 mod caps;
 #[cfg(feature = "conformance")]
 mod harness;

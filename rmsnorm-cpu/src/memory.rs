@@ -5,7 +5,6 @@ use std::ops::Range;
 use rmsnorm_spec::{AnyElement, Error, HostMemory, Memory};
 
 use crate::CpuBackend;
-use crate::launch::no_room;
 
 /// `len` zeros; `what` names them in errors. Pages that are never written take no memory.
 pub(crate) fn zeros<T: AnyElement>(what: &str, len: usize) -> Result<Vec<T>, Error> {
@@ -13,6 +12,13 @@ pub(crate) fn zeros<T: AnyElement>(what: &str, len: usize) -> Result<Vec<T>, Err
     // More than an allocation may have: the allocator would be passed the wrapped product.
     let zeros = if bytes > isize::MAX as usize { Err(()) } else { bytemuck::allocation::try_zeroed_vec(len) };
     zeros.map_err(|()| no_room::<T>(what, len, &"the allocator refused"))
+}
+
+/// The error for a failed allocation of `len` elements of type `E`. A long-running caller can
+/// recover from it.
+pub(crate) fn no_room<E>(what: &str, len: usize, error: &impl std::fmt::Display) -> Error {
+    let bytes = len.saturating_mul(size_of::<E>());
+    Error::Device { backend: "cpu", source: format!("cannot allocate {bytes} bytes for the {what}: {error}").into() }
 }
 
 impl Memory for CpuBackend {

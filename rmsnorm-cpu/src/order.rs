@@ -7,7 +7,7 @@ use rmsnorm_spec::{DType, DTypes, Element, NormSpec, bf16};
 
 use self::traced::{Event, Traced, events};
 use crate::lanes::{In, Out};
-use crate::stages::backward::{BackwardBlocks, BackwardRows};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials};
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::Store;
@@ -73,11 +73,8 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         BackwardBlocks {
             rows,
             block_rows: 2,
-            dresidual_out: None,
-            dx: to(&mut dx.0),
-            dresidual: Some(to(&mut dresidual.0)),
-            dweight_partials: None,
-            dbias_partials: None,
+            stream: Gradients { dresidual_out: None, dx: to(&mut dx.0), dresidual: Some(to(&mut dresidual.0)) },
+            partials: Partials::default(),
         }
         .run::<Traced, (bf16, f32, f32)>();
         assert_fenced(streaming, "backward");

@@ -7,7 +7,7 @@ use rmsnorm_spec::{
     TensorShape,
 };
 
-use crate::launch::no_room;
+use crate::memory::no_room;
 use crate::{CpuBackend, UninitBackend};
 
 /// Inputs of [`CpuBackend::forward_vec`]. Shapes are as in [`Forward`]; matrices are slices of

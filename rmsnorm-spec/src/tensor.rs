@@ -83,15 +83,15 @@ macro_rules! tensors {
             pub const ALL: [Tensor; [$($name),+].len()] = [$(Tensor::$tensor),+];
 
             const fn facts(self) -> &'static Facts {
-                match self {
-                    $(Tensor::$tensor => &Facts {
-                        name: $name,
-                        shape: TensorShape::$shape,
-                        role: Role::$role,
-                        access: [$(Facts::$access),+],
-                        pieces: &[$(Piece::$piece)?],
-                    },)+
-                }
+                // An array: a `match` would become a table of pointers, one load more.
+                const OF: [Facts; Tensor::COUNT] = [$(Facts {
+                    name: $name,
+                    shape: TensorShape::$shape,
+                    role: Role::$role,
+                    access: [$(Facts::$access),+],
+                    pieces: &[$(Piece::$piece)?],
+                }),+];
+                &OF[self as usize]
             }
         }
     };

@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::MAGIC;
 use super::codes::NAN;
-use super::{Float8, Group, LANES, Simd};
+use super::{Float8, Group, LANES, Simd, each_of, lane_by_lane};
 
 /// AVX2 with F16C.
 pub(crate) struct Avx2;
@@ -15,28 +16,9 @@ pub(crate) struct Avx2;
 const WIDTH: usize = 8;
 const REGISTERS: usize = LANES / WIDTH;
 
-/// `[e(0), e(1), ..]`, one value per register. A macro, because a closure is compiled without the
-/// instruction set, and its intrinsics would become calls.
 macro_rules! each_register {
     ($i:ident => $e:expr) => {
-        [
-            {
-                let $i = 0;
-                $e
-            },
-            {
-                let $i = 1;
-                $e
-            },
-            {
-                let $i = 2;
-                $e
-            },
-            {
-                let $i = 3;
-                $e
-            },
-        ]
+        each_of!([0, 1, 2, 3], $i => $e)
     };
 }
 
@@ -54,32 +36,38 @@ impl Simd for Avx2 {
         [unsafe { _mm256_set1_ps(value) }; REGISTERS]
     }
 
-    #[inline(always)]
-    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe { _mm256_add_ps(a[i], b[i]) })
+    lane_by_lane! {
+        add = _mm256_add_ps;
+        sub = _mm256_sub_ps;
+        mul = _mm256_mul_ps;
+        div = _mm256_div_ps;
     }
 
     #[inline(always)]
-    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm256_sub_ps(a[i], b[i]) })
+        each_register!(i => unsafe {
+            // Both return their second operand if one is NaN.
+            _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), values[i]))
+        })
     }
 
     #[inline(always)]
-    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm256_mul_ps(a[i], b[i]) })
+        each_register!(i => unsafe {
+            let biased = _mm256_add_ps(exponents[i], _mm256_set1_ps(MAGIC + 127.0));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(biased)))
+        })
     }
 
     #[inline(always)]
-    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm256_div_ps(a[i], b[i]) })
+        each_register!(i => unsafe { _mm256_blendv_ps(no[i], yes[i], of[i]) })
     }
 
     #[inline(always)]
@@ -122,25 +110,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
-        for (i, register) in lanes.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
-        for (i, register) in lanes.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
-            // - alignment: the caller's obligation;
-            // - ordering: the caller's obligation.
-            unsafe { _mm256_stream_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
-        }
+    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Self::Lanes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, each_register!(i => _mm256_castps_si256(lanes[i]))) }
     }
 
     #[inline(always)]
@@ -152,25 +126,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        for (i, register) in halves.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < 2, so the 16 elements from i * 16 lie inside the array.
-            unsafe { _mm256_storeu_si256(to.as_mut_ptr().add(i * 16).cast(), register) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        for (i, register) in halves.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < 2, so the 16 elements from i * 16 lie inside the array;
-            // - alignment: the caller's obligation;
-            // - ordering: the caller's obligation.
-            unsafe { _mm256_stream_si256(to.as_mut_ptr().add(i * 16).cast(), register) }
-        }
+    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves) {
+        // SAFETY:
+        // - feature: see the module;
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, halves) }
     }
 
     #[inline(always)]
@@ -226,21 +186,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: Self::Bytes) {
         // SAFETY:
         // - feature: see the module;
-        // - bounds: the register is as long as the array.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), bytes) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        // SAFETY:
-        // - feature: see the module;
-        // - bounds: the register is as long as the array;
-        // - alignment: the caller's obligation;
-        // - ordering: the caller's obligation.
-        unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), bytes) }
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, [bytes]) }
     }
 
     #[inline(always)]
@@ -256,6 +206,24 @@ impl Simd for Avx2 {
         // - feature: prefetch is part of SSE, which x86-64 guarantees;
         // - memory: it is a hint that accesses nothing, so any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+/// Writes registers side by side, past the cache if `STREAM`.
+///
+/// # Safety
+/// As [`Simd::store`]; and the processor has AVX2.
+#[inline(always)]
+unsafe fn put<const STREAM: bool, T, const N: usize>(to: &mut Group<T>, registers: [__m256i; N]) {
+    const { assert!(size_of::<Group<T>>() == size_of::<[__m256i; N]>(), "registers are a group") }
+    for (i, register) in registers.into_iter().enumerate() {
+        // SAFETY:
+        // - feature, alignment, ordering: the caller's obligations;
+        // - bounds: the group is as long as the registers.
+        unsafe {
+            let to = to.as_mut_ptr().cast::<__m256i>().add(i);
+            if STREAM { _mm256_stream_si256(to, register) } else { _mm256_storeu_si256(to, register) }
+        }
     }
 }
 

@@ -5,9 +5,10 @@
 
 use std::arch::x86_64::*;
 
+use super::activations::MAGIC;
 use super::avx2::{Avx2, fold_register};
 use super::codes::NAN;
-use super::{Float8, Group, LANES, Simd};
+use super::{Float8, Group, LANES, Simd, each_of, lane_by_lane};
 
 /// AVX-512 F, BW, VL and DQ.
 pub(crate) struct Avx512;
@@ -16,20 +17,9 @@ pub(crate) struct Avx512;
 const WIDTH: usize = 16;
 const REGISTERS: usize = LANES / WIDTH;
 
-/// `[e(0), e(1), ..]`, one value per register. A macro, because a closure is compiled without the
-/// instruction set, and its intrinsics would become calls.
 macro_rules! each_register {
     ($i:ident => $e:expr) => {
-        [
-            {
-                let $i = 0;
-                $e
-            },
-            {
-                let $i = 1;
-                $e
-            },
-        ]
+        each_of!([0, 1], $i => $e)
     };
 }
 
@@ -38,7 +28,7 @@ impl Simd for Avx512 {
 
     type Lanes = [__m512; REGISTERS];
     type Halves = __m512i;
-    type Bytes = [__m128i; REGISTERS];
+    type Bytes = __m256i;
 
     #[inline(always)]
     fn splat(value: f32) -> Self::Lanes {
@@ -47,32 +37,40 @@ impl Simd for Avx512 {
         [unsafe { _mm512_set1_ps(value) }; REGISTERS]
     }
 
-    #[inline(always)]
-    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe { _mm512_add_ps(a[i], b[i]) })
+    lane_by_lane! {
+        add = _mm512_add_ps;
+        sub = _mm512_sub_ps;
+        mul = _mm512_mul_ps;
+        div = _mm512_div_ps;
     }
 
     #[inline(always)]
-    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm512_sub_ps(a[i], b[i]) })
+        each_register!(i => unsafe {
+            // Both return their second operand if one is NaN.
+            _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), values[i]))
+        })
     }
 
     #[inline(always)]
-    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm512_mul_ps(a[i], b[i]) })
+        each_register!(i => unsafe {
+            let biased = _mm512_add_ps(exponents[i], _mm512_set1_ps(MAGIC + 127.0));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(biased)))
+        })
     }
 
     #[inline(always)]
-    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm512_div_ps(a[i], b[i]) })
+        each_register!(i => unsafe {
+            _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(of[i])), no[i], yes[i])
+        })
     }
 
     #[inline(always)]
@@ -115,25 +113,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
-        for (i, register) in lanes.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
-            unsafe { _mm512_storeu_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
-        for (i, register) in lanes.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array;
-            // - alignment: the caller's obligation;
-            // - ordering: the caller's obligation.
-            unsafe { _mm512_stream_ps(to.as_mut_ptr().cast::<f32>().add(i * WIDTH), register) }
-        }
+    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Self::Lanes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, each_register!(i => _mm512_castps_si512(lanes[i]))) }
     }
 
     #[inline(always)]
@@ -145,21 +129,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
+    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves) {
         // SAFETY:
         // - feature: see the module;
-        // - bounds: the register is as long as the array.
-        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), halves) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        // SAFETY:
-        // - feature: see the module;
-        // - bounds: the register is as long as the array;
-        // - alignment: the caller's obligation;
-        // - ordering: the caller's obligation.
-        unsafe { _mm512_stream_si512(to.as_mut_ptr().cast(), halves) }
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, [halves]) }
     }
 
     #[inline(always)]
@@ -204,39 +178,33 @@ impl Simd for Avx512 {
     fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe { _mm512_cvtepi32_epi8(encode_register(lanes[i], format)) })
+        unsafe {
+            let [low, high] = each_register!(i => _mm512_cvtepi32_epi8(encode_register(lanes[i], format)));
+            _mm256_set_m128i(high, low)
+        }
     }
 
     #[inline(always)]
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe {
-            let least = _mm512_max_ps(lanes[i], _mm512_set1_ps(-128.0));
-            let within = _mm512_min_ps(least, _mm512_set1_ps(127.0));
-            let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(lanes[i], lanes[i]);
-            _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(is_number, within))
-        })
-    }
-
-    #[inline(always)]
-    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        for (i, register) in bytes.into_iter().enumerate() {
-            // SAFETY:
-            // - feature: see the module;
-            // - bounds: i < REGISTERS, so WIDTH bytes from i * WIDTH lie inside the array.
-            unsafe { _mm_storeu_si128(to.as_mut_ptr().add(i * WIDTH).cast(), register) }
+        unsafe {
+            let [low, high] = each_register!(i => {
+                let least = _mm512_max_ps(lanes[i], _mm512_set1_ps(-128.0));
+                let within = _mm512_min_ps(least, _mm512_set1_ps(127.0));
+                let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(lanes[i], lanes[i]);
+                _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(is_number, within))
+            });
+            _mm256_set_m128i(high, low)
         }
     }
 
     #[inline(always)]
-    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: Self::Bytes) {
         // SAFETY:
         // - feature: see the module;
-        // - bounds: the register is as long as the array;
-        // - alignment: the caller's obligation;
-        // - ordering: the caller's obligation.
-        unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), _mm256_set_m128i(bytes[1], bytes[0])) }
+        // - alignment, ordering: the caller's obligations.
+        unsafe { Avx2::store_bytes::<STREAM>(to, bytes) }
     }
 
     #[inline(always)]
@@ -250,6 +218,24 @@ impl Simd for Avx512 {
         // - feature: prefetch is part of SSE, which x86-64 guarantees;
         // - memory: it is a hint that accesses nothing, so any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+}
+
+/// Writes registers side by side, past the cache if `STREAM`.
+///
+/// # Safety
+/// As [`Simd::store`]; and the processor has AVX-512.
+#[inline(always)]
+unsafe fn put<const STREAM: bool, T, const N: usize>(to: &mut Group<T>, registers: [__m512i; N]) {
+    const { assert!(size_of::<Group<T>>() == size_of::<[__m512i; N]>(), "registers are a group") }
+    for (i, register) in registers.into_iter().enumerate() {
+        // SAFETY:
+        // - feature, alignment, ordering: the caller's obligations;
+        // - bounds: the group is as long as the registers.
+        unsafe {
+            let to = to.as_mut_ptr().cast::<__m512i>().add(i);
+            if STREAM { _mm512_stream_si512(to, register) } else { _mm512_storeu_si512(to, register) }
+        }
     }
 }
 

@@ -48,7 +48,9 @@ pub(super) fn encode<S: Simd>(quotients: S::Lanes, codes: CodeType) -> S::Bytes 
 /// Converts 32 results divided by their scale.
 #[inline(always)]
 pub(crate) fn encode_into<S: Simd>(to: &mut [u8; LANES], quotients: S::Lanes, codes: CodeType) {
-    S::store_bytes(Out::from(&mut to[..]).group(0), encode::<S>(quotients, codes));
+    // SAFETY:
+    // - through the cache there are no obligations.
+    unsafe { S::store_bytes::<false>(Out::from(&mut to[..]).group(0), encode::<S>(quotients, codes)) }
 }
 
 /// Converts results divided by their scale, and stores those inside the piece. Stores past the
@@ -62,18 +64,20 @@ pub(crate) fn store_codes<S: Simd, P: Piece>(
     stores: Stores<'_>,
 ) {
     let bytes = encode::<S>(quotients, codes);
-    let address = to.address().wrapping_add(piece.start());
-    if !P::IS_FULL {
-        let mut all = [0; LANES];
-        S::store_bytes(Out::from(&mut all[..]).group(0), bytes);
-        to.part(piece.start(), piece.len()).copy_from_slice(&all[..piece.len()]);
-    } else if stores.streaming && address.is_multiple_of(ALIGNMENT / 2) {
-        // SAFETY:
-        // - alignment: checked above;
-        // - ordering: `stores` borrows a `Fenced`, which does not leave this thread and fences when it is dropped; no stage
-        //   body forgets it.
-        unsafe { S::stream_bytes(to.group(piece.start()), bytes) }
-    } else {
-        S::store_bytes(to.group(piece.start()), bytes);
+    let is_aligned = to.address().wrapping_add(piece.start()).is_multiple_of(ALIGNMENT / 2);
+    // SAFETY:
+    // - alignment: `is_aligned` where the store is past the cache;
+    // - ordering: `stores` borrows a `Fenced`, which does not leave this thread and fences when it is dropped; no stage
+    //   body forgets it.
+    unsafe {
+        if !P::IS_FULL {
+            let mut all = [0; LANES];
+            S::store_bytes::<false>(Out::from(&mut all[..]).group(0), bytes);
+            to.part(piece.start(), piece.len()).copy_from_slice(&all[..piece.len()]);
+        } else if stores.streaming && is_aligned {
+            S::store_bytes::<true>(to.group(piece.start()), bytes);
+        } else {
+            S::store_bytes::<false>(to.group(piece.start()), bytes);
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::activations::MAGIC;
 use super::codes::NAN;
 use super::{Float8, Group, LANES, Simd};
 
@@ -12,6 +13,15 @@ pub(crate) struct Portable;
 #[inline(always)]
 fn map2<A: Copy, B: Copy, C>(a: &[A; LANES], b: &[B; LANES], f: impl Fn(A, B) -> C) -> [C; LANES] {
     std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+macro_rules! lane_by_lane {
+    ($($name:ident = $op:tt),*) => {
+        $(#[inline(always)]
+        fn $name(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+            map2(&a, &b, |a, b| a $op b)
+        })*
+    };
 }
 
 impl Simd for Portable {
@@ -26,24 +36,21 @@ impl Simd for Portable {
         [value; LANES]
     }
 
+    lane_by_lane! { add = +, sub = -, mul = *, div = / }
+
     #[inline(always)]
-    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a + b)
+    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
+        values.map(|value| value.clamp(low, high))
     }
 
     #[inline(always)]
-    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a - b)
+    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+        exponents.map(|exponent| f32::from_bits((exponent + (MAGIC + 127.0)).to_bits() << 23))
     }
 
     #[inline(always)]
-    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        map2(&a, &b, |a, b| a / b)
+    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
+        std::array::from_fn(|lane| if of[lane].is_sign_negative() { yes[lane] } else { no[lane] })
     }
 
     #[inline(always)]
@@ -74,12 +81,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
-        *to = lanes.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
+    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Self::Lanes) {
         *to = lanes.map(MaybeUninit::new);
     }
 
@@ -89,12 +91,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        *to = halves.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
+    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves) {
         *to = halves.map(MaybeUninit::new);
     }
 
@@ -142,7 +139,6 @@ impl Simd for Portable {
     /// vectorise without SSE4.1.
     #[inline(always)]
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
-        const MAGIC: f32 = 12_582_912.0;
         lanes.map(|value| {
             let code = (value.clamp(-128.0, 127.0) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as u8;
             if value.is_nan() { 0 } else { code }
@@ -150,12 +146,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        *to = bytes.map(MaybeUninit::new);
-    }
-
-    #[inline(always)]
-    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
+    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: Self::Bytes) {
         *to = bytes.map(MaybeUninit::new);
     }
 

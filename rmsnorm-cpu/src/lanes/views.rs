@@ -200,6 +200,11 @@ impl<'a, T: Numbers> In<'a, T> {
 
 impl<'a, E: AnyElement> In<'a, E> {
     #[inline(always)]
+    pub(crate) fn get(self, index: usize) -> E {
+        self.part(index, 1).elements()[0]
+    }
+
+    #[inline(always)]
     pub(crate) fn elements(self) -> &'a [E] {
         // SAFETY:
         // - memory: the field's promise, which `part` keeps by its check;
@@ -264,12 +269,11 @@ impl<'a, T: Elements> Out<'a, T> {
         self.first.addr()
     }
 
-    /// The same elements as an input that is overwritten.
+    /// The same elements as an input: one that is overwritten, or that an earlier stage has written.
     ///
     /// # Safety
-    /// - contents: they hold values;
-    /// - memory: nobody keeps a slice of the input while an element is written. Stages load a piece to lanes before they
-    ///   store it.
+    /// - contents: the elements that are read hold values; gaps between rows need not;
+    /// - memory: nobody keeps a slice of an element while it is written. Stages load a piece to lanes before they store it.
     pub(crate) unsafe fn overwritten(&self) -> In<'a, T> {
         In { first: self.first, len: self.len, tag: self.tag, borrowed: PhantomData }
     }
@@ -331,17 +335,10 @@ impl<'a, E: AnyElement> Out<'a, E> {
     }
 
     #[inline(always)]
-    fn elements(&self) -> &[MaybeUninit<E>] {
-        // SAFETY:
-        // - memory: the field's promise, which `part` keeps by its check; `self` is borrowed as long;
-        // - type: any bytes are an element of a stored type of this size and alignment, and `MaybeUninit` asks for none.
-        unsafe { slice::from_raw_parts(self.first.cast(), self.len) }
-    }
-
-    #[inline(always)]
     fn elements_mut(&mut self) -> &mut [MaybeUninit<E>] {
         // SAFETY:
-        // - memory, type: as above; `self` is borrowed mutably;
+        // - memory: the field's promise, which `part` keeps by its check; `self` is borrowed mutably;
+        // - type: any bytes are an element of a stored type of this size and alignment, and `MaybeUninit` asks for none;
         // - contents: nothing but values is written to it, which this file sees to.
         unsafe { slice::from_raw_parts_mut(self.first.cast(), self.len) }
     }
@@ -398,31 +395,6 @@ impl<'a> Out<'a, Any> {
 #[inline(always)]
 fn assert_within(len: usize, start: usize, wanted: usize) {
     assert!(start <= len && wanted <= len - start, "a part lies within its elements");
-}
-
-/// Elements that a stage has written, for the next stage to read row by row. Gaps between rows may
-/// be uninitialized.
-#[derive(Clone, Copy)]
-pub(crate) struct Written<'a, E>(&'a [MaybeUninit<E>]);
-
-impl<'a, E: AnyElement> Written<'a, E> {
-    /// Wraps elements, of which only the written ones are read.
-    ///
-    /// # Safety
-    /// - contents: every element that [`part`](Self::part) will be asked for was written.
-    pub(crate) unsafe fn new(out: &'a Out<'_, E>) -> Self {
-        Written(out.elements())
-    }
-
-    /// `len` elements from `start` on.
-    #[inline(always)]
-    pub(crate) fn part(self, start: usize, len: usize) -> &'a [E] {
-        let part = &self.0[start..][..len];
-        // SAFETY:
-        // - memory: the same elements, borrowed as before; `MaybeUninit<E>` has the layout of `E`;
-        // - contents: who made this promised that they were written.
-        unsafe { &*(ptr::from_ref(part) as *const [E]) }
-    }
 }
 
 #[cfg(test)]

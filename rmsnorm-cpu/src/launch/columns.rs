@@ -12,7 +12,7 @@ use crate::stages::backward::BackwardRows;
 use crate::stages::columns::{BackwardSumsRows, SumsRows};
 use crate::stages::forward::before::Summed;
 use crate::stages::ranks::Found;
-use crate::stages::{MatrixMut, RowStarts};
+use crate::stages::{MatrixMut, RowStarts, Section};
 
 pub(super) fn partial_statistics<B: SliceBackend>(
     backend: &CpuBackend,
@@ -78,5 +78,6 @@ fn numbers_of<'a, B: SliceBackend>(view: AnyOut<'a, B>, count: usize) -> Result<
 fn given<'g, B: SliceBackend, A>(call: Checked<WithStatistics<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
     let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
     let WithStatistics { args, statistics, columns, .. } = call.into_args();
-    Ok((args, Found { numbers: input::<B, f32>(statistics)?, columns, cols, rows, first: 0 }))
+    let numbers = input::<B, f32>(statistics)?;
+    Ok((args, Found { numbers, columns, cols, of_rows: rows, rows: Section { first: 0, len: rows } }))
 }

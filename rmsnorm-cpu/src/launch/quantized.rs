@@ -10,7 +10,7 @@ use super::scales::{Compact, ScalesOut, scales_out};
 use super::{SliceBackend, call_and_plan, fork, input, matrix, matrix_mut, out, spread, starts, vectors};
 use crate::backend::CpuBackend;
 use crate::kernel;
-use crate::lanes::{LANES, Out, Written};
+use crate::lanes::{LANES, Out};
 use crate::plan::Plan;
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::forward::before::Summed;
@@ -18,7 +18,7 @@ use crate::stages::forward::statistics::OfRow;
 use crate::stages::forward::{Rows, Saved};
 use crate::stages::quantized_forward::{Codes, Scaling};
 use crate::stages::transposed::TransposedCols;
-use crate::stages::{MatrixMut, RowStarts, Split};
+use crate::stages::{MatrixMut, RowStarts, Section, Split};
 
 pub(super) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
@@ -55,7 +55,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
     let residual = args.residual.map(|residual| matrix::<B>(residual, &spec)).transpose()?;
     let affine = vectors::<B>(args.weight, args.bias)?;
-    let inputs = Summed { x: matrix::<B>(args.x, &spec)?, residual, out: None };
+    let x = matrix::<B>(args.x, &spec)?;
     let scaling = match (quant.scale, &mut scales) {
         (ScaleKind::Given, _) => {
             Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
@@ -63,7 +63,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
             let (codes, scaling) = (codes.reborrow(), Scaling::Unknown);
             let after = Codes { quant, codes, scaling, y: None, amax: Some(&amax), largest: [0.0; LANES] };
-            let (before, saved) = (inputs.inputs(), Saved::default());
+            let (before, saved) = (Summed { x, residual, out: None }, Saved::default());
             let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
             spread(backend, tasks, rows, work, kernel::mix);
             let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
@@ -89,7 +89,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         largest: [0.0; LANES],
     };
     let saved = Saved { mean: mean.as_mut().map(Out::reborrow), rstd: rstd.as_mut().map(Out::reborrow) };
-    let before = Summed { out: residual_out, ..inputs.inputs() };
+    let before = Summed { x, residual, out: residual_out };
     let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
     spread(backend, tasks, rows, work, kernel::mix);
     if let Some(mut out) = amax_out {
@@ -101,9 +101,16 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     if let Some(codes_t) = args.codes_t {
         let codes_t = MatrixMut { rows: RowStarts::of(codes_t.layout(cols, rows)), data: bytes::<B>(codes_t.view)? };
         // SAFETY:
-        // - contents: the stage above has written every code of every row, and only these are read.
-        let written = unsafe { Written::new(&codes.data) };
-        let work = TransposedCols { codes: written, codes_rows: codes.rows, rows, first: 0, cols, codes_t };
+        // - contents: the stage above has written every code of every row, and only these are read;
+        // - memory: nothing is written to it any more.
+        let written = unsafe { codes.data.overwritten() };
+        let work = TransposedCols {
+            codes: written,
+            codes_rows: codes.rows,
+            rows,
+            cols: Section { first: 0, len: cols },
+            codes_t,
+        };
         backend.install(tasks, || {
             fork(work, cols, tasks, &TransposedCols::split_at, &TransposedCols::run);
         });
@@ -111,14 +118,14 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     // A `Checked` call with a columnwise copy stores rstd, and the mean in layer norm.
     if let Some((columns, rstd)) = columns.zip(rstd.as_ref()) {
         // SAFETY:
-        // - contents: the stage above has written the statistics of every row, and only these are
-        //   read.
-        let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| Written::new(mean)), Written::new(rstd)) };
+        // - contents: the stage above has written the statistics of every row;
+        // - memory: nothing is written to them any more.
+        let (mean, rstd) = unsafe { (mean.as_ref().map(|mean| mean.overwritten()), rstd.overwritten()) };
         let Columns { groups, mut compact, codes, mut scales } = columns;
         let quant = quant.columnwise();
         let scaling = compact.scaling(&quant, &mut scales, groups);
-        let work =
-            ColumnwiseCols { call: this, before: inputs, affine, mean, rstd, first: 0, cols, quant, codes, scaling };
+        let columns = Section { first: 0, len: cols };
+        let work = ColumnwiseCols { call: this, x, residual, affine, mean, rstd, cols: columns, quant, codes, scaling };
         spread(backend, tasks, cols, work, kernel::any);
         compact.lay_out(&quant, scales, (cols, groups));
     }

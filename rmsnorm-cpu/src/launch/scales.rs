@@ -6,8 +6,9 @@ use rmsnorm_spec::Scales;
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout, ScaleType};
 use rmsnorm_spec::{AnyElement, AnyOut, Error, Rows};
 
-use super::{SliceBackend, no_room, out};
+use super::{SliceBackend, out};
 use crate::lanes::Out;
+use crate::memory::zeros;
 use crate::stages::quantized_forward::Scaling;
 use crate::stages::{MatrixMut, RowStarts};
 
@@ -37,8 +38,8 @@ impl Compact {
         let mut compact = Compact::default();
         if quant.layout != ScaleLayout::RowMajor {
             match quant.scale_type() {
-                ScaleType::F32 => compact.f32 = room(len)?,
-                ScaleType::E8m0 => compact.e8m0 = room(len)?,
+                ScaleType::F32 => compact.f32 = zeros("scales", len)?,
+                ScaleType::E8m0 => compact.e8m0 = zeros("scales", len)?,
             }
         }
         Ok(compact)
@@ -71,13 +72,6 @@ impl Compact {
             Scales::E8m0(scales) => copy(scales.filled(0), &self.e8m0, (rows, groups), place),
         }
     }
-}
-
-fn room<E: AnyElement>(len: usize) -> Result<Vec<E>, Error> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(len).map_err(|error| no_room::<E>("scales", len, &error))?;
-    room.resize(len, E::from_bits(0));
-    Ok(room)
 }
 
 fn matrix<E: AnyElement>(data: Out<'_, E>, groups: usize) -> MatrixMut<'_, E> {

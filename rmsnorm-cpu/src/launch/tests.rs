@@ -10,7 +10,8 @@ use rmsnorm_spec::{CastOrder, DTypes, Element, Norm, NormSpec, RowGroups, bf16, 
 
 use super::*;
 use crate::Isa;
-use crate::lanes::Written;
+use crate::memory::no_room;
+use crate::stages::Section;
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::quantized_forward::Scaling;
 
@@ -223,11 +224,15 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let work = BackwardBlocks {
         rows,
         block_rows,
-        dresidual_out: dresidual_out.then_some(arriving),
-        dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
-        dresidual: dresidual.then_some(MatrixMut { data: of_stream, rows: RowStarts::strided(stream_stride) }),
-        dweight_partials: dweight.then_some(of_dweight.as_mut_slice()),
-        dbias_partials: dbias.then_some(of_dbias.as_mut_slice()),
+        stream: Gradients {
+            dresidual_out: dresidual_out.then_some(arriving),
+            dx: MatrixMut { data: Out::from(dx.as_mut_slice()).any(), rows: RowStarts::strided(dx_stride) },
+            dresidual: dresidual.then_some(MatrixMut { data: of_stream, rows: RowStarts::strided(stream_stride) }),
+        },
+        partials: Partials {
+            dweight: dweight.then_some(Sums { sums: of_dweight.as_mut_slice(), cols: COLS }),
+            dbias: dbias.then_some(Sums { sums: of_dbias.as_mut_slice(), cols: COLS }),
+        },
     };
     pool().install(|| fork(work, blocks, tasks, &Split::split_at, &|mut work| kernel::mix(Isa::Portable, &mut work)));
     let sums = |partials: &[f32]| {
@@ -287,22 +292,19 @@ fn the_second_stage_has_the_same_sums_in_any_number_of_tasks() {
 /// piece.
 fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
     let (x, x_stride) = strided::<bf16>(1, PADS[0]);
-    let (weight, mut rstd) = (values::<f32>(5, COLS), values::<f32>(6, ROWS));
+    let (weight, rstd) = (values::<f32>(5, COLS), values::<f32>(6, ROWS));
     let quant = QuantSpec::new(codes, ScaleKind::Mx { rounding: ScaleRounding::Up });
     let groups = ROWS.div_ceil(ScaleKind::MX_COLS);
     let (mut out, mut scales) = (vec![0x55; COLS * (ROWS + 3)], vec![0x55; COLS * groups]);
-    let stored = Out::from(&mut rstd[..]);
     let x = Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) };
     let work = ColumnwiseCols {
         call: Call { spec: NormSpec::rms(ROWS, COLS, 1e-5), dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false },
-        before: Summed { x, residual: None, out: None },
+        x,
+        residual: None,
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
         mean: None,
-        // SAFETY:
-        // - contents: it is a slice of values.
-        rstd: unsafe { Written::new(&stored) },
-        first: 0,
-        cols: COLS,
+        rstd: In::from(rstd.as_slice()),
+        cols: Section { first: 0, len: COLS },
         quant,
         codes: MatrixMut { data: Out::from(&mut out[..]), rows: RowStarts::strided(ROWS + 3) },
         scaling: Scaling::E8m0(MatrixMut { data: Out::from(&mut scales[..]), rows: RowStarts::strided(groups) }),

@@ -26,6 +26,27 @@ fn record(event: Event) {
     EVENTS.with_borrow_mut(|events| events.push(event));
 }
 
+macro_rules! as_portable {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name($($arg: $type),*) -> $result {
+            Portable::$name($($arg),*)
+        })*
+    };
+}
+
+macro_rules! store_traced {
+    ($($name:ident($element:ty, $values:ty);)*) => {
+        $(unsafe fn $name<const STREAM: bool>(to: &mut Group<$element>, values: $values) {
+            if STREAM {
+                record(Event::Stream);
+            }
+            // SAFETY:
+            // - through the cache there are no obligations.
+            unsafe { Portable::$name::<false>(to, values) }
+        })*
+    };
+}
+
 /// [`Portable`], traced.
 pub(crate) struct Traced;
 
@@ -36,77 +57,35 @@ impl Simd for Traced {
     type Halves = <Portable as Simd>::Halves;
     type Bytes = <Portable as Simd>::Bytes;
 
-    fn splat(value: f32) -> Self::Lanes {
-        Portable::splat(value)
+    as_portable! {
+        splat(value: f32) -> Self::Lanes;
+        add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+        sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+        mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+        div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+        clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes;
+        power_of_two(exponents: Self::Lanes) -> Self::Lanes;
+        select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes;
+        max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;
+        fold_max(magnitudes: Self::Lanes) -> f32;
+        fold(lanes: Self::Lanes) -> f32;
+        load(from: &[f32; LANES]) -> Self::Lanes;
+        load_halves(from: &[u16; LANES]) -> Self::Halves;
+        widen_f16(halves: Self::Halves) -> Self::Lanes;
+        narrow_f16(lanes: Self::Lanes) -> Self::Halves;
+        widen_bf16(halves: Self::Halves) -> Self::Lanes;
+        narrow_bf16(lanes: Self::Lanes) -> Self::Halves;
+        encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes;
+        encode_int8(lanes: Self::Lanes) -> Self::Bytes;
+        prefetch(address: *const u8) -> ();
     }
-    fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        Portable::add(a, b)
+    store_traced! {
+        store(f32, Self::Lanes);
+        store_halves(u16, Self::Halves);
+        store_bytes(u8, Self::Bytes);
     }
-    fn sub(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        Portable::sub(a, b)
-    }
-    fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        Portable::mul(a, b)
-    }
-    fn fold(lanes: Self::Lanes) -> f32 {
-        Portable::fold(lanes)
-    }
-    fn load(from: &[f32; LANES]) -> Self::Lanes {
-        Portable::load(from)
-    }
-    fn store(to: &mut Group<f32>, lanes: Self::Lanes) {
-        Portable::store(to, lanes);
-    }
-    unsafe fn stream(to: &mut Group<f32>, lanes: Self::Lanes) {
-        record(Event::Stream);
-        Portable::store(to, lanes);
-    }
-    fn load_halves(from: &[u16; LANES]) -> Self::Halves {
-        Portable::load_halves(from)
-    }
-    fn store_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        Portable::store_halves(to, halves);
-    }
-    unsafe fn stream_halves(to: &mut Group<u16>, halves: Self::Halves) {
-        record(Event::Stream);
-        Portable::store_halves(to, halves);
-    }
-    fn widen_f16(halves: Self::Halves) -> Self::Lanes {
-        Portable::widen_f16(halves)
-    }
-    fn narrow_f16(lanes: Self::Lanes) -> Self::Halves {
-        Portable::narrow_f16(lanes)
-    }
-    fn widen_bf16(halves: Self::Halves) -> Self::Lanes {
-        Portable::widen_bf16(halves)
-    }
-    fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
-        Portable::narrow_bf16(lanes)
-    }
-    fn div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-        Portable::div(a, b)
-    }
-    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
-        Portable::max_magnitude(magnitudes, values)
-    }
-    fn fold_max(magnitudes: Self::Lanes) -> f32 {
-        Portable::fold_max(magnitudes)
-    }
-    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
-        Portable::encode_float(lanes, format)
-    }
-    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
-        Portable::encode_int8(lanes)
-    }
-    fn store_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        Portable::store_bytes(to, bytes);
-    }
-    unsafe fn stream_bytes(to: &mut Group<u8>, bytes: Self::Bytes) {
-        record(Event::Stream);
-        Portable::store_bytes(to, bytes);
-    }
+
     fn fence() {
         record(Event::Fence);
     }
-    fn prefetch(_address: *const u8) {}
 }

@@ -5,58 +5,147 @@
 use rmsnorm_spec::{DTypes, Norm};
 
 use super::forward::affine::{Affine, OfMix, Vectors};
+use super::forward::before::Source;
+use super::forward::statistics::Statistics;
 use super::ranks::Found;
 use super::{Call, Common, Matrix, MatrixMut, Row, Split, Stage, split};
-use crate::lanes::{self, Fenced, Mix, Out, Piece, Simd, Stores};
+use crate::lanes::{self, Fenced, Mix, Numbers, Out, Piece, Simd, Stores};
+
+/// The slot after the norm. It turns the gradient of y into that of the affine's result. A piece
+/// other than dy itself is compiled for all dtypes at once (`kernel::any`).
+pub(crate) trait PullAfter: Split {
+    /// The gradient of the affine's result, of a row.
+    type Row<'r, M: Mix>: RowAfter
+    where
+        Self: 'r;
+
+    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Self::Row<'_, M>;
+}
+
+/// A row after the norm. The visit for the sums and the last visit both compute it.
+pub(crate) trait RowAfter: Source {
+    /// Whether [`pull`](Self::pull) needs the affine's result.
+    const NEEDS_RESULT: bool = false;
+
+    /// The last visit: also stores the gradients of the piece's own tensors.
+    #[inline(always)]
+    fn pull<S: Simd, P: Piece>(&mut self, piece: P, _result: S::Lanes, _: Stores<'_>) -> S::Lanes {
+        self.h::<S, _>(piece)
+    }
+}
+
+/// The slot before the norm: h, and what its gradient becomes. Compiled as [`PullAfter`] is.
+pub(crate) trait PullBefore: Split {
+    /// A row of h.
+    type Row<'r, M: Mix>: RowBefore
+    where
+        Self: 'r;
+
+    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Self::Row<'_, M>;
+}
+
+/// A row before the norm.
+pub(crate) trait RowBefore: Source {
+    /// The last visit: turns the gradient of h into that of x, and stores the gradients of the
+    /// piece's own tensors.
+    #[inline(always)]
+    fn pull<S: Simd, P: Piece>(&mut self, _: P, dh: S::Lanes, _: Stores<'_>) -> S::Lanes {
+        dh
+    }
+}
+
+/// dy.
+impl PullAfter for Matrix<'_> {
+    type Row<'r, M: Mix>
+        = Row<'r, M::T>
+    where
+        Self: 'r;
+
+    #[inline(always)]
+    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Row<'_, M::T> {
+        Matrix::row(self, r, call.spec.cols, 1)
+    }
+}
+
+/// What forward normalized, of the residual stream's dtype.
+impl PullBefore for Matrix<'_> {
+    type Row<'r, M: Mix>
+        = Row<'r, M::R>
+    where
+        Self: 'r;
+
+    #[inline(always)]
+    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Row<'_, M::R> {
+        Matrix::row(self, r, call.spec.cols, 1)
+    }
+}
+
+impl<T: Numbers> RowAfter for Row<'_, T> {}
+
+impl<T: Numbers> RowBefore for Row<'_, T> {}
 
 /// The rows of a backward call, or some of them.
 #[derive(Clone, Copy)]
-pub(crate) struct BackwardRows<'a> {
+pub(crate) struct BackwardRows<'a, A = Matrix<'a>, B = Matrix<'a>> {
     pub(crate) call: Call,
-    pub(crate) dy: Matrix<'a>,
+    pub(crate) dy: A,
     pub(crate) affine: Vectors<'a>,
-    pub(crate) x: Matrix<'a>,
+    pub(crate) x: B,
     pub(crate) mean: Option<&'a [f32]>,
     pub(crate) rstd: &'a [f32],
     /// The numbers of all ranks, if columns are divided among ranks.
     pub(crate) found: Option<Found<'a>>,
 }
 
-split!(['a] BackwardRows<'a> { call, dy, x, mean, rstd, found; affine });
+split!(['a, A: Split, B: Split] BackwardRows<'a, A, B> { call, dy, x, mean, rstd, found; affine });
 
 /// The blocks of a backward call, or some of them.
-pub(crate) struct BackwardBlocks<'a> {
-    pub(crate) rows: BackwardRows<'a>,
+pub(crate) struct BackwardBlocks<'a, A = Matrix<'a>, B = Matrix<'a>> {
+    pub(crate) rows: BackwardRows<'a, A, B>,
     pub(crate) block_rows: usize,
+    pub(crate) stream: Gradients<'a>,
+    pub(crate) partials: Partials<'a>,
+}
+
+/// The gradients that have a row per row of x.
+pub(crate) struct Gradients<'a> {
     pub(crate) dresidual_out: Option<Matrix<'a>>,
     pub(crate) dx: MatrixMut<'a>,
     pub(crate) dresidual: Option<MatrixMut<'a>>,
-    /// One row of `cols` partial sums per block.
-    pub(crate) dweight_partials: Option<&'a mut [f32]>,
-    /// One row of `cols` partial sums per block.
-    pub(crate) dbias_partials: Option<&'a mut [f32]>,
 }
 
-impl Split for BackwardBlocks<'_> {
+split!(['a] Gradients<'a> { dresidual_out, dx, dresidual; });
+
+/// The partial sums of blocks.
+#[derive(Default)]
+pub(crate) struct Partials<'a> {
+    pub(crate) dweight: Option<Sums<'a>>,
+    pub(crate) dbias: Option<Sums<'a>>,
+}
+
+split!(['a] Partials<'a> { dweight, dbias; });
+
+/// One row of `cols` sums per block.
+pub(crate) struct Sums<'a> {
+    pub(crate) sums: &'a mut [f32],
+    pub(crate) cols: usize,
+}
+
+impl Split for Sums<'_> {
     fn split_at(self, block: usize) -> (Self, Self) {
-        let spec = self.rows.call.spec;
-        let (row, partials) = ((block * self.block_rows).min(spec.rows), block * spec.cols);
+        let (low, high) = self.sums.split_at_mut(block * self.cols);
+        (Sums { sums: low, ..self }, Sums { sums: high, ..self })
+    }
+}
+
+impl<A: PullAfter, B: PullBefore> Split for BackwardBlocks<'_, A, B> {
+    fn split_at(self, block: usize) -> (Self, Self) {
+        let row = (block * self.block_rows).min(self.rows.call.spec.rows);
         let (rows, high_rows) = self.rows.split_at(row);
-        let (dresidual_out, high_dresidual_out) = self.dresidual_out.split_at(row);
-        let (dx, high_dx) = self.dx.split_at(row);
-        let (dresidual, high_dresidual) = self.dresidual.split_at(row);
-        let (dweight_partials, high_dweight) = self.dweight_partials.map(|sums| sums.split_at_mut(partials)).unzip();
-        let (dbias_partials, high_dbias) = self.dbias_partials.map(|sums| sums.split_at_mut(partials)).unzip();
-        let high = BackwardBlocks {
-            rows: high_rows,
-            dresidual_out: high_dresidual_out,
-            dx: high_dx,
-            dresidual: high_dresidual,
-            dweight_partials: high_dweight,
-            dbias_partials: high_dbias,
-            ..self
-        };
-        (BackwardBlocks { rows, dresidual_out, dx, dresidual, dweight_partials, dbias_partials, ..self }, high)
+        let (stream, high_stream) = self.stream.split_at(row);
+        let (partials, high_partials) = self.partials.split_at(block);
+        let high = BackwardBlocks { rows: high_rows, stream: high_stream, partials: high_partials, ..self };
+        (BackwardBlocks { rows, stream, partials, ..self }, high)
     }
 }
 
@@ -73,24 +162,25 @@ impl Common for BackwardBlocks<'_> {
 }
 
 /// Writes dx of every row and the partial sums of every block.
-impl Stage for BackwardBlocks<'_> {
+impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
     #[inline(always)]
     fn run<S: Simd, M: Mix>(&mut self) {
         // In locals: a store to an output may change the memory behind `self`, as far as the compiler knows.
-        let (rows, block_rows, dresidual_out) = (self.rows, self.block_rows, self.dresidual_out);
-        let mut to = To::<M> { dx: self.dx.known(), dresidual: self.dresidual.as_mut().map(MatrixMut::known) };
-        let (mut dweight_partials, mut dbias_partials) = (self.dweight_partials.take(), self.dbias_partials.take());
-        let cols = rows.call.spec.cols;
-        let fenced = Fenced::<S>::new(rows.call.streaming);
-        for r in 0..rows.call.spec.rows {
+        let (call, found, block_rows) = (self.rows.call, self.rows.found, self.block_rows);
+        let Gradients { dresidual_out, dx, dresidual } = &mut self.stream;
+        let mut to = To::<M> { dx: dx.known(), dresidual: dresidual.as_mut().map(MatrixMut::known) };
+        let (dresidual_out, mut partials) = (*dresidual_out, std::mem::take(&mut self.partials));
+        let cols = call.spec.cols;
+        let fenced = Fenced::<S>::new(call.streaming);
+        for r in 0..call.spec.rows {
             let block = r / block_rows;
-            let partials = Partials {
-                dweight: dweight_partials.as_deref_mut().map(|sums| &mut sums[block * cols..][..cols]),
-                dbias: dbias_partials.as_deref_mut().map(|sums| &mut sums[block * cols..][..cols]),
+            let partials = PartialRow {
+                dweight: partials.dweight.as_mut().map(|of| &mut of.sums[block * cols..][..cols]),
+                dbias: partials.dbias.as_mut().map(|of| &mut of.sums[block * cols..][..cols]),
                 is_first: r.is_multiple_of(block_rows),
             };
-            let row = rows.row::<M>(r);
-            let means = rows.means::<S, M>(r, &row);
+            let row = self.rows.row::<M>(r);
+            let means = row.means::<S>(r, found);
             let dresidual_out = dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols, 1));
             // A separate loop: a branch inside the loop costs f32 a quarter of its speed.
             match to.dresidual {
@@ -101,64 +191,49 @@ impl Stage for BackwardBlocks<'_> {
     }
 }
 
-impl BackwardRows<'_> {
+impl<'a, A: PullAfter, B: PullBefore> BackwardRows<'a, A, B> {
     #[inline(always)]
-    pub(super) fn row<M: Mix>(&self, r: usize) -> RowOf<'_, M> {
-        let (norm, cols) = (self.call.spec.norm, self.call.spec.cols);
+    pub(super) fn row<M: Mix>(&mut self, r: usize) -> RowOf<'a, M, A::Row<'_, M>, B::Row<'_, M>> {
         RowOf {
-            norm,
-            cols,
-            dy: self.dy.row(r, cols, 1),
-            x: self.x.row(r, cols, 1),
+            norm: self.call.spec.norm,
+            cols: self.call.spec.cols,
+            dy: self.dy.row(r, &self.call),
+            x: self.x.row(r, &self.call),
             affine: OfMix::new(self.affine, &self.call),
-            mean: self.mean.map_or(0.0, |mean| mean[r]),
-            rstd: self.rstd[r],
-        }
-    }
-
-    /// Equations (8) and (9), or (18) with columns divided among ranks: mean_wdy and mean_wdy_xhat.
-    #[inline(always)]
-    fn means<S: Simd, M: Mix>(&self, r: usize, row: &RowOf<'_, M>) -> [f32; 2] {
-        match self.found {
-            Some(found) => found.mean_wdy_and_wdy_xhat(row.norm, r),
-            None => {
-                let ([wdy, products], cols) = (row.sums::<S>(), row.cols as f32);
-                [wdy / cols, products / cols]
-            }
+            statistics: Statistics { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r] },
         }
     }
 }
 
 /// A row of the inputs.
-pub(super) struct RowOf<'r, M: Mix> {
+pub(super) struct RowOf<'a, M: Mix, A, B> {
     norm: Norm,
     cols: usize,
-    dy: Row<'r, M::T>,
-    x: Row<'r, M::R>,
-    affine: OfMix<'r, M>,
-    /// 0 for RMS norm: subtracting it costs less than a branch.
-    mean: f32,
-    rstd: f32,
+    dy: A,
+    x: B,
+    affine: OfMix<'a, M>,
+    statistics: Statistics,
 }
 
-impl<M: Mix> RowOf<'_, M> {
-    /// The gradient of the affine's result. A slot after the norm turns y's gradient into it here.
+impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
+    /// Equations (8) and (9), or (18) with columns divided among ranks: mean_wdy and mean_wdy_xhat.
     #[inline(always)]
-    fn dy<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        self.dy.load::<S, _>(piece)
-    }
-
-    #[inline(always)]
-    fn x_hat<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        S::mul(S::sub(self.x.load::<S, _>(piece), S::splat(self.mean)), S::splat(self.rstd))
+    fn means<S: Simd>(&self, r: usize, found: Option<Found<'_>>) -> [f32; 2] {
+        match found {
+            Some(found) => found.mean_wdy_and_wdy_xhat(self.norm, r),
+            None => {
+                let ([wdy, products], cols) = (self.sums::<S>(), self.cols as f32);
+                [wdy / cols, products / cols]
+            }
+        }
     }
 
     /// The sums of `wdy` (0 for RMS norm), equation (7), and of `wdy * x_hat`: equation (17).
     #[inline(always)]
     pub(super) fn sums<S: Simd>(&self) -> [f32; 2] {
         lanes::sum_up!(S, self.cols, piece => {
-            let x_hat = self.x_hat::<S, _>(piece);
-            let wdy = self.affine.times_weight::<S, _>(piece, self.dy::<S, _>(piece));
+            let x_hat = self.statistics.x_hat::<S>(self.x.h::<S, _>(piece));
+            let wdy = self.affine.times_weight::<S, _>(piece, self.dy.h::<S, _>(piece));
             // Lanes beyond a short piece have wdy = 0, but x_hat = -mean * rstd, which may be
             // infinite.
             let product = lanes::within::<S, _>(piece, S::mul(wdy, x_hat));
@@ -169,34 +244,41 @@ impl<M: Mix> RowOf<'_, M> {
     /// Equations (10) to (12). `STREAM`: with `dresidual`.
     #[inline(always)]
     fn write<S: Simd, const STREAM: bool>(
-        &self,
+        mut self,
         r: usize,
         means: [f32; 2],
         dresidual_out: Option<Row<'_, M::R>>,
         to: &mut To<'_, M>,
-        mut partials: Partials<'_>,
+        mut partials: PartialRow<'_>,
         stores: Stores<'_>,
     ) {
-        let (mean_wdy, mean_wdy_xhat, rstd) = (S::splat(means[0]), S::splat(means[1]), S::splat(self.rstd));
+        let scalars = (means, self.statistics, self.affine.weight_offset());
         // Computed once per row: it takes a division if rows lie in groups.
         let dx_start = to.dx.rows.start(r);
         let dresidual_start = to.dresidual.as_ref().map_or(0, |dresidual| dresidual.rows.start(r));
         let cols = self.cols;
-        lanes::for_each_counted_piece!(stores.head(&to.dx.row(r, cols)), cols, piece => {
+        lanes::for_each_counted_piece!(stores.head(&to.dx.row(r, cols)), cols, scalars, piece => {
+            let ([mean_wdy, mean_wdy_xhat], statistics, weight_offset) = scalars;
+            let (mean_wdy, mean_wdy_xhat, rstd) = (S::splat(mean_wdy), S::splat(mean_wdy_xhat), S::splat(statistics.rstd));
+            let affine = self.affine.with_weight_offset(weight_offset);
             self.dy.prefetch::<S, _>(piece);
             self.x.prefetch::<S, _>(piece);
-            let (dy, x_hat) = (self.dy::<S, _>(piece), self.x_hat::<S, _>(piece));
+            let h = self.x.h::<S, _>(piece);
+            let x_hat = statistics.x_hat::<S>(h);
+            let result = if A::NEEDS_RESULT { affine.value::<S, _, false>(piece, h, statistics) } else { h };
+            let dy = self.dy.pull::<S, _>(piece, result, stores);
             if let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
             }
             if let Some(dbias) = &mut partials.dbias {
                 accumulate::<S, _>(dbias, piece, partials.is_first, dy);
             }
-            let wdy = self.affine.times_weight::<S, _>(piece, dy);
+            let wdy = affine.times_weight::<S, _>(piece, dy);
             let dh = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
+            let dx = self.x.pull::<S, _>(piece, dh, stores);
             let dx = match dresidual_out {
-                Some(dresidual_out) => S::add(dh, dresidual_out.load::<S, _>(piece)),
-                None => dh,
+                Some(dresidual_out) => S::add(dx, dresidual_out.load::<S, _>(piece)),
+                None => dx,
             };
             to.dx.data.part(dx_start, cols).store_or_stream::<S, _>(piece, dx, stores);
             if STREAM && let Some(dresidual) = &mut to.dresidual {
@@ -206,8 +288,8 @@ impl<M: Mix> RowOf<'_, M> {
     }
 }
 
-/// The partial sums of a block.
-struct Partials<'p> {
+/// The partial sums of a block, while one of its rows is added.
+struct PartialRow<'p> {
     dweight: Option<&'p mut [f32]>,
     dbias: Option<&'p mut [f32]>,
     /// Whether this is the first row of a block, which overwrites the sums.
@@ -220,3 +302,6 @@ fn accumulate<S: Simd, P: Piece>(sums: &mut [f32], piece: P, is_first: bool, ter
     let sum = if is_first { terms } else { S::add(lanes::load::<S, f32, _>(sums, piece), terms) };
     lanes::store::<S, f32, _>(&mut Out::from(sums), piece, sum);
 }
+
+#[cfg(test)]
+mod tests;

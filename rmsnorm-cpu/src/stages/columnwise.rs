@@ -8,22 +8,21 @@ use super::forward::affine::{OfMix, Vectors};
 use super::forward::before::{Before, Summed};
 use super::forward::statistics::Statistics;
 use super::quantized_forward::{Scaling, Values};
-use super::{Call, Matrix, MatrixMut, Split, Stage};
-use crate::lanes::{self, LANES, Mix, Out, Piece, Simd, Written};
+use super::{Call, Matrix, MatrixMut, Section, Stage, split};
+use crate::lanes::{self, Full, In, LANES, Mix, Out, Piece, Simd};
 
 /// Some columns of a quantized call, as rows of the copy.
 pub(crate) struct ColumnwiseCols<'a> {
     pub(crate) call: Call,
-    /// The inputs, with all columns.
-    pub(crate) before: Summed<'a, Matrix<'a>>,
+    /// With all columns.
+    pub(crate) x: Matrix<'a>,
+    pub(crate) residual: Option<Matrix<'a>>,
     pub(crate) affine: Vectors<'a>,
     /// Means of layer norm. (rows)
-    pub(crate) mean: Option<Written<'a, f32>>,
+    pub(crate) mean: Option<In<'a, f32>>,
     /// (rows)
-    pub(crate) rstd: Written<'a, f32>,
-    /// The first column of this part.
-    pub(crate) first: usize,
-    pub(crate) cols: usize,
+    pub(crate) rstd: In<'a, f32>,
+    pub(crate) cols: Section,
     /// The spec of the copy.
     pub(crate) quant: QuantSpec,
     /// (cols, rows)
@@ -35,17 +34,7 @@ pub(crate) struct ColumnwiseCols<'a> {
 /// The most rows that share a scale.
 const MOST_ROWS: usize = 128;
 
-impl Split for ColumnwiseCols<'_> {
-    fn split_at(self, col: usize) -> (Self, Self) {
-        let (codes, high_codes) = self.codes.split_at(col);
-        let (scaling, high_scaling) = self.scaling.split_at(col);
-        let before = self.before.inputs();
-        let (first, cols) = (self.first + col, self.cols - col);
-        let high =
-            ColumnwiseCols { first, cols, before: self.before, codes: high_codes, scaling: high_scaling, ..self };
-        (ColumnwiseCols { cols: col, before, codes, scaling, ..self }, high)
-    }
-}
+split!(['a] ColumnwiseCols<'a> { codes, scaling, cols; call, x, residual, affine, mean, rstd, quant });
 
 /// Quantizes every column.
 impl Stage for ColumnwiseCols<'_> {
@@ -53,8 +42,8 @@ impl Stage for ColumnwiseCols<'_> {
     fn run<S: Simd, M: Mix>(&mut self) {
         // A columnwise call has scales of blocks, so a set lies within a column.
         let height = self.quant.scale.set_cols(self.call.spec.rows).unwrap_or(MOST_ROWS);
-        let (first, end) = (self.first, self.first + self.cols);
-        lanes::for_each_piece_between!(first, 0, end, piece => {
+        let Section { first, len } = self.cols;
+        lanes::for_each_piece_between!(first, 0, first + len, piece => {
             let mut row = 0;
             while row < self.call.spec.rows {
                 let rows = height.min(self.call.spec.rows - row);
@@ -71,20 +60,21 @@ impl ColumnwiseCols<'_> {
     fn tile<S: Simd, M: Mix, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
         let (group, groups) = (row / height, self.call.spec.rows.div_ceil(height));
         let affine = OfMix::<M>::new(self.affine, &self.call);
+        let mut before = Summed { x: self.x, residual: self.residual, out: None };
         let mut kept = [[0f32; LANES]; MOST_ROWS];
         let mut magnitudes = S::splat(0.0);
         for (r, kept) in (row..row + rows).zip(&mut kept[..rows]) {
-            let mean = self.mean.map_or(0.0, |mean| mean.part(r, 1)[0]);
-            let statistics = Statistics { mean, rstd: self.rstd.part(r, 1)[0] };
+            let mean = self.mean.map_or(0.0, |mean| mean.get(r));
+            let statistics = Statistics { mean, rstd: self.rstd.get(r) };
             let values = Values::new(affine, statistics, &self.quant);
-            let [_, _, v] = values.of::<S, _>(&self.before.row::<M, true>(r, 0, &self.call), piece);
+            let [_, _, v] = values.of::<S, _>(&before.row::<M, true>(r, 0, &self.call), piece);
             magnitudes = S::max_magnitude(magnitudes, v);
-            S::store(Out::from(&mut kept[..]).group(0), v);
+            lanes::store::<S, f32, _>(&mut Out::from(&mut kept[..]), Full { start: 0 }, v);
         }
         let mut largest = [0f32; LANES];
-        S::store(Out::from(&mut largest[..]).group(0), magnitudes);
+        lanes::store::<S, f32, _>(&mut Out::from(&mut largest[..]), Full { start: 0 }, magnitudes);
         let mut scales = [1f32; LANES];
-        let column = piece.start() - self.first;
+        let column = piece.start() - self.cols.first;
         for (lane, (scale, amax)) in scales[..piece.len()].iter_mut().zip(largest).enumerate() {
             // Always `Some`: scales of blocks are computed.
             *scale = self.scaling.scale_of_set(&self.quant, (column + lane, group), groups, amax).unwrap_or(f32::NAN);

@@ -74,6 +74,19 @@ impl Split for &[f32] {
     }
 }
 
+/// The rows or columns of one task, where tensors are not split.
+#[derive(Clone, Copy)]
+pub(crate) struct Section {
+    pub(crate) first: usize,
+    pub(crate) len: usize,
+}
+
+impl Split for Section {
+    fn split_at(self, at: usize) -> (Self, Self) {
+        (Section { len: at, ..self }, Section { first: self.first + at, len: self.len - at })
+    }
+}
+
 /// The norm of a call, or of some of its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {

@@ -153,7 +153,7 @@ impl After for Codes<'_> {
         }
         if self.amax.is_some() {
             largest = S::max_magnitude(S::load(&self.largest), largest);
-            S::store(Out::from(&mut self.largest[..]).group(0), largest);
+            lanes::store::<S, f32, _>(&mut Out::from(&mut self.largest[..]), Full { start: 0 }, largest);
         }
     }
 

@@ -4,7 +4,7 @@ use rmsnorm_spec::Norm;
 
 use super::forward::before::Source;
 use super::forward::statistics::{Moments, Statistic, Statistics, rstd_of};
-use super::{Call, Split};
+use super::{Call, Section, split};
 use crate::lanes::Simd;
 
 /// The numbers of all ranks: (ranks, rows, numbers).
@@ -16,16 +16,11 @@ pub(crate) struct Found<'a> {
     /// Columns of all ranks: the length of whole rows.
     pub(crate) cols: f32,
     /// Rows of the call.
-    pub(crate) rows: usize,
-    /// The first row of this part.
-    pub(crate) first: usize,
+    pub(crate) of_rows: usize,
+    pub(crate) rows: Section,
 }
 
-impl Split for Found<'_> {
-    fn split_at(self, row: usize) -> (Self, Self) {
-        (self, Found { first: self.first + row, ..self })
-    }
-}
+split!(['a] Found<'a> { rows; numbers, columns, cols, of_rows });
 
 /// The statistics of whole rows.
 impl Statistic for Found<'_> {
@@ -41,9 +36,9 @@ impl Statistic for Found<'_> {
 impl Found<'_> {
     /// For each rank, its number of columns and its numbers of a row.
     fn of_row<const N: usize>(&self, row: usize) -> impl Iterator<Item = (f32, [f32; N])> {
-        let row = self.first + row;
+        let row = self.rows.first + row;
         let numbers = move |rank: usize| {
-            let numbers = &self.numbers[(rank * self.rows + row) * N..];
+            let numbers = &self.numbers[(rank * self.of_rows + row) * N..];
             std::array::from_fn(|i| numbers[i])
         };
         self.columns.iter().enumerate().map(move |(rank, &columns)| (columns as f32, numbers(rank)))
@@ -100,7 +95,8 @@ mod tests {
     /// The variance of two ranks with one column each and means 1 below and above the row's mean.
     fn var(deviations: f32) -> f32 {
         let numbers = [1.0, 0.0, 0.0, 3.0, deviations, 0.0];
-        let found = Found { numbers: &numbers, columns: &[1, 1], cols: 2.0, rows: 1, first: 0 };
+        let found =
+            Found { numbers: &numbers, columns: &[1, 1], cols: 2.0, of_rows: 1, rows: Section { first: 0, len: 1 } };
         found.mean_and_var(Norm::Layer, 0).1
     }
 

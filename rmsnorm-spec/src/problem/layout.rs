@@ -159,18 +159,13 @@ impl Layout {
         Ok((rows, (rows.span(), padded)))
     }
 
-    /// The same for `x` as a view of several matrices: one range of elements, without a layout.
-    fn parts(
-        &self,
-        view: &View,
-        parts: Parts,
-        (rows, (min, max)): (RowLayout, (usize, usize)),
-    ) -> Result<(Option<RowLayout>, (usize, usize)), Error> {
+    /// The fewest and most elements of `x` as a view of several matrices with these elements each.
+    fn parts(&self, view: &View, parts: Parts, (min, max): (usize, usize)) -> Result<(usize, usize), Error> {
         let most = most_elements(view.storage);
         match parts.span().and_then(|behind| Some((min.checked_add(behind)?, max.checked_add(behind)?))) {
             // Without rows no part has elements.
-            _ if rows.span() == 0 => Ok((None, (min, max))),
-            Some(len) if len.1 <= most => Ok((None, len)),
+            _ if min == 0 => Ok((min, max)),
+            Some(len) if len.1 <= most => Ok(len),
             Some(_) | None => {
                 let Parts { count, stride } = parts;
                 let rule = format!(
@@ -243,10 +238,10 @@ impl SpanVisitor for Layout {
         let rows = self.rows_of(tensor);
         let (matrix, (min, max)) = match tensor.shape() {
             TensorShape::Matrix => {
-                let found = self.matrix(&view, (rows, self.cols))?;
+                let (matrix, len) = self.matrix(&view, (rows, self.cols))?;
                 match self.parts.filter(|_| tensor == Tensor::X) {
-                    Some(parts) => self.parts(&view, parts, found)?,
-                    None => (Some(found.0), found.1),
+                    Some(parts) => (None, self.parts(&view, parts, len)?),
+                    None => (Some(matrix), len),
                 }
             }
             TensorShape::Transposed => {

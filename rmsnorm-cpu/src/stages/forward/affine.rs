@@ -32,8 +32,7 @@ pub(crate) trait Affine: Copy {
     /// Equations (5) and (6).
     #[inline(always)]
     fn value<S: Simd, P: Piece, const PLAIN: bool>(self, piece: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
-        let (mean, rstd) = (S::splat(statistics.mean), S::splat(statistics.rstd));
-        let mut y = S::mul(S::sub(h, mean), rstd);
+        let mut y = statistics.x_hat::<S>(h);
         if !PLAIN && self.rounds() {
             y = lanes::round_through::<S>(Self::T::dtype(self.activation()), y);
         }
@@ -64,6 +63,18 @@ impl<'a, M: Mix> OfMix<'a, M> {
             cast_order: call.spec.cast_order,
             activation: call.dtypes.activation,
         }
+    }
+}
+
+impl<M: Mix> OfMix<'_, M> {
+    #[inline(always)]
+    pub(crate) fn weight_offset(self) -> f32 {
+        self.weight_offset
+    }
+
+    #[inline(always)]
+    pub(crate) fn with_weight_offset(self, weight_offset: f32) -> Self {
+        OfMix { weight_offset, ..self }
     }
 }
 

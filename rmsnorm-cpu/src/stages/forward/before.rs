@@ -3,7 +3,7 @@
 use rmsnorm_spec::DType;
 
 use crate::lanes::{self, In, Mix, Numbers, Out, Piece, Simd, Stores};
-use crate::stages::{Call, Matrix, MatrixMut, Row, Split, split};
+use crate::stages::{Call, Matrix, MatrixMut, Row, Section, Split, split};
 
 /// The norm's input h: x, or what is made of it.
 pub(crate) trait Before: Split {
@@ -78,19 +78,14 @@ pub(crate) struct Parts<'a> {
     /// All rows of all parts. It is not split, because the last part of the first row may lie after the first part of the
     /// last row.
     pub(crate) x: Matrix<'a>,
-    /// The first row of this part of the work.
-    pub(crate) first: usize,
+    pub(crate) rows: Section,
     /// Number of parts.
     pub(crate) count: usize,
     /// Elements from one part to the next.
     pub(crate) stride: usize,
 }
 
-impl Split for Parts<'_> {
-    fn split_at(self, row: usize) -> (Self, Self) {
-        (self, Parts { first: self.first + row, ..self })
-    }
-}
+split!(['a] Parts<'a> { rows; x, count, stride });
 
 impl Before for Parts<'_> {
     const IS_KEPT: bool = true;
@@ -101,7 +96,7 @@ impl Before for Parts<'_> {
 
     #[inline(always)]
     fn row<M: Mix, const RESIDUAL: bool>(&mut self, r: usize, ahead: usize, call: &Call) -> RowOfParts<'_, M::T> {
-        let (row, cols) = (self.first + r, call.spec.cols);
+        let (row, cols) = (self.rows.first + r, call.spec.cols);
         let rest = self.x.data.known().tail(self.x.rows.start(row));
         RowOfParts { first: self.x.row(row, cols, ahead), rest, cols, count: self.count, stride: self.stride }
     }
@@ -144,13 +139,6 @@ pub(crate) struct Summed<'a, X> {
 }
 
 split!(['a, X: Split] Summed<'a, X> { x, residual, out; });
-
-impl<X: Copy> Summed<'_, X> {
-    /// The same inputs, without the output.
-    pub(crate) fn inputs(&self) -> Self {
-        Summed { out: None, ..*self }
-    }
-}
 
 impl<X: Before> Before for Summed<'_, X> {
     const IS_KEPT: bool = X::IS_KEPT;

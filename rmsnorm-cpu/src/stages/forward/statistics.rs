@@ -43,6 +43,12 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
+    /// Equation (5).
+    #[inline(always)]
+    pub(crate) fn x_hat<S: Simd>(self, h: S::Lanes) -> S::Lanes {
+        S::mul(S::sub(h, S::splat(self.mean)), S::splat(self.rstd))
+    }
+
     /// Equations (2) to (4).
     #[inline(always)]
     pub(super) fn of<S: Simd, H: Source>(row: &mut H, call: &Call) -> Self {
