@@ -18,11 +18,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, RowGroups, Tensor, TensorSet};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Role, RowGroups, Tensor, TensorSet,
+};
 
 pub use self::family::Family;
 use self::kind::Calls;
 pub use self::kind::Kind;
+use crate::names::{name_of, named};
 use crate::run::memory::Placement;
 use crate::testing::draw;
 
@@ -178,30 +181,35 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
-        // A backward call after a sum of parts needs the sum, which only a call with a residual stores.
+        // A backward call after a sum of parts needs the sum, which only a call with a residual
+        // stores.
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
-        let given = if has_sum { presence::with_sum(self.present) } else { self.present };
+        let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
+        let given = if has_sum { self.present.union(sum) } else { self.present };
         let mut present = TensorSet::NONE;
+        let ends = self.kind.has_backward();
         if self.kind.has_forward() {
-            let ends = self.kind.has_backward();
-            present = given.intersection(presence::read_by_forward());
+            let statistics = |present: TensorSet, mean, rstd| {
+                let present = present.set(mean, layer && (given.has(mean) || ends));
+                present.set(rstd, given.has(rstd) || ends)
+            };
             let may_be_lost = self.kind.calls == Calls::One && !self.kind.is_after();
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
+            present = given.intersection(presence::of_norm(self.kind.direction));
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
-            present = present.set(Tensor::Mean, layer && (given.has(Tensor::Mean) || ends));
-            present = present.set(Tensor::Rstd, given.has(Tensor::Rstd) || ends);
+            present = statistics(present, Tensor::Mean, Tensor::Rstd);
             if !given.has(Tensor::Residual) {
                 self.dtypes.residual = self.dtypes.activation;
             }
             if self.kind.is_after() && given.has(Tensor::Y) {
-                let next =
-                    given.intersection(presence::NEXT).set(Tensor::NextRstd, given.has(Tensor::NextRstd) || ends);
-                let next = next.set(Tensor::NextMean, layer && (given.has(Tensor::NextMean) || ends));
-                present = present.union(next).with(Tensor::Y);
+                let next = given.intersection(presence::NEXT).with(Tensor::Y);
+                present = present.union(statistics(next, Tensor::NextMean, Tensor::NextRstd));
             }
+        } else {
+            self.cast_order = CastOrder::AtStore;
         }
-        if self.kind.has_backward() {
-            let mut gradients = given.intersection(presence::of_backward());
+        if ends {
+            let mut gradients = given.intersection(presence::of_norm(Direction::Backward));
             if self.kind.is_after() && !present.has(Tensor::Y) {
                 // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
@@ -213,12 +221,9 @@ impl Case {
             present = present.set(Tensor::Mean, layer).with(Tensor::Rstd);
         } else {
             self.grad_reduction = GradReduction::Partials;
-            if present.intersection(presence::OF_WEIGHT_DTYPE).is_empty() {
+            if !present.iter().any(|tensor| tensor.role(self.kind.direction) == Role::Weight) {
                 self.dtypes.weight = self.dtypes.activation;
             }
-        }
-        if !self.kind.has_forward() {
-            self.cast_order = CastOrder::AtStore;
         }
         self.parts = if self.kind.has_parts() { self.parts.max(2) } else { 1 };
         self.quant = self.kind.is_quantized().then(|| {
@@ -230,9 +235,6 @@ impl Case {
             }
             quantized::normalized(quant, (self.rows, self.cols), present)
         });
-        if self.layout == (Layout::Uniform { pad: 0, offset: 0 }) {
-            self.layout = Layout::DENSE;
-        }
         // Parts have one common stride, which grouped rows do not allow.
         if self.kind.has_parts() {
             self.layout = match self.layout {
@@ -261,14 +263,6 @@ impl Case {
         let row = self.cols.max(1) as u128 + pad as u128;
         row.saturating_mul(rows).saturating_mul(self.parts as u128).saturating_add(offset as u128)
     }
-
-    /// Whether the bits of dweight and dbias may differ from run to run.
-    pub fn gradients_may_vary(&self) -> bool {
-        match self.grad_reduction {
-            GradReduction::Partials => false,
-            GradReduction::Locks { .. } | GradReduction::Atomics => true,
-        }
-    }
 }
 
 impl fmt::Display for Trial {
@@ -292,22 +286,21 @@ impl fmt::Display for Layout {
     }
 }
 
+const CAST_ORDERS: [(CastOrder, &str); 2] =
+    [(CastOrder::AtStore, "at_store"), (CastOrder::BeforeWeight, "before_weight")];
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}:", self.trial, self.kind.name(), self.norm.name())?;
-        write!(f, "{}:", self.dtypes)?;
-        write!(f, "{}x{}:{}:eps{:e}:", self.rows, self.cols, self.family.name(), self.eps)?;
-        write!(f, "{}:offset{}:", presence::letters(self.present), self.weight_offset)?;
-        f.write_str(match self.cast_order {
-            CastOrder::AtStore => "at_store:",
-            CastOrder::BeforeWeight => "before_weight:",
-        })?;
+        let Case { trial, kind, norm, rows, cols, dtypes, weight_offset, eps, layout, family, seed, .. } = self;
+        let (kind, norm, family, present) = (kind.name(), norm.name(), family.name(), presence::letters(self.present));
+        write!(f, "{trial}:{kind}:{norm}:{dtypes}:{rows}x{cols}:{family}:eps{eps:e}:{present}:offset{weight_offset}:")?;
+        write!(f, "{}:", name_of(&CAST_ORDERS, self.cast_order))?;
         match self.grad_reduction {
             GradReduction::Partials => f.write_str("partials")?,
             GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
             GradReduction::Atomics => f.write_str("atomics")?,
         }
-        write!(f, ":{}:seed{}", self.layout, self.seed)?;
+        write!(f, ":{layout}:seed{seed}")?;
         if self.parts > 1 {
             write!(f, ":parts{}", self.parts)?;
         }
@@ -339,9 +332,8 @@ impl FromStr for Case {
 
     fn from_str(id: &str) -> Result<Self, Self::Err> {
         let mut fields = id.split(':');
-        let mut next = |what| fields.next().ok_or(what);
         let error = |what, why| ParseCaseError { id: id.into(), what, why };
-        let case = parse_fields(&mut next).map_err(|what| error(what, "cannot be read"))?;
+        let case = parse_fields(&mut fields).map_err(|what| error(what, "cannot be read"))?;
         if case.largest_tensor() > MAX_ELEMENTS {
             return Err(error("the size", "exceeds 2^28 elements per tensor"));
         }
@@ -350,53 +342,34 @@ impl FromStr for Case {
     }
 }
 
-fn parse_fields<'a>(
-    next: &mut impl FnMut(&'static str) -> Result<&'a str, &'static str>,
-) -> Result<Case, &'static str> {
-    let trial = parse_trial(next("the trial")?).ok_or("the trial")?;
-    let kind = Kind::from_name(next("the kind")?).ok_or("the kind")?;
-    let norm = Norm::from_name(next("the norm")?).ok_or("the norm")?;
-    let dtypes = parse_dtypes(next("the dtypes")?).ok_or("the dtypes")?;
-    let (rows, cols) = next("the shape")?.split_once('x').ok_or("the shape")?;
-    let family = Family::from_name(next("the family")?).ok_or("the family")?;
-    let eps = parse_after("eps", next("eps")?).ok_or("eps")?;
-    let present = presence::parse(next("the optional tensors")?).ok_or("the optional tensors")?;
-    let weight_offset = parse_after("offset", next("the weight offset")?).ok_or("the weight offset")?;
-    let cast_order = match next("the cast order")? {
-        "at_store" => CastOrder::AtStore,
-        "before_weight" => CastOrder::BeforeWeight,
-        _ => return Err("the cast order"),
-    };
-    let grad_reduction = parse_reduction(next("the reduction")?).ok_or("the reduction")?;
-    let layout = parse_layout(next("the layout")?).ok_or("the layout")?;
-    let seed = parse_after("seed", next("the seed")?).ok_or("the seed")?;
-    let parts = match kind.has_parts() {
-        true => parse_after("parts", next("the parts")?).ok_or("the parts")?,
-        false => 1,
-    };
-    let quant = match kind.is_quantized() {
-        true => Some(quantized::parse(next("the quantization")?).ok_or("the quantization")?),
-        false => None,
-    };
-    let rows = rows.parse().map_err(|_| "the rows")?;
-    let cols = cols.parse().map_err(|_| "the cols")?;
+fn parse_fields<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Result<Case, &'static str> {
+    fn field<'a, T>(
+        fields: &mut impl Iterator<Item = &'a str>,
+        what: &'static str,
+        parse: impl FnOnce(&'a str) -> Option<T>,
+    ) -> Result<T, &'static str> {
+        fields.next().and_then(parse).ok_or(what)
+    }
+    let trial = field(fields, "the trial", parse_trial)?;
+    let kind = field(fields, "the kind", Kind::from_name)?;
+    let norm = field(fields, "the norm", Norm::from_name)?;
+    let dtypes = field(fields, "the dtypes", parse_dtypes)?;
+    let (rows, cols) = field(fields, "the shape", parse_shape)?;
+    let plain = Case::plain(kind, norm, dtypes.activation, rows, cols);
     Ok(Case {
         trial,
-        kind,
-        norm,
-        rows,
-        cols,
         dtypes,
-        present,
-        weight_offset,
-        cast_order,
-        eps,
-        grad_reduction,
-        layout,
-        family,
-        seed,
-        quant,
-        parts,
+        family: field(fields, "the family", Family::from_name)?,
+        eps: field(fields, "eps", |field| parse_after("eps", field))?,
+        present: field(fields, "the optional tensors", presence::parse)?,
+        weight_offset: field(fields, "the weight offset", |field| parse_after("offset", field))?,
+        cast_order: field(fields, "the cast order", |field| named(&CAST_ORDERS, field))?,
+        grad_reduction: field(fields, "the reduction", parse_reduction)?,
+        layout: field(fields, "the layout", parse_layout)?,
+        seed: field(fields, "the seed", |field| parse_after("seed", field))?,
+        parts: if kind.has_parts() { field(fields, "the parts", |field| parse_after("parts", field))? } else { 1 },
+        quant: kind.is_quantized().then(|| field(fields, "the quantization", quantized::parse)).transpose()?,
+        ..plain
     })
 }
 
@@ -410,6 +383,11 @@ fn parse_trial(field: &str) -> Option<Trial> {
         "metamorphic" => Some(Trial::Metamorphic),
         _ => parse_after("determinism", field).map(|repeats| Trial::Determinism { repeats }),
     }
+}
+
+fn parse_shape(field: &str) -> Option<(usize, usize)> {
+    let (rows, cols) = field.split_once('x')?;
+    Some((rows.parse().ok()?, cols.parse().ok()?))
 }
 
 fn parse_dtypes(field: &str) -> Option<DTypes> {

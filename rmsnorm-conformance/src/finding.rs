@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::names::named;
+use crate::names::named_enum;
 
-named! {
+named_enum! {
     /// The kind of check that found a failure.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     enum Check {

@@ -11,27 +11,11 @@ pub(crate) mod trial;
 pub(crate) mod truth;
 
 use rmsnorm_spec::reference::round_to;
-use rmsnorm_spec::{DType, Element, bf16, f16};
+use rmsnorm_spec::{DType, Element, f16};
 
 use crate::judge::bounds::{SECOND_ORDER, TINY};
-use crate::run::memory::{Bits, decode};
+use crate::run::memory::{Bits, decode, encode};
 use crate::{Arithmetic, NonFinite, StoreRounding};
-
-/// Everything known about an element of `y` under
-/// [`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BeforeWeight {
-    /// The reference's `x_hat`, not rounded.
-    pub x_hat: f64,
-    /// Its bound: [`ForwardBounds::x_hat`](crate::judge::bounds::ForwardBounds::x_hat).
-    pub x_hat_error: f64,
-    /// `weight + weight_offset`, exact; 1 without a weight.
-    pub weight: f64,
-    /// Whether the weight has a nonzero offset; adding it costs a rounding.
-    pub has_offset: bool,
-    /// The bias, if there is one.
-    pub bias: Option<f64>,
-}
 
 /// An element outside its acceptance interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,30 +67,32 @@ impl Verdict {
     pub const fn is_pass(&self) -> bool {
         self.failures == 0 && !self.vacuous && self.open == 0
     }
+
+    /// Counts an element outside its interval.
+    fn fail(&mut self, failure: Failure) {
+        self.failures += 1;
+        if self.worst.is_none_or(|worst| failure.distance() > worst.distance()) {
+            self.worst = Some(failure);
+        }
+    }
 }
 
-/// The acceptance interval of an output of type `dtype`. An infinite end admits everything on its
-/// side.
-///
-/// Returns `(reference, reference)` if the reference is infinite or NaN; [`accepts`] has the rule
-/// for these.
-pub fn interval(reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
-    Expected::new(reference, error).interval(dtype, arithmetic)
+impl Failure {
+    /// The distance from the interval. NaN is farther than any number.
+    fn distance(&self) -> f64 {
+        let distance = (self.low - self.got).max(self.got - self.high);
+        if distance.is_nan() { f64::INFINITY } else { distance }
+    }
 }
 
-/// Whether an output of type `dtype` is accepted.
+/// Judges a tensor, element by element. The three slices have the same length.
 ///
 /// - Without a bound (infinite, or NaN although the reference is finite), everything is accepted.
-/// - A finite reference admits its [`interval`], and zero of either sign if a subnormal may be
+/// - A finite reference admits an interval around it, and zero of either sign if a subnormal may be
 ///   flushed to zero. NaN is outside every interval.
 /// - A NaN reference admits only NaN. An infinite reference admits the same infinity and NaN,
 ///   because a path to an infinite result may contain `inf - inf`. Under [`NonFinite::Unspecified`]
 ///   both admit everything.
-pub fn accepts(got: f64, reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> bool {
-    Expected::new(reference, error).admits(got, dtype, arithmetic)
-}
-
-/// Judges a tensor, element by element, as [`accepts`] does. The three slices have the same length.
 pub fn judge<E: Element>(got: &[E], reference: &[f64], error: &[f64], arithmetic: &Arithmetic) -> Verdict {
     let expected = reference.iter().zip(error).map(|(&reference, &error)| Some(Expected::new(reference, error)));
     let missing = reference.len().abs_diff(error.len());
@@ -123,7 +109,6 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
     let finite = expected.iter().flatten().map(|expected| expected.reference.abs()).filter(|value| value.is_finite());
     let largest = finite.fold(0.0, f64::max);
     let mut verdict = Verdict { failures: got.bits.len().abs_diff(expected.len()), ..Verdict::default() };
-    let mut worst_distance = f64::NEG_INFINITY;
     for (index, (&got_bits, expected)) in got.bits.iter().zip(expected).enumerate() {
         let Some(expected) = expected else {
             verdict.open += 1;
@@ -137,15 +122,8 @@ fn judge_expected(got: &Bits, expected: &[Option<Expected>], arithmetic: &Arithm
         if expected.admits(value, dtype, arithmetic) {
             continue;
         }
-        verdict.failures += 1;
-        let (low, high) = expected.interval(dtype, arithmetic);
-        let distance = (low - value).max(value - high);
-        let distance = if distance.is_nan() { f64::INFINITY } else { distance };
-        if distance > worst_distance {
-            worst_distance = distance;
-            let reference = expected.reference;
-            verdict.worst = Some(Failure { index, got: value, got_bits, reference, low, high });
-        }
+        let ((low, high), reference) = (expected.interval(dtype, arithmetic), expected.reference);
+        verdict.fail(Failure { index, got: value, got_bits, reference, low, high });
     }
     verdict
 }
@@ -174,19 +152,24 @@ impl Expected {
         Expected { reference, low: f64::NEG_INFINITY, high: f64::INFINITY }
     }
 
-    /// The range of `y` if `x_hat` is rounded before the weight. Rounding is monotone, so the
-    /// computed `x_hat` is in its acceptance interval. The following steps are monotone, too, so
-    /// the two ends, widened by the roundings of these steps, bound `y` before its store. The
-    /// reported reference is the exact product of the rounded `x_hat` and the weight, plus the
-    /// bias.
-    fn before_weight(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> Expected {
-        let &BeforeWeight { x_hat, x_hat_error, weight, has_offset, bias } = element;
+    /// The range of `y` if `x_hat` is rounded before the weight
+    /// ([`CastOrder::BeforeWeight`](rmsnorm_spec::CastOrder::BeforeWeight)). `weight` includes its
+    /// offset. Rounding is monotone, so the computed `x_hat` is in its acceptance interval. The
+    /// following steps are monotone, too, so the two ends, widened by the roundings of these steps,
+    /// bound `y` before its store. The reported reference is the exact product of the rounded
+    /// `x_hat` and the weight, plus the bias.
+    fn before_weight(
+        x_hat: Expected,
+        (weight, has_offset): (f64, bool),
+        bias: Option<f64>,
+        dtype: DType,
+        arithmetic: &Arithmetic,
+    ) -> Expected {
         let x_hat_rounded = match dtype {
-            DType::F32 => x_hat,
-            DType::F16 | DType::Bf16 => round_to(x_hat, dtype),
+            DType::F32 => x_hat.reference,
+            DType::F16 | DType::Bf16 => round_to(x_hat.reference, dtype),
         };
         let reference = x_hat_rounded * weight + bias.unwrap_or(0.0);
-        let x_hat = Expected::new(x_hat, x_hat_error);
         if x_hat.is_unbounded() {
             return Expected::unbounded(reference);
         }
@@ -227,30 +210,22 @@ impl Expected {
     pub(crate) fn rounded(self, unit_roundoff: f64) -> Expected {
         let is_exact = |end: f64| round_to(end, DType::F32) == end && (end == 0.0 || end.abs() >= TINY);
         let widened = self.widened(unit_roundoff);
-        Expected {
-            low: if is_exact(self.low) { self.low } else { widened.low },
-            high: if is_exact(self.high) { self.high } else { widened.high },
-            ..self
-        }
+        let end = |end: f64, widened: f64| if is_exact(end) { end } else { widened };
+        Expected { low: end(self.low, widened.low), high: end(self.high, widened.high), ..self }
     }
 
     pub(crate) fn is_unbounded(&self) -> bool {
         self.low == f64::NEG_INFINITY && self.high == f64::INFINITY
     }
 
-    /// The ends after the rounding of the store.
+    /// The ends after the rounding of the store; both are the reference if it is infinite or NaN.
     fn interval(&self, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
-        match (dtype, arithmetic.store) {
-            (DType::F32, StoreRounding::NearestEven | StoreRounding::EitherNeighbour) => {
-                (overflowed(self.low), overflowed(self.high))
-            }
-            (DType::F16 | DType::Bf16, StoreRounding::NearestEven) => {
-                (round_to(self.low, dtype), round_to(self.high, dtype))
-            }
-            (DType::F16 | DType::Bf16, StoreRounding::EitherNeighbour) => {
-                (round_down(self.low, dtype), round_up(self.high, dtype))
-            }
-        }
+        let [low, high]: [fn(f64, DType) -> f64; 2] = match (dtype, arithmetic.store) {
+            (DType::F32, StoreRounding::NearestEven | StoreRounding::EitherNeighbour) => [overflowed; 2],
+            (DType::F16 | DType::Bf16, StoreRounding::NearestEven) => [round_to; 2],
+            (DType::F16 | DType::Bf16, StoreRounding::EitherNeighbour) => [round_down, round_up],
+        };
+        (low(self.low, dtype), high(self.high, dtype))
     }
 
     /// The interval, extended to zero if a value in it may be flushed to zero.
@@ -303,16 +278,13 @@ impl Expected {
     }
 
     fn is_misrounded(&self, got: f64, dtype: DType) -> bool {
-        match dtype {
-            DType::F32 => false,
-            DType::F16 | DType::Bf16 => self.reference.is_finite() && got != round_to(self.reference, dtype),
-        }
+        dtype != DType::F32 && self.reference.is_finite() && got != round_to(self.reference, dtype)
     }
 }
 
 /// An end of an f32 interval, rounded only if it is beyond the largest f32.
-fn overflowed(end: f64) -> f64 {
-    if end.abs() > f64::from(f32::MAX) { round_to(end, DType::F32) } else { end }
+fn overflowed(end: f64, dtype: DType) -> f64 {
+    if end.abs() > f64::from(f32::MAX) { round_to(end, dtype) } else { end }
 }
 
 /// The largest value of `dtype` that is not above `value`.
@@ -334,29 +306,15 @@ fn spacing(value: f64, dtype: DType) -> f64 {
 }
 
 /// The next larger value of `dtype`. `value` must be a value of `dtype`, and neither NaN nor
-/// positive infinity.
+/// positive infinity. Bits without the sign have the order of the magnitudes.
 fn next_up(value: f64, dtype: DType) -> f64 {
-    match dtype {
-        DType::F32 => next_bits_up::<f32>(value),
-        DType::F16 => next_bits_up::<f16>(value),
-        DType::Bf16 => next_bits_up::<bf16>(value),
-    }
+    let bits = encode(value, dtype);
+    let next = if value < 0.0 { bits - 1 } else { bits + 1 };
+    decode(if value == 0.0 { 1 } else { next }, dtype)
 }
 
-/// Bits without the sign have the order of the magnitudes.
-fn next_bits_up<E: Element>(value: f64) -> f64 {
-    let bits = E::from_f32(value as f32).bits();
-    let next = if value == 0.0 {
-        1
-    } else if value > 0.0 {
-        bits + 1
-    } else {
-        bits - 1
-    };
-    f64::from(E::from_bits(next).to_f32())
-}
-
-fn smallest_normal(dtype: DType) -> f64 {
+/// The smallest normal value of `dtype`.
+pub(crate) fn smallest_normal(dtype: DType) -> f64 {
     match dtype {
         DType::F32 | DType::Bf16 => f64::from(f32::MIN_POSITIVE),
         DType::F16 => f64::from(f16::MIN_POSITIVE.to_f32()),
@@ -366,9 +324,18 @@ fn smallest_normal(dtype: DType) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rmsnorm_spec::bf16;
 
     const EITHER: Arithmetic =
         Arithmetic { store: StoreRounding::EitherNeighbour, flushes_subnormals: true, ..Arithmetic::IEEE };
+    fn interval(reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
+        Expected::new(reference, error).interval(dtype, arithmetic)
+    }
+
+    fn accepts(got: f64, reference: f64, error: f64, dtype: DType, arithmetic: &Arithmetic) -> bool {
+        Expected::new(reference, error).admits(got, dtype, arithmetic)
+    }
+
     const UNSPECIFIED: Arithmetic = Arithmetic { non_finite: NonFinite::Unspecified, ..Arithmetic::IEEE };
 
     /// Every finite value of a 16-bit dtype, in ascending order, with one zero.
@@ -572,17 +539,22 @@ mod tests {
         assert_eq!(judge(&[1.0_f32], &[1.001], &[1.0], &Arithmetic::IEEE).misrounded, 0);
     }
 
-    fn before_weight_interval(element: &BeforeWeight, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
-        Expected::before_weight(element, dtype, arithmetic).interval(dtype, arithmetic)
+    /// The range of x_hat, the weight and whether it has an offset, the bias.
+    type Scaled = (Expected, (f64, bool), Option<f64>);
+
+    fn before_weight_interval(element: &Scaled, dtype: DType, arithmetic: &Arithmetic) -> (f64, f64) {
+        let &(x_hat, weight, bias) = element;
+        Expected::before_weight(x_hat, weight, bias, dtype, arithmetic).interval(dtype, arithmetic)
     }
 
-    fn judge_before_weight<E: Element>(got: &[E], elements: &[BeforeWeight], arithmetic: &Arithmetic) -> Verdict {
-        let expected = elements.iter().map(|element| Some(Expected::before_weight(element, E::DTYPE, arithmetic)));
-        judge_expected(&Bits::of(got), &expected.collect::<Vec<_>>(), arithmetic)
+    fn judge_before_weight<E: Element>(got: &[E], elements: &[Scaled], arithmetic: &Arithmetic) -> Verdict {
+        let expected =
+            |&(x_hat, weight, bias): &Scaled| Some(Expected::before_weight(x_hat, weight, bias, E::DTYPE, arithmetic));
+        judge_expected(&Bits::of(got), &elements.iter().map(expected).collect::<Vec<_>>(), arithmetic)
     }
 
-    fn before_weight(x_hat: f64, x_hat_error: f64, weight: f64, bias: Option<f64>) -> BeforeWeight {
-        BeforeWeight { x_hat, x_hat_error, weight, has_offset: false, bias }
+    fn before_weight(x_hat: f64, x_hat_error: f64, weight: f64, bias: Option<f64>) -> Scaled {
+        (Expected::new(x_hat, x_hat_error), (weight, false), bias)
     }
 
     #[test]
@@ -616,7 +588,7 @@ mod tests {
 
     #[test]
     fn before_weight_in_f32_is_the_plain_interval_with_its_roundings() {
-        let element = BeforeWeight { has_offset: true, ..before_weight(1.5, 1e-7, 2.0, Some(0.25)) };
+        let element = (Expected::new(1.5, 1e-7), (2.0, true), Some(0.25));
         let (low, high) = before_weight_interval(&element, DType::F32, &Arithmetic::IEEE);
         let u = Arithmetic::IEEE.unit_roundoff;
         let error = 2e-7 + 2.0 * 3.0 * u + 3.25 * u;

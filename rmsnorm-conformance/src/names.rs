@@ -1,7 +1,7 @@
 //! Enums with named variants. The names are used in ids, in reports and on the command line.
 
 /// Declares an enum, a list of its variants, and their names.
-macro_rules! named {
+macro_rules! named_enum {
     ($(#[$doc:meta])* enum $type:ident { $($(#[$of_variant:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$doc])*
         pub enum $type {
@@ -26,4 +26,14 @@ macro_rules! named {
         }
     };
 }
-pub(crate) use named;
+pub(crate) use named_enum;
+
+/// The name of a value of another enum.
+pub(crate) fn name_of<T: Copy + PartialEq>(named: &[(T, &'static str)], value: T) -> &'static str {
+    named.iter().find(|(known, _)| *known == value).map_or("?", |(_, name)| name)
+}
+
+/// The value with this name.
+pub(crate) fn named<T: Copy>(named: &[(T, &str)], name: &str) -> Option<T> {
+    named.iter().find(|(_, known)| *known == name).map(|(value, _)| *value)
+}

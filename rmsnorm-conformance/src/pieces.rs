@@ -1,8 +1,5 @@
-//! The optional pieces of a norm ([`Piece`]), one file each: cases, f32 arithmetic, error bound,
-//! gradient and planted bugs.
-//!
-//! A new piece is a file here, a line in [`math`], a line in [`LISTS`] and its kinds in
-//! `case/kind.rs`.
+//! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic,
+//! error bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
 
 pub(crate) mod math;
 pub(crate) mod next_norm;
@@ -16,20 +13,23 @@ use rmsnorm_spec::{Piece, Slot};
 use self::math::PieceMath;
 use crate::case::dice::{Lists, drawn};
 use crate::case::{Case, Family, Kind, sums};
-use crate::selftest::planted::{Bug, BugList, NormBug};
+use crate::run::bad_call::Misuse;
+use crate::selftest::planted::{Bug, BugList, NormBug, StrideBug};
 use crate::selftest::simulate::call::Call;
 use crate::selftest::simulate::rows::{BackwardRow, ForwardRow};
 use crate::selftest::simulate::tensors::Tensors;
 
-/// The functions of a piece.
+/// The contents of a piece.
 struct Math {
     bugs: &'static [Bug],
+    misuse: &'static [Misuse],
+    lists: Lists,
     forward: fn(&Call, &mut Tensors<'_, '_>, &mut [ForwardRow]),
     pull: fn(&Call, &mut Tensors<'_, '_>, &mut [BackwardRow]),
 }
 
 const fn of<P: PieceMath>() -> Math {
-    Math { bugs: P::BUGS, forward: P::forward, pull: P::pull }
+    Math { bugs: P::BUGS, misuse: P::MISUSE, lists: P::LISTS, forward: P::forward, pull: P::pull }
 }
 
 const fn math(piece: Piece) -> Math {
@@ -42,9 +42,15 @@ const fn math(piece: Piece) -> Math {
     }
 }
 
-/// The cases of the kinds that have a piece, and of gradients as sums. The order determines the
-/// lists of cases, so a new piece must come last.
-pub(crate) const LISTS: [Lists; 4] = [quantize::LISTS, residual_after::LISTS, parts::LISTS, sums::LISTS];
+/// The cases of the pieces, the last piece first, and of gradients as sums.
+pub(crate) fn lists() -> impl Iterator<Item = Lists> {
+    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([sums::LISTS])
+}
+
+/// The ways to misuse a piece.
+pub(crate) fn misuse(piece: Piece) -> &'static [Misuse] {
+    math(piece).misuse
+}
 
 /// Cases of [`Kind::PAIRS`], drawn from a seed.
 pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
@@ -56,9 +62,10 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
     })
 }
 
-/// Every planted bug: of the norm, then of each piece.
+/// Every planted bug: of the norm, of the strides of each tensor, then of each piece.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
-    NormBug::BUGS.iter().chain(Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs)).copied()
+    let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
+    NormBug::BUGS.iter().chain(of_pieces).copied().chain(StrideBug::of_tensors())
 }
 
 /// Computes the pieces of a slot, in their order.
@@ -98,7 +105,7 @@ mod tests {
         let kinds: HashSet<Kind> = cases.iter().map(|case| case.kind).collect();
         assert_eq!(kinds, HashSet::from(Kind::PAIRS));
         assert_ne!(pairs(4, 40), cases);
-        let lists = LISTS.iter().flat_map(|lists| [(lists.smoke)(), (lists.core)(), (lists.drawn)(3)]).flatten();
+        let lists = lists().flat_map(|lists| [(lists.smoke)(), (lists.core)(), (lists.drawn)(3)]).flatten();
         assert_eq!(lists.filter(|case| Kind::PAIRS.contains(&case.kind)).count(), 0);
     }
 }

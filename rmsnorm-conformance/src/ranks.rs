@@ -12,7 +12,7 @@ pub mod rows;
 
 use std::fmt;
 
-use rmsnorm_spec::{DTypes, Error, NormSpec, OutputRows, Tensor};
+use rmsnorm_spec::{DTypes, NormSpec, OutputRows, Tensor};
 
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
@@ -20,7 +20,7 @@ use crate::case::{Case, Kind, Layout, Trial};
 use crate::finding::{Check, Finding, Status};
 use crate::judge::trial::judge_stored;
 use crate::pieces::parts;
-use crate::run::calls::forward_call;
+use crate::run::calls::{call, checked};
 use crate::run::harness::Answer;
 use crate::run::memory::{Bits, Call, Outputs, Poison, poison_difference};
 use crate::testing::TestFailure;
@@ -85,69 +85,115 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RanksCase> {
 
 /// Makes a case's calls from both poisons, and judges the outputs of all ranks.
 pub fn run_case(group: &dyn Group, case: &RanksCase) -> Status {
-    let inputs = data::inputs(&case.case);
-    outcome(
-        |poison| stored(group, case, &inputs, poison),
-        |stored| Ok(judge_stored(&case.case, &inputs, stored, &group.arithmetic(), &mut Vec::new())),
-    )
+    judged(group, case)
 }
 
-/// The status of a case: the outputs must not depend on the poison, and `judge` must accept them.
-fn outcome(
-    stored: impl Fn(Poison) -> Result<Outputs, Status>,
-    judge: impl FnOnce(&Outputs) -> Result<Status, Status>,
-) -> Status {
-    let judged = stored(Poison::Nan).and_then(|nan| {
-        let huge = stored(Poison::Huge)?;
-        poison_difference(&nan, &huge, |_| false).map_or_else(|| judge(&nan), |finding| Err(Status::Fail(finding)))
+/// How the calls of a case are divided among ranks.
+trait Divided: fmt::Display {
+    /// The case of whole tensors.
+    fn whole(&self) -> &Case;
+
+    fn inputs(&self) -> Inputs {
+        data::inputs(self.whole())
+    }
+
+    /// The arithmetic of a correct group.
+    fn arithmetic(&self, of_backend: Arithmetic) -> Arithmetic {
+        of_backend
+    }
+
+    /// The call of a rank.
+    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call;
+
+    fn make(&self, group: &dyn Group, calls: &mut [Call]) -> Vec<Answer>;
+
+    /// The whole tensor, from the tensors of all ranks.
+    fn join(&self, tensor: Tensor, of_ranks: &[&Bits], calls: &[Call]) -> Result<Vec<u32>, Status>;
+
+    /// Checks a result that was accepted.
+    fn check(&self, _: &dyn Group, _: &Inputs, _: &Outputs) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// Whether a group may refuse the case: strided rows, and rows longer than a chip can hold.
+    fn may_be_refused(&self) -> bool {
+        self.whole().layout != Layout::DENSE || self.whole().cols > LONG
+    }
+}
+
+/// The longest row that every group must support, in columns.
+const LONG: usize = 1 << 15;
+
+impl Divided for RanksCase {
+    fn whole(&self) -> &Case {
+        &self.case
+    }
+
+    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
+        rank_call(&self.of_rank(), &of_part(inputs, rank, self.case.rows * self.case.cols), poison)
+    }
+
+    fn make(&self, group: &dyn Group, calls: &mut [Call]) -> Vec<Answer> {
+        group.make(&self.case.spec(), self.case.dtypes, calls)
+    }
+
+    fn join(&self, tensor: Tensor, of_ranks: &[&Bits], _: &[Call]) -> Result<Vec<u32>, Status> {
+        same_on_ranks(tensor, of_ranks)
+    }
+}
+
+/// The status of a case: the outputs must not depend on the poison, and be accepted.
+fn judged(group: &dyn Group, case: &impl Divided) -> Status {
+    let inputs = case.inputs();
+    let judged = stored(group, case, &inputs, Poison::Nan).and_then(|nan| {
+        let huge = stored(group, case, &inputs, Poison::Huge)?;
+        if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
+            return Err(Status::Fail(finding));
+        }
+        let status = judge_stored(case.whole(), &inputs, &nan, &case.arithmetic(group.arithmetic()));
+        if status == Status::Pass { case.check(group, &inputs, &nan) } else { Err(status) }
     });
-    judged.unwrap_or_else(|status| status)
+    judged.err().unwrap_or(Status::Pass)
 }
 
-/// The outputs of the ranks, if all ranks stored the same.
-fn stored(group: &dyn Group, ranks_case: &RanksCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
-    let (case, of_rank) = (&ranks_case.case, ranks_case.of_rank());
-    let len = case.rows * case.cols;
-    let call = |rank: usize| {
-        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
-        forward_call(&of_rank, &inputs, poison)
-    };
-    let mut calls: Vec<Call> = (0..group.ranks()).map(call).collect();
-    let answers = group.make(&case.spec(), case.dtypes, &mut calls);
-    let mut outputs = stored_by_ranks(answers, &calls)?.into_iter();
-    let first = outputs.next().unwrap_or_default();
-    for (rank, other) in outputs.enumerate() {
-        for ((tensor, here), (_, there)) in first.tensors.iter().zip(&other.tensors) {
-            same_on_ranks(*tensor, here, there, rank + 1)?;
+/// The outputs of the ranks, joined to whole tensors, if each call succeeded and changed nothing
+/// else.
+fn stored(group: &dyn Group, case: &impl Divided, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
+    let mut calls: Vec<Call> = (0..group.ranks()).map(|rank| case.call(rank, inputs, poison)).collect();
+    let answers = case.make(group, &mut calls).into_iter().zip(&calls).enumerate();
+    let of_ranks = answers.map(|(rank, (answer, call))| checked(call, answer, &format!("rank {rank}: ")));
+    let of_ranks = of_ranks.collect::<Result<Vec<Outputs>, _>>()?;
+    let mut whole = of_ranks.first().cloned().unwrap_or_default();
+    for (i, (tensor, bits)) in whole.tensors.iter_mut().enumerate() {
+        let of_ranks: Vec<&Bits> = of_ranks.iter().map(|outputs| &outputs.tensors[i].1).collect();
+        bits.bits = case.join(*tensor, &of_ranks, &calls)?;
+    }
+    Ok(whole)
+}
+
+/// The inputs with one part of x.
+fn of_part(inputs: &Inputs, part: usize, len: usize) -> Inputs {
+    let x = inputs.of(Tensor::X)[part * len..][..len].to_vec();
+    let mut inputs = inputs.clone().with(Tensor::X, Some(x));
+    inputs.sum = None;
+    inputs
+}
+
+/// A rank's call. No case of a group has a workspace.
+fn rank_call(case: &Case, inputs: &Inputs, poison: Poison) -> Call {
+    call(case, case.kind.direction, inputs, |_| 0, poison)
+}
+
+/// The bits of a tensor that must be the same on all ranks.
+fn same_on_ranks(tensor: Tensor, of_ranks: &[&Bits]) -> Result<Vec<u32>, Status> {
+    let here = &of_ranks[0].bits;
+    for (rank, there) in of_ranks.iter().enumerate() {
+        if let Some(i) = (0..here.len()).find(|&i| here[i] != there.bits[i]) {
+            let detail = format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here[i], there.bits[i]);
+            return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
         }
     }
-    Ok(first)
-}
-
-/// The outputs of each rank, if each call succeeded and changed nothing else.
-fn stored_by_ranks(answers: Vec<Answer>, calls: &[Call]) -> Result<Vec<Outputs>, Status> {
-    let fail = |check, output, detail| Err(Status::Fail(Finding { check, output, detail }));
-    for (rank, (answer, call)) in answers.into_iter().zip(calls).enumerate() {
-        match answer {
-            Err(error) => return Err(error.status(call.kind.name())),
-            Ok(Err(Error::Unsupported { rule })) => return Err(Status::Unsupported(rule)),
-            Ok(Err(error)) => {
-                return fail(Check::Error, call.kind.name(), format!("rank {rank} refused the call: {error}"));
-            }
-            Ok(Ok(())) => {}
-        }
-        if let Some(finding) = call.breach() {
-            return fail(finding.check, finding.output, format!("rank {rank}: {}", finding.detail));
-        }
-    }
-    Ok(calls.iter().map(Call::outputs).collect())
-}
-
-/// Checks that a tensor of rank 0 has the same bits as that of `rank`.
-fn same_on_ranks(tensor: Tensor, here: &Bits, there: &Bits, rank: usize) -> Result<(), Status> {
-    let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
-    let detail = format!("element {i} is {:#x} on rank 0, {:#x} on rank {rank}", here.bits[i], there.bits[i]);
-    Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }))
+    Ok(here.clone())
 }
 
 /// The results of a group's cases. `Display` prints a few lines.
@@ -165,19 +211,13 @@ pub struct RanksSummary {
 
 impl RanksSummary {
     /// Runs `cases` one after the other.
-    fn of<C: fmt::Display>(
-        ranks: usize,
-        cases: &[C],
-        run_case: impl Fn(&C) -> Status,
-        may_be_lacking: impl Fn(&C) -> bool,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Self {
-        let mut summary = RanksSummary { ranks, ..RanksSummary::default() };
+    fn of(group: &dyn Group, cases: &[impl Divided], progress: &mut dyn FnMut(usize, usize)) -> Self {
+        let mut summary = RanksSummary { ranks: group.ranks(), ..RanksSummary::default() };
         progress(0, cases.len());
         for (i, case) in cases.iter().enumerate() {
-            match run_case(case) {
+            match judged(group, case) {
                 Status::Pass => summary.passed += 1,
-                Status::Unsupported(_) if may_be_lacking(case) => summary.unsupported += 1,
+                Status::Unsupported(_) if case.may_be_refused() => summary.unsupported += 1,
                 status @ (Status::Unsupported(_) | Status::Fail(_) | Status::Vacuous(_) | Status::Skipped(_)) => {
                     summary.failures.push((case.to_string(), status));
                 }
@@ -207,21 +247,11 @@ impl fmt::Display for RanksSummary {
     }
 }
 
-/// The longest row that every group must support, in columns.
-const LONG: usize = 1 << 15;
-
-/// Whether a group may refuse the case: strided rows, and rows longer than a chip can hold.
-fn is_beyond(case: &Case) -> bool {
-    case.layout != Layout::DENSE || case.cols > LONG
-}
-
 /// Runs the cases of a group: all sums of parts of the core profile, or those of the smoke profile.
 /// `progress` is called with the number of finished cases and the total, before the first case and
 /// after each one.
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
-    let may_be_lacking = |case: &RanksCase| is_beyond(&case.case);
-    let ranks = group.ranks();
-    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
+    RanksSummary::of(group, &cases(group.ranks(), is_whole), progress)
 }
 
 /// [`run`] as a test; returns the number of passed cases.

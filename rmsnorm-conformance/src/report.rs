@@ -8,7 +8,8 @@ pub(crate) mod summary;
 use std::io::{self, Write};
 
 use rmsnorm_spec::Storage;
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{Serialize, Serializer};
+use serde_json::json;
 
 use crate::finding::Status;
 use crate::judge::{self, Verdict};
@@ -62,29 +63,24 @@ pub(crate) fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::R
 
 impl Serialize for CaseReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut line = serializer.serialize_map(None)?;
-        line.serialize_entry("id", &self.id)?;
-        line.serialize_entry("params", &self.id.split(':').collect::<Vec<_>>())?;
-        line.serialize_entry("status", self.status.name())?;
-        line.serialize_entry("reason", &self.status.reason())?;
-        line.serialize_entry("digest", &self.digest)?;
-        line.serialize_entry("outputs", &self.outputs)?;
-        line.serialize_entry("elapsed_us", &self.elapsed_us)?;
-        line.end()
+        let CaseReport { id, status, digest, outputs, elapsed_us } = self;
+        let params: Vec<&str> = id.split(':').collect();
+        let line = json!({
+            "id": id, "params": params, "status": status.name(), "reason": status.reason(),
+            "digest": digest, "outputs": outputs, "elapsed_us": elapsed_us,
+        });
+        line.serialize(serializer)
     }
 }
 
 impl Serialize for OutputReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut output = serializer.serialize_map(None)?;
-        output.serialize_entry("output", self.output)?;
-        output.serialize_entry("dtype", self.storage.name())?;
-        output.serialize_entry("checked", &self.verdict.checked)?;
-        output.serialize_entry("failures", &self.verdict.failures)?;
-        output.serialize_entry("budget", &self.verdict.budget)?;
-        output.serialize_entry("misrounded", &self.verdict.misrounded)?;
-        output.serialize_entry("worst", &self.verdict.worst)?;
-        output.end()
+        let Verdict { checked, failures, budget, misrounded, worst, .. } = &self.verdict;
+        let output = json!({
+            "output": self.output, "dtype": self.storage.name(), "checked": checked, "failures": failures,
+            "budget": budget, "misrounded": misrounded, "worst": worst,
+        });
+        output.serialize(serializer)
     }
 }
 
@@ -93,13 +89,10 @@ impl Serialize for OutputReport {
 impl Serialize for judge::Failure {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let wide = |value: f64| [format!("{value:e}"), format!("{:#018x}", value.to_bits())];
-        let mut failure = serializer.serialize_map(None)?;
-        failure.serialize_entry("index", &self.index)?;
-        failure.serialize_entry("got", &[format!("{:e}", self.got), format!("{:#x}", self.got_bits)])?;
-        failure.serialize_entry("reference", &wide(self.reference))?;
-        failure.serialize_entry("low", &wide(self.low))?;
-        failure.serialize_entry("high", &wide(self.high))?;
-        failure.end()
+        let got = [format!("{:e}", self.got), format!("{:#x}", self.got_bits)];
+        let (reference, low, high) = (wide(self.reference), wide(self.low), wide(self.high));
+        json!({ "index": self.index, "got": got, "reference": reference, "low": low, "high": high })
+            .serialize(serializer)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Runs a profile, or one case, and reports it.
 
+pub(crate) mod bad_call;
 pub(crate) mod calls;
 pub(crate) mod determinism;
 pub(crate) mod device;
@@ -24,11 +25,12 @@ use crate::case::{Case, ParseCaseError};
 use crate::finding::{Check, Finding, Status};
 use crate::report::summary::Summary;
 use crate::report::{CaseReport, Counts};
+use crate::run::bad_call::BadCall;
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
 use crate::run::execute::{caught, execute_case, micros};
 use crate::run::memory::hexadecimal;
-use crate::run::misuse::{BadCall, bad_calls};
+use crate::run::misuse::bad_calls;
 use crate::selftest::self_test;
 
 /// The cases to run, and how to run them.
@@ -148,7 +150,8 @@ fn run_device(
     let (total, mut done, mut coverage, mut digest) = (items.len(), 0, Coverage::default(), Sha256::new());
     progress(done, total);
     let execute = |item: Item| (item.case(), item.execute(context));
-    let ended = workers::in_order(items, jobs(options), execute, |(case, report)| {
+    let jobs = if options.profile == Profile::Stress { 1 } else { options.jobs };
+    let ended = workers::in_order(items, jobs, execute, |(case, report)| {
         summary.add(&report);
         if let Some(outputs) = &report.digest {
             digest.update(format!("{} {outputs}\n", report.id));
@@ -181,14 +184,6 @@ fn run_device(
     Ok(summary)
 }
 
-/// Number of cases that run at once.
-fn jobs(options: &Options) -> usize {
-    match options.profile {
-        Profile::Stress => 1,
-        Profile::Smoke | Profile::Core | Profile::Full => options.jobs,
-    }
-}
-
 /// One line of a report.
 pub(crate) enum Item {
     Spans,
@@ -217,10 +212,7 @@ impl Item {
         match self {
             Item::Spans => caught(SPANS.into(), |_| check_spans(context.device)),
             Item::Case(case) => execute_case(context, &case),
-            Item::Misuse(call) => {
-                let id = call.id.clone();
-                caught(id, move |_| call.run(context))
-            }
+            Item::Misuse(call) => caught(call.id.clone(), |_| call.run(context)),
         }
     }
 }
@@ -235,16 +227,9 @@ fn items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), 
 
 fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, String), ParseCaseError> {
     if !options.cases.is_empty() {
-        // Made once, and only if needed: making the invalid calls takes longer than most cases.
-        let is_misuse = |id: &String| id.starts_with("misuse:");
-        let mut bad = if options.cases.iter().any(is_misuse) { bad_calls(device) } else { Vec::new() };
-        let mut bad_call = |id: &String| {
-            let index = bad.iter().position(|call| call.id == *id);
-            let again = || bad_calls(device).into_iter().find(|call| is_misuse(id) && call.id == *id);
-            index.map(|index| bad.swap_remove(index)).or_else(|| if is_misuse(id) { again() } else { None })
-        };
         let item = |id: &String| {
-            Ok(match bad_call(id) {
+            let call = || bad_calls(device).into_iter().find(|call| call.id == *id);
+            Ok(match id.starts_with("misuse:").then(call).flatten() {
                 Some(call) => Item::Misuse(call),
                 None if id == SPANS => Item::Spans,
                 None => Item::Case(id.parse()?),
@@ -256,16 +241,15 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
     if let Some(most) = options.most_cases {
         let step = cases.len().div_ceil(most.max(1)).max(1);
         cases = cases.into_iter().step_by(step).take(most).collect();
-        let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
-        return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
+    if options.most_cases.is_some() {
+        return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
+    }
     let (cols, rows) = device.about().breakpoints;
-    let shapes = match options.profile {
-        // These shapes are large, so the smoke profile leaves them out.
-        Profile::Core | Profile::Full | Profile::Stress => shape_breakpoints(|dtype| device.shape_breakpoints(dtype)),
-        Profile::Smoke => Vec::new(),
-    };
+    // These shapes are large, so the smoke profile leaves them out.
+    let has_shapes = options.profile != Profile::Smoke;
+    let shapes = shape_breakpoints(|dtype| if has_shapes { device.shape_breakpoints(dtype) } else { Vec::new() });
     let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).chain(shapes).map(Item::Case);
     let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
     Ok((items.collect(), list_hash))

@@ -19,7 +19,7 @@ use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, NormSpec, Tensor, TensorSet};
 use crate::case::Family;
 use crate::case::{Case, Kind, Layout, Trial, quantized};
 use crate::finding::{Check, Finding, Status};
-use crate::pieces::{self, parts, quantize};
+use crate::pieces::{self, quantize};
 use crate::report::CaseReport;
 use crate::run::calls::Context;
 use crate::run::execute::execute_case;
@@ -67,9 +67,9 @@ impl SelfTest {
 
     /// Number of different bugs, each planted in one or more places.
     pub fn bugs(&self) -> usize {
-        let caught = self.rows.iter().map(|row| row.bug.name);
-        let survived = self.survivors.iter().map(|(bug, ..)| bug.name);
-        caught.chain(survived).collect::<BTreeSet<&str>>().len()
+        let caught = self.rows.iter().map(|row| row.bug);
+        let survived = self.survivors.iter().map(|(bug, ..)| *bug);
+        caught.chain(survived).map(|bug| bug.to_string()).collect::<BTreeSet<String>>().len()
     }
 
     /// The counts in a few words: `4 bugs planted in 9 places, all caught`.
@@ -140,7 +140,7 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     if kind.is_quantized() {
         return quantized_cases(norm);
     }
-    let mut cases = if kind.has_parts() { parts_cases(norm) } else { Vec::new() };
+    let mut cases: Vec<Case> = of_pieces(norm, kind).collect();
     cases.extend([
         plain(f32, 5, 33),
         full(bf16, 5, 33),
@@ -175,39 +175,33 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// More cases with sums of parts: two parts are too few for some bugs.
-fn parts_cases(norm: Norm) -> Vec<Case> {
-    let cases = parts::smoke().into_iter().filter(|case| case.trial == Trial::Bounds && case.norm == norm);
-    cases.filter(|case| case.rows > 0 && case.rows * case.cols < 1 << 13).collect()
+/// The small cases of the pieces: of parts, because two are too few for some bugs, and of tensors
+/// that bring a piece.
+fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
+    let is_of = move |case: &Case| {
+        let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;
+        is_small && case.norm == norm && case.kind == kind && (kind.has_parts() || Kind::BEFORE.contains(&kind))
+    };
+    pieces::lists().flat_map(|lists| (lists.smoke)()).filter(is_of)
 }
 
 /// Small cases with quantized results.
 fn quantized_cases(norm: Norm) -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
-    let lists = [quantize::smoke(), quantize::drawn(5, 60), quantize::columnwise(6, 2, 1 << 11)];
-    for case in lists.into_iter().flatten() {
-        // RMS norm has exact ties. Layer norm has some in 16 bits.
-        if case.norm == norm && case.rows > 0 {
-            cases.push(case);
-        }
-    }
-    let zeros = quantized::SCALES.map(|scale| {
-        let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
-        let family = Family::Zeros;
-        Case { quant, family, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::Bf16, 3, 64) }
-    });
-    let nonfinite = quantized::SCALES.map(|scale| {
-        let quant = Some(QuantSpec::new(CodeType::E5m2, scale));
+    let lists = [quantize::smoke(), quantize::drawn(5, 60), quantize::columnwise(6, 2, 1 << 11)].concat();
+    // RMS norm has exact ties. Layer norm has some in 16 bits.
+    let mut cases: Vec<Case> = lists.into_iter().filter(|case| case.norm == norm && case.rows > 0).collect();
+    let plain = |scale, codes, dtype, cols| {
+        let quant = Some(QuantSpec::new(codes, scale));
+        Case { quant, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, dtype, 3, cols) }
+    };
+    let zeros = |scale| Case { family: Family::Zeros, ..plain(scale, CodeType::E4m3, DType::Bf16, 64) };
+    let nonfinite = |scale| {
         let present = TensorSet::of(&[Tensor::Amax]);
-        let family = Family::Nonfinite;
-        Case { quant, family, present, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 7, 40) }
-    });
+        Case { family: Family::Nonfinite, present, rows: 7, ..plain(scale, CodeType::E5m2, DType::F32, 40) }
+    };
+    cases.extend(quantized::SCALES.map(zeros).into_iter().chain(quantized::SCALES.map(nonfinite)));
     // With several seeds, some case has its largest magnitude in the last row.
-    let current = (1..9).map(|seed| {
-        let quant = Some(QuantSpec::new(CodeType::E4m3, ScaleKind::Current));
-        Case { quant, seed, ..Case::plain(Kind::QUANTIZED_FORWARD, norm, DType::F32, 3, 40) }
-    });
-    cases.extend(zeros.into_iter().chain(nonfinite).chain(current));
+    cases.extend((1..9).map(|seed| Case { seed, ..plain(ScaleKind::Current, CodeType::E4m3, DType::F32, 40) }));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -220,7 +214,7 @@ fn hand_computed() -> Vec<String> {
             wrong.push(format!("reference: {what} is {got:?}, by hand {expected:?}"));
         }
     };
-    let forward = |spec: &NormSpec, x: &[f64], weight: &[f64], bias: &[f64]| {
+    let forward = |spec: &NormSpec, x, weight, bias| {
         reference::forward(spec, &ForwardInputs { x, residual: None, weight: Some(weight), bias: Some(bias) })
     };
     // avg(x^2) = 24.5, plus eps 0.5 is 25: rstd = 1/5.
@@ -249,20 +243,20 @@ fn hand_computed() -> Vec<String> {
 
 impl fmt::Display for SelfTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<24}{:<12}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
+        writeln!(f, "{:<28}{:<12}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
         for Caught { bug, norm, kind, finding, case } in &self.rows {
             let check = finding.check.name();
             writeln!(
                 f,
-                "{:<24}{:<12}{:<18}{check:<18}{:<14}{case}",
-                bug.name,
+                "{:<28}{:<12}{:<18}{check:<18}{:<14}{case}",
+                bug.to_string(),
                 norm.name(),
                 kind.name(),
                 finding.output
             )?;
         }
         for (bug, norm, kind) in &self.survivors {
-            writeln!(f, "SURVIVED: {} in {} {}: {}", bug.name, norm.name(), kind.name(), bug.description)?;
+            writeln!(f, "SURVIVED: {bug} in {} {}: {}", norm.name(), kind.name(), bug.description)?;
         }
         for alarm in &self.false_alarms {
             writeln!(f, "FALSE ALARM: {alarm}")?;

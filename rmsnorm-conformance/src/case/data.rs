@@ -4,9 +4,11 @@
 //! are rounded to their storage dtype here. The reference, the bounds and the backend all use the
 //! rounded value.
 
-use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::reference::{self, ForwardInputs, round_to};
-use rmsnorm_spec::{DType, Norm, Tensor};
+use std::collections::BTreeMap;
+
+use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
+use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs, round_to};
+use rmsnorm_spec::{DType, Direction, Norm, Tensor, TensorShape};
 
 use crate::case::{Case, Family, Kind};
 use crate::testing::draw;
@@ -17,46 +19,86 @@ fn uniform(bits: u64) -> f64 {
 }
 
 /// The inputs of a case as dense tensors. Values are exact in their storage dtype.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Inputs {
-    /// (rows, cols); in a backward case the tensor that was normalized. Several parts follow one
-    /// after the other.
-    pub x: Vec<f64>,
+    /// Several parts of x follow one after the other. In a backward call, x is the tensor that was
+    /// normalized, and mean is zero for RMS norm. An output has the values that the call adds to.
+    values: BTreeMap<Tensor, Vec<f64>>,
     /// (rows, cols); the rounded sum of several parts and the residual
     pub sum: Option<Vec<f64>>,
-    /// (rows, cols)
-    pub residual: Option<Vec<f64>>,
-    /// (cols)
-    pub weight: Option<Vec<f64>>,
-    /// (cols)
-    pub bias: Option<Vec<f64>>,
-    /// (cols); weight of the next norm
-    pub next_weight: Option<Vec<f64>>,
-    /// (cols); bias of the next norm
-    pub next_bias: Option<Vec<f64>>,
-    /// (rows, cols); empty without a backward call
-    pub dy: Vec<f64>,
-    /// (rows, cols)
-    pub dresidual_out: Option<Vec<f64>>,
     /// The given scales of a quantized call.
     pub given: Option<Given>,
 }
 
 impl Inputs {
+    /// The values of a tensor, if the case has it.
+    pub fn get(&self, tensor: Tensor) -> Option<&[f64]> {
+        self.values.get(&tensor).map(Vec::as_slice)
+    }
+
+    /// The values of a tensor that every such case has.
+    pub fn of(&self, tensor: Tensor) -> &[f64] {
+        self.get(tensor).unwrap_or_default()
+    }
+
+    /// The same inputs with other values of a tensor, or without it.
+    pub fn with(mut self, tensor: Tensor, values: Option<Vec<f64>>) -> Inputs {
+        match values {
+            Some(values) => self.values.insert(tensor, values),
+            None => self.values.remove(&tensor),
+        };
+        self
+    }
+
+    /// The same inputs with other values of all tensors of some shapes.
+    pub fn map(mut self, change: impl Fn(Tensor, &[f64]) -> Option<Vec<f64>>) -> Inputs {
+        for (tensor, values) in &mut self.values {
+            *values = change(*tensor, values).unwrap_or_else(|| std::mem::take(values));
+        }
+        self
+    }
+
     /// The same inputs with only `rows`, in this order.
     pub fn with_rows(&self, rows: &[usize], case: &Case) -> Inputs {
-        let cols = case.cols;
         let of_parts: Vec<usize> =
             (0..case.parts).flat_map(|part| rows.iter().map(move |row| part * case.rows + row)).collect();
-        let picked = |matrix: &Option<Vec<f64>>| matrix.as_ref().map(|matrix| pick_rows(matrix, rows, cols));
-        Inputs {
-            x: pick_rows(&self.x, &of_parts, cols),
-            sum: picked(&self.sum),
-            residual: picked(&self.residual),
-            dy: if self.dy.is_empty() { Vec::new() } else { pick_rows(&self.dy, rows, cols) },
-            dresidual_out: picked(&self.dresidual_out),
-            ..self.clone()
+        let picked = |tensor: Tensor, values: &[f64]| {
+            let width = if tensor.is_matrix() { case.cols } else { 1 };
+            let has_rows = tensor.is_matrix() || tensor.shape() == TensorShape::Rows;
+            has_rows.then(|| pick_rows(values, if tensor == Tensor::X { &of_parts } else { rows }, width))
+        };
+        let sum = self.sum.as_ref().map(|sum| pick_rows(sum, rows, case.cols));
+        Inputs { sum, ..self.clone().map(picked) }
+    }
+
+    /// The inputs of a forward call of the reference.
+    pub fn forward(&self, case: &Case) -> ForwardInputs<'_> {
+        ForwardInputs {
+            x: self.of(Tensor::X),
+            residual: self.get(Tensor::Residual).map(|residual| (residual, case.dtypes.residual)),
+            weight: self.get(Tensor::Weight),
+            bias: self.get(Tensor::Bias),
         }
+    }
+
+    /// The inputs of a backward call of the reference.
+    pub fn backward(&self) -> BackwardInputs<'_> {
+        BackwardInputs {
+            dy: self.of(Tensor::Dy),
+            x: self.of(Tensor::X),
+            weight: self.get(Tensor::Weight),
+            mean: self.of(Tensor::Mean),
+            rstd: self.of(Tensor::Rstd),
+            dresidual_out: self.get(Tensor::DresidualOut),
+        }
+    }
+
+    /// With the statistics of the f64 reference, rounded to f32 as a forward pass stores them.
+    pub fn with_statistics(self, case: &Case) -> Inputs {
+        let given = ForwardInputs { x: self.of(Tensor::X), residual: None, weight: None, bias: None };
+        let forward = reference::forward(&case.spec(), &given);
+        let stored = |values: &[f64]| Some(values.iter().map(|&value| round_to(value, DType::F32)).collect());
+        self.with(Tensor::Mean, stored(&forward.mean)).with(Tensor::Rstd, stored(&forward.rstd))
     }
 }
 
@@ -73,10 +115,7 @@ impl Given {
     /// Chosen relative to the largest result: a scale that just fits, saturates many elements, or
     /// leaves almost no bits; an amax that is larger than the result's or is not.
     fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
-        let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
-        let given =
-            ForwardInputs { x: &inputs.x, residual, weight: inputs.weight.as_deref(), bias: inputs.bias.as_deref() };
-        let y = reference::forward(&case.spec(), &given).y;
+        let y = reference::forward(&case.spec(), &inputs.forward(case)).y;
         let largest = y.iter().map(|y| y.abs()).filter(|y| y.is_finite()).fold(0.0, f64::max);
         let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
         let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
@@ -95,52 +134,51 @@ pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> V
 
 /// The inputs of `case`.
 pub(crate) fn inputs(case: &Case) -> Inputs {
-    let painter = Painter { case, part: 0 };
-    let present = case.present;
-    let weight_dtype = case.dtypes.weight;
-    let x_dtype = case.x_dtype();
+    let (rows, cols, present) = (case.rows, case.cols, case.present);
     let matrix = |value: &dyn Fn(usize, usize) -> f64, dtype| -> Vec<f64> {
-        (0..case.rows * case.cols).map(|i| round_to(value(i / case.cols, i % case.cols), dtype)).collect()
+        (0..rows * cols).map(|i| round_to(value(i / cols, i % cols), dtype)).collect()
     };
-    let vector = |value: &dyn Fn(usize) -> f64| -> Vec<f64> {
-        (0..case.cols).map(|col| round_to(value(col), weight_dtype)).collect()
-    };
-
-    let x: Vec<f64> =
-        (0..case.parts).flat_map(|part| matrix(&|row, col| Painter { case, part }.x(row, col), x_dtype)).collect();
-    let residual =
-        present.has(Tensor::Residual).then(|| matrix(&|row, col| painter.residual(row, col), case.dtypes.residual));
-    let weights = |tensor| present.has(tensor).then(|| vector(&|col| painter.weight(tensor, col)));
-    let biases = |tensor| present.has(tensor).then(|| vector(&|col| painter.bias(tensor, col)));
-    let (weight, bias) = (weights(Tensor::Weight), biases(Tensor::Bias));
-    let (next_weight, next_bias) = (weights(Tensor::NextWeight), biases(Tensor::NextBias));
-    let sum =
-        (case.parts > 1).then(|| reference::sum_of_parts(&x, case.parts, residual.as_deref(), case.dtypes.residual));
-    let dy = if case.kind.has_backward() {
+    // Mean and rstd are results of forward.
+    let read = Direction::Forward.reads().union(Direction::Backward.reads()).intersection(present);
+    let drawn = read.with(Tensor::X).iter().filter(|tensor| tensor.shape() != TensorShape::Rows);
+    let mut inputs = Inputs::default();
+    for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, tensor.dtype(case.kind.direction, case.dtypes)?))) {
+        let parts = if tensor == Tensor::X { case.parts } else { 1 };
+        let of_part = |part: usize| {
+            let value = |row, col| Painter { case, part }.value(tensor, row, col);
+            if tensor.is_matrix() {
+                matrix(&value, dtype)
+            } else {
+                (0..cols).map(|col| round_to(value(0, col), dtype)).collect()
+            }
+        };
+        inputs = inputs.with(tensor, Some((0..parts).flat_map(of_part).collect()));
+    }
+    let (x, residual) = (inputs.of(Tensor::X), inputs.get(Tensor::Residual));
+    inputs.sum = (case.parts > 1).then(|| reference::sum_of_parts(x, case.parts, residual, case.dtypes.residual));
+    if case.kind.has_backward() {
         // The input and the weight of the last norm.
         let (h, weight) = match (case.kind.is_after(), present.has(Tensor::Y)) {
             (false, _) => {
-                let residual = |i: usize| residual.as_ref().map_or(0.0, |residual| residual[i]);
+                let (x, residual) = (inputs.of(Tensor::X), inputs.get(Tensor::Residual));
+                let residual = |i: usize| residual.map_or(0.0, |residual| residual[i]);
                 let added = || x.iter().enumerate().map(|(i, x)| x + residual(i)).collect();
-                (sum.clone().unwrap_or_else(added), &weight)
+                (inputs.sum.clone().unwrap_or_else(added), Tensor::Weight)
             }
-            (true, false) => (x.clone(), &weight),
-            (true, true) => {
-                let residual = residual.as_deref().map(|residual| (residual, case.dtypes.residual));
-                let inputs = ForwardInputs { x: &x, residual, weight: weight.as_deref(), bias: bias.as_deref() };
-                (reference::forward(&case.spec(), &inputs).sum, &next_weight)
-            }
+            (true, false) => (inputs.of(Tensor::X).to_vec(), Tensor::Weight),
+            (true, true) => (reference::forward(&case.spec(), &inputs.forward(case)).sum, Tensor::NextWeight),
         };
-        let weight = |col: usize| weight.as_ref().map_or(1.0, |w| w[col] + f64::from(case.weight_offset));
-        matrix(&|row, col| painter.dy(row, col, h[row * case.cols + col], weight(col)), case.dtypes.activation)
-    } else {
-        Vec::new()
-    };
-    let dresidual_out = present
-        .has(Tensor::DresidualOut)
-        .then(|| matrix(&|row, col| painter.dresidual_out(row, col), case.dtypes.residual));
-    let inputs = Inputs { x, sum, residual, weight, bias, next_weight, next_bias, dy, dresidual_out, given: None };
-    Inputs { given: case.quant.map(|quant| Given::new(case, &quant, &inputs)), ..inputs }
+        let weight = inputs.get(weight);
+        let weight = |col: usize| weight.map_or(1.0, |weight| weight[col] + f64::from(case.weight_offset));
+        let painter = Painter { case, part: 0 };
+        let dy = |row: usize, col: usize| painter.dy(row, col, h[row * cols + col], weight(col));
+        let dy = matrix(&dy, case.dtypes.activation);
+        inputs = inputs.with(Tensor::Dy, Some(dy));
+    }
+    inputs.given = case.quant.map(|quant| Given::new(case, &quant, &inputs));
+    let Some((quant, given)) = case.quant.zip(inputs.given) else { return inputs };
+    let scale = (quant.scale == ScaleKind::Given).then(|| vec![given.scale]);
+    inputs.with(Tensor::Scale, scale).with(Tensor::Amax, quant.folds_amax.then(|| vec![given.amax]))
 }
 
 /// Computes single elements of the inputs.
@@ -169,6 +207,21 @@ impl Painter<'_> {
         choices[(self.bits(tensor, index) >> 32) as usize % N]
     }
 
+    /// An element of a tensor that depends on no other tensor.
+    fn value(&self, tensor: Tensor, row: usize, col: usize) -> f64 {
+        if tensor == Tensor::X {
+            self.x(row, col)
+        } else if tensor == Tensor::Residual {
+            self.residual(row, col)
+        } else if [Tensor::Weight, Tensor::NextWeight].contains(&tensor) {
+            self.weight(tensor, col)
+        } else if [Tensor::Bias, Tensor::NextBias].contains(&tensor) {
+            self.bias(tensor, col)
+        } else {
+            self.normal(tensor, self.at(row, col))
+        }
+    }
+
     fn x(&self, row: usize, col: usize) -> f64 {
         let (case, i) = (self.case, self.at(row, col));
         let z = self.normal(Tensor::X, i);
@@ -178,7 +231,7 @@ impl Painter<'_> {
             Family::NearEps => z * f64::from(case.eps).sqrt(),
             Family::Large => z * if dtype == DType::F16 { 1.5e3 } else { 3e6 },
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
-            Family::ShiftedHi => z + by_dtype(dtype, 3000.0, 500.0, 64.0),
+            Family::ShiftedHi => z + [3000.0, 500.0, 64.0][dtype as usize],
             Family::PosDy => z.abs() + 0.25,
             Family::Loguni => z * (16.0 * uniform(self.bits(Tensor::Workspace, i)) - 8.0).exp2(),
             Family::Outlier => {
@@ -290,10 +343,6 @@ impl Painter<'_> {
             Family::Loguni | Family::Zeros | Family::Subnormal | Family::Nonfinite | Family::Codes => z,
         }
     }
-
-    fn dresidual_out(&self, row: usize, col: usize) -> f64 {
-        self.normal(Tensor::DresidualOut, self.at(row, col))
-    }
 }
 
 /// Difficult weights: values of a format, ties and their neighbours, ends of the range; block
@@ -314,14 +363,6 @@ fn hard_weight(bits: u64, dtype: DType) -> f64 {
     if bits >> 50 & 1 == 1 { -beside } else { beside }
 }
 
-fn by_dtype(dtype: DType, f32: f64, f16: f64, bf16: f64) -> f64 {
-    match dtype {
-        DType::F32 => f32,
-        DType::F16 => f16,
-        DType::Bf16 => bf16,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,7 +370,8 @@ mod tests {
     #[test]
     fn normal_has_the_moments_of_a_normal() {
         let case = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 100, 1000);
-        let x = inputs(&case).x;
+        let inputs = inputs(&case);
+        let x = inputs.of(Tensor::X);
         let count = x.len() as f64;
         let mean = x.iter().sum::<f64>() / count;
         let var = x.iter().map(|x| x * x).sum::<f64>() / count;
@@ -346,7 +388,7 @@ mod tests {
             for dtype in DType::ALL {
                 let case = Case { family, ..Case::plain(Kind::BACKWARD, Norm::Layer, dtype, 5, 9) };
                 let inputs = inputs(&case);
-                for value in inputs.x.iter().chain(&inputs.dy) {
+                for value in inputs.of(Tensor::X).iter().chain(inputs.of(Tensor::Dy)) {
                     assert!(value.is_nan() || round_to(*value, dtype) == *value, "{family:?} {dtype} {value}");
                 }
             }

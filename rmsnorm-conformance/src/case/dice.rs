@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::{Case, Family, Kind, Layout, Trial, presence};
+use crate::case::{Case, Family, Kind, Layout, presence};
 use crate::testing::splitmix;
 
 /// Row lengths: around powers of two (vector, warp, block and shared memory sizes), primes, lengths
@@ -33,11 +33,40 @@ pub(crate) struct Drawn {
     pub wide_residual: bool,
 }
 
-/// The cases that a file adds to the profiles. `drawn` gets the seed of the full profile.
+/// The cases that a file adds to the profiles.
+#[derive(Clone, Copy)]
 pub(crate) struct Lists {
     pub smoke: fn() -> Vec<Case>,
     pub core: fn() -> Vec<Case>,
+    /// The argument is the seed of the full profile.
     pub drawn: fn(u64) -> Vec<Case>,
+    /// The arguments are the sizes at which a backend's plan changes.
+    pub breakpoints: fn(&[(usize, usize)]) -> Vec<Case>,
+    /// The kinds that are a single call, each with all of its tensors.
+    pub calls: &'static [(Kind, TensorSet)],
+}
+
+impl Lists {
+    pub const NONE: Lists =
+        Lists { smoke: Vec::new, core: Vec::new, drawn: |_| Vec::new(), breakpoints: |_| Vec::new(), calls: &[] };
+}
+
+/// Every pair of two values, with the first value outermost.
+pub(crate) fn each<A: Copy, B>(
+    outer: impl IntoIterator<Item = A>,
+    inner: impl IntoIterator<Item = B> + Clone,
+) -> impl Iterator<Item = (A, B)> {
+    outer.into_iter().flat_map(move |outer| inner.clone().into_iter().map(move |inner| (outer, inner)))
+}
+
+/// Dense and aligned tensors alternate with misaligned tensors that have strides.
+pub(crate) fn alternate(i: usize) -> Layout {
+    if i.is_multiple_of(2) { Layout::DENSE } else { Layout::Mixed(i as u32) }
+}
+
+/// Kinds with each norm.
+pub(crate) fn with_norms(kinds: &[Kind]) -> impl Iterator<Item = (Kind, Norm)> {
+    each(kinds.iter().copied(), Norm::ALL)
 }
 
 /// `count` cases drawn from a seed. `draw` gets the number of cases so far, and may find none.
@@ -94,11 +123,8 @@ impl Dice {
     pub(crate) fn draw(&mut self, (rows, cols): (usize, usize)) -> Drawn {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
-            trial: Trial::Bounds,
             kind: self.pick(&Kind::BEFORE),
             norm: self.pick(&Norm::ALL),
-            rows,
-            cols,
             dtypes: DTypes::uniform(self.pick(&DType::ALL)),
             present: self.present(),
             weight_offset: self.pick(&WEIGHT_OFFSETS),
@@ -108,8 +134,7 @@ impl Dice {
             layout: self.layout(cols),
             family: self.pick(Family::OF_FLOATS),
             seed: self.roll() as u32 % 1000,
-            quant: None,
-            parts: 1,
+            ..Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, rows, cols)
         };
         Drawn { case, wide_weight, wide_residual }
     }

@@ -1,9 +1,9 @@
 //! The distributions of inputs. [`data`](crate::case::data) draws them.
 
 use crate::judge::bounds::Mode;
-use crate::names::named;
+use crate::names::named_enum;
 
-named! {
+named_enum! {
     /// A distribution of inputs, with the kind of bug that it exposes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     enum Family {

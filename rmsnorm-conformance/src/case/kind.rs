@@ -109,7 +109,8 @@ impl Kind {
     /// The kind that makes the call `problem`.
     pub(crate) fn of(problem: &Problem) -> Kind {
         let is_after = matches!(problem.residual_placement, ResidualPlacement::After);
-        let of_tensors = PieceSet::of(&[Piece::Residual, Piece::NextNorm]);
+        // Optional tensors bring the other pieces.
+        let of_kinds = Kind::ALL.into_iter().fold(PieceSet::NONE, |pieces, kind| pieces.union(kind.pieces));
         let (pieces, calls) = match (problem.direction, problem.grad_store) {
             // Backward is the same call wherever forward adds the residual.
             (Direction::Backward, GradStore::Rounded) => (PieceSet::NONE, Calls::One),
@@ -118,7 +119,7 @@ impl Kind {
                 let overwrites = if is_after { !problem.has(Tensor::Residual) } else { problem.tensors.is_in_place() };
                 let is_in_place = overwrites && problem.direction == Direction::Forward;
                 let calls = if is_in_place { Calls::InPlace } else { Calls::One };
-                (problem.pieces().difference(of_tensors), calls)
+                (problem.pieces().intersection(of_kinds), calls)
             }
         };
         Kind { direction: problem.direction, pieces, calls }
@@ -155,6 +156,13 @@ impl Kind {
         self.pieces.has(Piece::Quantize)
     }
 
+    /// Whether the first call may have the tensor, in memory of its own.
+    pub(crate) fn has(self, tensor: Tensor) -> bool {
+        let is_over_x = tensor == Tensor::Y && self.overwrites_x();
+        let is_over_residual = tensor == Tensor::ResidualOut && self.calls == Calls::InPlace;
+        tensor.access(self.direction).is_some() && !is_over_x && !is_over_residual
+    }
+
     /// Whether `y` overwrites `x`.
     pub(crate) const fn overwrites_x(self) -> bool {
         matches!(self.calls, Calls::InPlace) && !self.is_after()
@@ -175,10 +183,9 @@ mod tests {
                 Direction::Backward => "backward",
                 Direction::QuantizedForward => "quantized_forward",
             };
-            let pieces = kind.pieces.iter().map(|piece| match piece {
-                Piece::ResidualAfter => "after",
-                Piece::Quantize => "",
-                Piece::Parts | Piece::Residual | Piece::NextNorm => piece.name(),
+            let renamed = [(Piece::ResidualAfter, "after"), (Piece::Quantize, "")];
+            let pieces = kind.pieces.iter().map(|piece| {
+                renamed.into_iter().find(|(renamed, _)| *renamed == piece).map_or(piece.name(), |(_, name)| name)
             });
             let calls = match kind.calls {
                 Calls::One => "",

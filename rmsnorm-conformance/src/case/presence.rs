@@ -1,120 +1,95 @@
 //! The optional tensors: their letters in an id, and the orders in which they are drawn and
-//! counted.
+//! counted. These orders determine the lists of cases.
 //!
-//! These orders determine the lists of cases, so a new tensor must come last.
+//! An id has a tensor without a letter by its name, after a plus: a new tensor needs nothing here.
 
-use rmsnorm_spec::{Access, Direction, Tensor, TensorSet};
+use rmsnorm_spec::Tensor::{
+    Amax, Bias, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, NextBias, NextMean,
+    NextRstd, NextWeight, Residual, ResidualOut, Rstd, Weight, Workspace, X, Y,
+};
+use rmsnorm_spec::{Direction, Piece, Tensor, TensorSet};
 
-/// The letter of each optional tensor in an id, in the order in which they are drawn.
-const LETTERS: [(char, Tensor); 19] = [
-    ('w', Tensor::Weight),
-    ('b', Tensor::Bias),
-    ('r', Tensor::Residual),
-    ('o', Tensor::ResidualOut),
-    ('m', Tensor::Mean),
-    ('s', Tensor::Rstd),
-    ('d', Tensor::DresidualOut),
-    ('W', Tensor::Dweight),
-    ('B', Tensor::Dbias),
-    ('k', Tensor::Workspace),
-    ('R', Tensor::Dresidual),
-    ('y', Tensor::Y),
-    ('t', Tensor::CodesT),
-    ('a', Tensor::Amax),
-    ('c', Tensor::CodesColumnwise),
-    ('v', Tensor::NextWeight),
-    ('u', Tensor::NextBias),
-    ('M', Tensor::NextMean),
-    ('S', Tensor::NextRstd),
+/// The letters of tensors in an id. Most are drawn in this order.
+const LETTERS: &str = "wbromsdWBkRytacvuMS";
+const LETTERED: [&[Tensor]; 2] = [
+    &[Weight, Bias, Residual, ResidualOut, Mean, Rstd, DresidualOut, Dweight, Dbias, Workspace, Dresidual],
+    &[Y, CodesT, Amax, CodesColumnwise, NextWeight, NextBias, NextMean, NextRstd],
 ];
 
-/// The optional tensors, in the order in which sets of them are enumerated.
-pub(crate) const COUNTED: [Tensor; 11] = [
-    Tensor::Weight,
-    Tensor::Bias,
-    Tensor::Mean,
-    Tensor::Rstd,
-    Tensor::DresidualOut,
-    Tensor::Residual,
-    Tensor::ResidualOut,
-    Tensor::Dweight,
-    Tensor::Dbias,
-    Tensor::Workspace,
-    Tensor::Dresidual,
-];
+/// The optional tensors of a norm that adds a residual before it, in the order in which sets of
+/// them are enumerated.
+pub(crate) const COUNTED: [Tensor; 11] =
+    [Weight, Bias, Mean, Rstd, DresidualOut, Residual, ResidualOut, Dweight, Dbias, Workspace, Dresidual];
 
 /// Tensors that only a quantized call has. The columnwise copy is left out, because it has separate
 /// cases.
-pub(crate) const OF_CODES: TensorSet = TensorSet::of(&[Tensor::Y, Tensor::CodesT, Tensor::Amax]);
+pub(crate) const OF_CODES: TensorSet = TensorSet::of(&[Y, CodesT, Amax]);
 
 /// Tensors of a next norm besides `y`. Only a call that adds the residual after the norm has them.
-pub(crate) const NEXT: TensorSet =
-    TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
+pub(crate) const NEXT: TensorSet = Piece::NextNorm.tensors(Direction::Forward);
 
-/// Inputs of forward in the weight's dtype.
-pub(crate) const OF_WEIGHT_DTYPE: TensorSet =
-    TensorSet::of(&[Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias]);
-
-/// `given` and the tensors of every call that adds the residual after the norm.
-pub(crate) const fn with_sum(given: TensorSet) -> TensorSet {
-    given.with(Tensor::Residual).with(Tensor::ResidualOut)
-}
-
-/// All optional tensors of a call with float results.
+/// All optional tensors of a call with float results and without another piece.
 pub(crate) const OPTIONAL: TensorSet = TensorSet::of(&COUNTED);
 
 /// The tensors that most cases draw from. `dresidual` is left out, because devices with few buffer
 /// bindings may not support it. Tensors that a kind of call cannot have are removed when its case
 /// is normalized.
-pub(crate) const ALL_PRESENT: TensorSet = OPTIONAL.without(Tensor::Dresidual);
+pub(crate) const ALL_PRESENT: TensorSet = OPTIONAL.without(Dresidual);
 
 /// The tensors of [`ALL_PRESENT`] in the order in which they are drawn.
 pub(crate) fn drawn() -> impl Iterator<Item = Tensor> {
-    LETTERS.into_iter().map(|(_, tensor)| tensor).filter(|tensor| ALL_PRESENT.has(*tensor))
+    LETTERED[0].iter().copied().filter(|tensor| ALL_PRESENT.has(*tensor))
 }
 
-/// The optional tensors of a backward call.
-pub(crate) fn of_backward() -> TensorSet {
-    OPTIONAL.iter().filter(|tensor| tensor.access(Direction::Backward).is_some()).collect()
+/// The optional tensors of a call, except those of a next norm and of a quantized result.
+pub(crate) fn of_norm(direction: Direction) -> TensorSet {
+    let others = NEXT.union(Piece::Quantize.tensors(direction)).union(TensorSet::of(&[X, Y, Dy, Dx]));
+    direction.reads().union(direction.writes()).difference(others)
 }
 
-/// The optional tensors that a forward call reads.
-pub(crate) fn read_by_forward() -> TensorSet {
-    OPTIONAL.iter().filter(|tensor| tensor.access(Direction::Forward) == Some(Access::Read)).collect()
+/// Every set of these tensors.
+pub(crate) fn sets(tensors: &[Tensor]) -> impl Iterator<Item = TensorSet> {
+    let has = |bits: u32| move |(bit, _): &(usize, &Tensor)| bits >> bit & 1 == 1;
+    (0..1u32 << tensors.len())
+        .map(move |bits| tensors.iter().enumerate().filter(has(bits)).map(|(_, it)| *it).collect())
+}
+
+fn lettered() -> impl Iterator<Item = (char, Tensor)> {
+    LETTERS.chars().zip(LETTERED.into_iter().flatten().copied())
 }
 
 /// A set as the letters of an id; `-` for none.
 pub(crate) fn letters(present: TensorSet) -> String {
-    let letters: String = LETTERS.iter().filter(|(_, tensor)| present.has(*tensor)).map(|(letter, _)| letter).collect();
-    if letters.is_empty() { "-".into() } else { letters }
+    let letters = lettered().filter(|(_, tensor)| present.has(*tensor)).map(|(letter, _)| letter.to_string());
+    let others = present.difference(lettered().map(|(_, tensor)| tensor).collect());
+    let text: String = letters.chain(others.iter().map(|tensor| format!("+{tensor}"))).collect();
+    if text.is_empty() { "-".into() } else { text }
 }
 
-/// The set of an id's letters. `None` if a letter is unknown.
-pub(crate) fn parse(letters: &str) -> Option<TensorSet> {
-    let tensor = |letter| LETTERS.iter().find(|(known, _)| *known == letter).map(|(_, tensor)| *tensor);
-    letters.chars().filter(|&letter| letter != '-').map(tensor).collect()
+/// The set of an id's letters. `None` if a letter or a name is unknown.
+pub(crate) fn parse(text: &str) -> Option<TensorSet> {
+    let mut parts = text.split('+');
+    let letters = parts.next()?.chars().filter(|letter| *letter != '-');
+    let tensor = |letter| lettered().find(|(known, _)| *known == letter).map(|(_, tensor)| tensor);
+    letters.map(tensor).chain(parts.map(Tensor::from_name)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A tensor of the spec that is missing here would be in no case.
+    /// A set reads back, with a letter or a name of each tensor.
     #[test]
-    fn every_tensor_is_required_or_has_a_letter() {
-        use Tensor::{Codes, CodesColumnwise, Dx, Dy, Scale, Scales, ScalesColumnwise, X};
-        let required = TensorSet::of(&[X, Dy, Dx, Codes, Scale, Scales, ScalesColumnwise]);
+    fn every_set_reads_back() {
         let optional = OPTIONAL.union(OF_CODES).with(CodesColumnwise).union(NEXT);
-        assert_eq!(required.union(optional), Tensor::ALL.into_iter().collect());
-        assert_eq!(LETTERS.map(|(_, tensor)| tensor).into_iter().collect::<TensorSet>(), optional);
-        assert_eq!(ALL_PRESENT.with(Tensor::Dresidual), OPTIONAL);
+        assert_eq!(lettered().map(|(_, tensor)| tensor).collect::<TensorSet>(), optional);
+        assert_eq!(LETTERS.len(), optional.len());
         assert_eq!(drawn().collect::<TensorSet>(), ALL_PRESENT);
-        let sets = [TensorSet::NONE, ALL_PRESENT, OPTIONAL]
-            .into_iter()
-            .chain(OPTIONAL.iter().map(|one| TensorSet::of(&[one])));
-        for set in sets {
+        let sets = [TensorSet::NONE, ALL_PRESENT, OPTIONAL].into_iter();
+        for set in sets.chain(Tensor::ALL.map(|one| TensorSet::of(&[one]))) {
             assert_eq!(parse(&letters(set)), Some(set));
         }
-        assert_eq!(parse("wx"), None);
+        assert_eq!(letters(TensorSet::of(&[Bias, Weight, Dx])), "wb+dx");
+        assert_eq!((parse("wx"), parse("w+gat")), (None, None));
     }
 }

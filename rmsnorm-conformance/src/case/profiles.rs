@@ -5,13 +5,15 @@ use std::collections::{BTreeSet, HashSet};
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, Tensor, TensorSet};
 
-use crate::case::dice::{COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, is_meaningful};
-use crate::case::presence::{ALL_PRESENT, COUNTED, OPTIONAL};
+use crate::case::dice::{
+    COLS, Dice, Drawn, EPS, Lists, OTHER_REDUCTIONS, ROWS, WEIGHT_OFFSETS, alternate, each, is_meaningful, with_norms,
+};
+use crate::case::presence::{self, ALL_PRESENT, COUNTED, OPTIONAL};
 use crate::case::{Case, Family, Kind, Layout, Trial, dice};
-use crate::names::named;
-use crate::pieces::{self, residual_after};
+use crate::names::named_enum;
+use crate::pieces;
 
-named! {
+named_enum! {
     /// The size of a run.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Profile {
@@ -45,7 +47,7 @@ impl Profile {
 }
 
 fn with_lists(mut cases: Vec<Case>, list: impl Fn(&Lists) -> Vec<Case>) -> Vec<Case> {
-    cases.extend(pieces::LISTS.iter().flat_map(list));
+    cases.extend(pieces::lists().flat_map(|lists| list(&lists)));
     cases
 }
 
@@ -72,7 +74,7 @@ fn drawn(seed: u64, count: usize, most_elements: fn(&mut Dice) -> usize) -> Vec<
 fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 1 };
     let mut cases = Vec::new();
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+    for (i, (kind, norm)) in with_norms(&Kind::BEFORE).enumerate() {
         for (j, family) in Family::OF_FLOATS.iter().copied().enumerate() {
             // This kind has no case of that family, so another case of the most common family is
             // used.
@@ -106,7 +108,7 @@ fn smoke() -> Vec<Case> {
 
 /// Every value of every axis alone, then random combinations of all.
 fn core() -> Vec<Case> {
-    let mut cases: Vec<Case> = kinds_and_norms().flat_map(|(kind, norm)| extremes(kind, norm)).collect();
+    let mut cases: Vec<Case> = with_norms(&Kind::BEFORE).flat_map(|(kind, norm)| extremes(kind, norm)).collect();
     cases.retain(is_meaningful);
     cases.extend(beyond_caches());
     cases.extend(DType::ALL.into_iter().flat_map(every_presence));
@@ -153,28 +155,19 @@ pub(crate) fn combinations_in_small() -> Vec<Case> {
 /// to case; so do the dtypes, starting with `first`.
 fn every_presence(first: DType) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
-        let all = (0u32..1 << COUNTED.len()).map(|bits| {
-            let has = |(bit, _): &(usize, Tensor)| bits >> bit & 1 == 1;
-            let present = COUNTED.into_iter().enumerate().filter(has).map(|(_, tensor)| tensor).collect();
-            Case { present, ..Case::plain(kind, norm, DType::F32, 3, 37) }.normalized()
-        });
+    for (kind, norm) in with_norms(&Kind::BEFORE).filter(|(kind, _)| *kind != Kind::END_TO_END) {
+        let plain = Case::plain(kind, norm, DType::F32, 3, 37);
+        let all = presence::sets(&COUNTED).map(|present| Case { present, ..plain }.normalized());
         let mut seen = HashSet::new();
-        let different: Vec<Case> = all.filter(|case| seen.insert(case.present)).collect();
-        cases.extend(different);
+        cases.extend(all.filter(|case| seen.insert(case.present)));
     }
     let mut dice = Dice { state: 4 + first as u64 };
     let varied = |(i, case): (usize, Case)| {
         let dtype = DType::ALL[(first as usize + i) % 3];
-        let cols = dice.pick(&[37, 40, 44, 131]);
-        Case {
-            cols,
-            dtypes: DTypes::uniform(dtype),
-            weight_offset: dice.pick(&WEIGHT_OFFSETS),
-            cast_order: dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]),
-            layout: dice.layout(cols),
-            ..case
-        }
+        let (cols, weight_offset) = (dice.pick(&[37, 40, 44, 131]), dice.pick(&WEIGHT_OFFSETS));
+        let cast_order = dice.pick(&[CastOrder::AtStore, CastOrder::BeforeWeight]);
+        let (dtypes, layout) = (DTypes::uniform(dtype), dice.layout(cols));
+        Case { cols, dtypes, weight_offset, cast_order, layout, ..case }
     };
     cases.into_iter().enumerate().map(varied).collect()
 }
@@ -183,20 +176,15 @@ fn every_presence(first: DType) -> Vec<Case> {
 /// 16 bits cannot represent.
 fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (kind, norm) in kinds_and_norms() {
-        for &(rows, cols) in shapes {
-            for activation in DType::ALL {
-                for wide in 0..if activation == DType::F32 { 1 } else { 4 } {
-                    let dtypes = DTypes::uniform(activation).widened(wide & 1 == 1, wide & 2 == 2);
-                    let layout = Layout::Mixed(cases.len() as u32);
-                    let plain = Case::plain(kind, norm, activation, rows, cols);
-                    let case = Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain };
-                    cases.push(case);
-                    if kind.has_backward() {
-                        cases.push(Case { present: OPTIONAL, ..case });
-                    }
-                }
-            }
+    let wide: Vec<_> = each(DType::ALL, 0..4).filter(|&(dtype, wide)| dtype != DType::F32 || wide == 0).collect();
+    for ((kind, norm), &(rows, cols)) in each(with_norms(&Kind::BEFORE), shapes) {
+        for &(activation, wide) in &wide {
+            let dtypes = DTypes::uniform(activation).widened(wide & 1 == 1, wide & 2 == 2);
+            let layout = Layout::Mixed(cases.len() as u32);
+            let plain = Case::plain(kind, norm, activation, rows, cols);
+            let case = Case { dtypes, present: ALL_PRESENT, weight_offset: 0.3, layout, ..plain };
+            cases.push(case);
+            cases.extend(kind.has_backward().then_some(Case { present: OPTIONAL, ..case }));
         }
     }
     cases
@@ -209,13 +197,12 @@ fn every_mix(shapes: &[(usize, usize)]) -> Vec<Case> {
 fn in_groups(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for &(rows, group, cols) in shapes {
-        for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+        for (i, (kind, norm)) in with_norms(&Kind::BEFORE).enumerate() {
             let (dtype, seed) = (DType::ALL[(i + rows) % 3], (i + cols) as u32);
             let plain = Case { seed, ..Case::plain(kind, norm, dtype, rows, cols) };
             let layout = Layout::Grouped { rows: group, seed };
-            let present = OPTIONAL;
             let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, i % 4 < 2);
-            cases.push(Case { present, dtypes, layout, weight_offset: 0.3, ..plain });
+            cases.push(Case { present: OPTIONAL, dtypes, layout, weight_offset: 0.3, ..plain });
             let layout = Layout::Grouped { rows: group, seed: seed + 1 };
             let gradients = Case { present: GRADIENTS, layout, ..plain };
             cases.push(gradients);
@@ -249,14 +236,11 @@ fn second_steps() -> Vec<Case> {
         let present = GRADIENTS.set(Tensor::Dbias, norm == Norm::Layer);
         let plain = Case::plain(Kind::BACKWARD, norm, DType::Bf16, rows, cols);
         cases.push(Case { present, family: Family::Mixed, ..plain });
-        for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-            let plain = Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147);
-            cases.push(Case { present, weight_offset: -0.5, ..plain });
-        }
-        for kind in [Kind::FORWARD, Kind::BACKWARD] {
-            let layout = Layout::Uniform { pad: 1, offset: 1 };
-            cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, DType::Bf16, 1_500_007, 3) });
-        }
+        let long = Case { weight_offset: -0.5, ..Case::plain(Kind::FORWARD, norm, DType::F32, 20, 262_147) };
+        cases.extend([SUM_NOT_KEPT, ALL_PRESENT].map(|present| Case { present, ..long }));
+        let many = |kind| Case::plain(kind, norm, DType::Bf16, 1_500_007, 3);
+        let (present, layout) = (GRADIENTS, Layout::Uniform { pad: 1, offset: 1 });
+        cases.extend([Kind::FORWARD, Kind::BACKWARD].map(|kind| Case { present, layout, ..many(kind) }));
     }
     cases
 }
@@ -269,22 +253,18 @@ fn long_rows() -> Vec<Case> {
     for dtype in DType::ALL {
         let with = |kind, norm, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
         for norm in Norm::ALL {
-            for (i, cols) in [32_768, 65_536].into_iter().enumerate() {
-                let (present, weight_offset) = (GRADIENTS, WEIGHT_OFFSETS[2 + i]);
-                cases.push(Case { present, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
+            for (weight_offset, cols) in [(WEIGHT_OFFSETS[2], 32_768), (WEIGHT_OFFSETS[3], 65_536)] {
+                cases.push(Case { present: GRADIENTS, weight_offset, ..with(Kind::FORWARD, norm, 2, cols) });
             }
             cases.push(Case { family: Family::Mixed, ..with(Kind::BACKWARD, norm, 40, 65_539) });
             let layout = Layout::Mixed(7);
             cases.push(Case { layout, ..with(Kind::BACKWARD, norm, 3, 262_147) });
-            let present = OPTIONAL;
-            cases.push(Case { layout, present, ..with(Kind::BACKWARD, norm, 3, 262_149) });
+            cases.push(Case { layout, present: OPTIONAL, ..with(Kind::BACKWARD, norm, 3, 262_149) });
         }
         for family in [Family::Shifted, Family::Const] {
-            for present in [SUM_NOT_KEPT, ALL_PRESENT] {
-                let plain = with(Kind::FORWARD, Norm::Layer, 2, 262_147);
-                cases.push(Case { family, present, ..plain });
-            }
-            cases.push(Case { family, ..with(Kind::BACKWARD, Norm::Layer, 2, 262_147) });
+            let long = |kind| Case { family, ..with(kind, Norm::Layer, 2, 262_147) };
+            cases.extend([SUM_NOT_KEPT, ALL_PRESENT].map(|present| Case { present, ..long(Kind::FORWARD) }));
+            cases.push(long(Kind::BACKWARD));
         }
     }
     cases.retain(is_meaningful);
@@ -296,14 +276,14 @@ fn long_rows() -> Vec<Case> {
 fn many_partial_rows() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
-        for (j, (rows, cols)) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
-            let plain = Case::plain(Kind::BACKWARD, norm, DType::ALL[(i + j) % 3], rows, cols);
-            let family = if (i + j) % 2 == 0 { Family::Randn } else { Family::PosDy };
-            cases.push(Case { present: ALL_PRESENT, family, ..plain });
+        let mut push = |dtype, family, (rows, cols)| {
+            cases.push(Case { present: ALL_PRESENT, family, ..Case::plain(Kind::BACKWARD, norm, dtype, rows, cols) });
+        };
+        for (j, size) in [(65, 70_003), (70_001, 5), (140_001, 1)].into_iter().enumerate() {
+            push(DType::ALL[(i + j) % 3], [Family::Randn, Family::PosDy][(i + j) % 2], size);
         }
         // Sums beyond twice the largest f16.
-        let plain = Case::plain(Kind::BACKWARD, norm, DType::F16, 400_003, 1);
-        cases.push(Case { present: ALL_PRESENT, family: Family::PosDy, ..plain });
+        push(DType::F16, Family::PosDy, (400_003, 1));
     }
     cases
 }
@@ -315,7 +295,8 @@ fn cover(cases: &mut Vec<Case>, count: usize) {
     let mut sizes: Vec<(usize, usize)> = Vec::new();
     sizes.extend(COLS.map(|cols| (if cols > 1 << 14 { 1 } else { 3 }, cols)));
     sizes.extend(ROWS.map(|rows| (rows, if rows > 20_000 { 2 } else { 5 })));
-    let mut fixed = kinds_and_norms().flat_map(|(kind, norm)| sizes.iter().map(move |&size| (kind, norm, size)));
+    let mut fixed =
+        with_norms(&Kind::BEFORE).flat_map(|(kind, norm)| sizes.iter().map(move |&size| (kind, norm, size)));
     let mut seen: HashSet<u64> = cases.iter().flat_map(|case| combinations::<3>(&case.normalized())).collect();
     while cases.len() < count {
         let fixed = fixed.next();
@@ -369,21 +350,14 @@ fn combinations<const N: u32>(case: &Case) -> impl Iterator<Item = u64> + use<N>
     })
 }
 
-fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
-    Kind::BEFORE.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
-}
-
 /// Cases that differ from a medium case with all optional tensors on one axis; [`cover`] adds the
 /// sizes.
 fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
     let with = |dtype, rows, cols| Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
     let middle = |i: usize| with(DType::ALL[i % 3], 29, 129);
     let mut cases = Vec::new();
-    for &family in Family::OF_FLOATS {
-        for dtype in DType::ALL {
-            cases.push(Case { family, ..with(dtype, 31, 65) });
-        }
-    }
+    let families = Family::OF_FLOATS.iter().copied();
+    cases.extend(each(families, DType::ALL).map(|(family, dtype)| Case { family, ..with(dtype, 31, 65) }));
     for offset in 0..8 {
         cases.push(Case { layout: Layout::Uniform { pad: 0, offset }, ..middle(offset) });
         cases.push(Case { layout: Layout::Mixed(offset as u32), ..middle(offset + 1) });
@@ -395,10 +369,8 @@ fn extremes(kind: Kind, norm: Norm) -> Vec<Case> {
         cases.push(Case { eps, ..middle(i) });
         cases.push(Case { eps, family: Family::NearEps, ..middle(i + 1) });
     }
-    for dtype in [DType::F16, DType::Bf16] {
-        for (wide_weight, wide_residual) in [(false, true), (true, false), (true, true)] {
-            cases.push(Case { dtypes: DTypes::uniform(dtype).widened(wide_weight, wide_residual), ..middle(0) });
-        }
+    for (dtype, (weight, residual)) in each([DType::F16, DType::Bf16], [(false, true), (true, false), (true, true)]) {
+        cases.push(Case { dtypes: DTypes::uniform(dtype).widened(weight, residual), ..middle(0) });
     }
     cases.extend((0..3).map(|i| Case { cast_order: CastOrder::BeforeWeight, ..middle(i) }));
     cases.extend((0..3).map(|i| Case { present: TensorSet::NONE, ..middle(i) }));
@@ -410,17 +382,13 @@ fn reductions(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut dice = Dice { state: 3 };
     let mut cases = Vec::new();
     for &shape in shapes {
-        for kind in [Kind::BACKWARD, Kind::END_TO_END] {
-            for norm in Norm::ALL {
-                for grad_reduction in OTHER_REDUCTIONS {
-                    let draw = || {
-                        let case = dice.case_of_size(shape);
-                        let present = case.present.with(Tensor::Dweight);
-                        Case { kind, norm, grad_reduction, present, ..case }
-                    };
-                    cases.extend(std::iter::repeat_with(draw).find(is_meaningful));
-                }
-            }
+        let kinds: Vec<_> = with_norms(&[Kind::BACKWARD, Kind::END_TO_END]).collect();
+        for ((kind, norm), grad_reduction) in each(kinds, OTHER_REDUCTIONS) {
+            let draw = || {
+                let case = dice.case_of_size(shape);
+                Case { kind, norm, grad_reduction, present: case.present.with(Tensor::Dweight), ..case }
+            };
+            cases.extend(std::iter::repeat_with(draw).find(is_meaningful));
         }
     }
     cases
@@ -434,68 +402,47 @@ fn beyond_caches() -> Vec<Case> {
         // halves.
         let has_all = (i + i / 2) % 2 == 1;
         let dtypes = DTypes::uniform(DType::ALL[i / 2 % 3]).widened(false, has_all);
-        Case {
-            present: if has_all { ALL_PRESENT } else { GRADIENTS },
-            dtypes,
-            layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
-            ..Case::plain(kind, norm, dtypes.activation, 1025, 4099)
-        }
+        let present = if has_all { ALL_PRESENT } else { GRADIENTS };
+        Case { present, dtypes, layout: alternate(i), ..Case::plain(kind, norm, dtypes.activation, 1025, 4099) }
     };
-    kinds_and_norms().enumerate().map(case).collect()
+    with_norms(&Kind::BEFORE).enumerate().map(case).collect()
 }
 
 /// Shapes around common block sizes. An end-to-end case repeats both calls.
 fn determinism(shapes: &[(usize, usize)], repeats: u32) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for &(rows, cols) in shapes {
-        for norm in Norm::ALL {
-            for dtype in DType::ALL {
-                for kind in [Kind::END_TO_END, Kind::FORWARD_IN_PLACE] {
-                    let plain = Case::plain(kind, norm, dtype, rows, cols);
-                    let layout = Layout::Mixed(rows as u32 % 16);
-                    cases.push(Case { trial: Trial::Determinism { repeats }, present: ALL_PRESENT, layout, ..plain });
-                }
-            }
-        }
-    }
-    cases
+    let kinds = [Kind::END_TO_END, Kind::FORWARD_IN_PLACE];
+    let misaligned = |case: Case| Case { layout: Layout::Mixed(case.rows as u32 % 16), ..case };
+    trials(Trial::Determinism { repeats }, &kinds, shapes).map(misaligned).collect()
 }
 
-fn metamorphic(shapes: &[(usize, usize)]) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for &(rows, cols) in shapes {
-        for norm in Norm::ALL {
-            for dtype in DType::ALL {
-                let plain = Case::plain(Kind::END_TO_END, norm, dtype, rows, cols);
-                cases.push(Case { trial: Trial::Metamorphic, present: ALL_PRESENT, ..plain });
-            }
-        }
-    }
-    cases
+/// A trial with all tensors, in every norm and dtype.
+fn trials(trial: Trial, kinds: &[Kind], shapes: &[(usize, usize)]) -> impl Iterator<Item = Case> {
+    let norms_and_dtypes = each(Norm::ALL, DType::ALL).collect::<Vec<_>>();
+    let all = each(each(shapes.iter().copied(), norms_and_dtypes), kinds.to_vec());
+    let plain = |(((rows, cols), (norm, dtype)), kind)| Case::plain(kind, norm, dtype, rows, cols);
+    all.map(move |of_call| Case { trial, present: ALL_PRESENT, ..plain(of_call) })
+}
+
+fn metamorphic(shapes: &[(usize, usize)]) -> impl Iterator<Item = Case> {
+    trials(Trial::Metamorphic, &[Kind::END_TO_END], shapes)
 }
 
 /// Sizes beyond 16 bits in rows or columns, and many repeats of calls whose rows share words or
 /// partial sums.
 fn stress() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        let dtype = |j: usize| DType::ALL[(i + j) % 3];
-        let with = |dtype, rows, cols| Case { present: GRADIENTS, ..Case::plain(kind, norm, dtype, rows, cols) };
-        let shapes = [(65_536, 5), (65_537, 3), (131_073, 1), (5, 65_537), (40, 17_389), (3, 262_144), (1 << 20, 2)];
-        for (j, (rows, cols)) in shapes.into_iter().enumerate() {
-            cases.push(Case {
-                family: if j % 2 == 0 { Family::PosDy } else { Family::Randn },
-                ..with(dtype(j), rows, cols)
-            });
-        }
+    let shapes = [(65_536, 5), (65_537, 3), (131_073, 1), (5, 65_537), (40, 17_389), (3, 262_144), (1 << 20, 2)];
+    for (i, (kind, norm)) in with_norms(&Kind::BEFORE).enumerate() {
+        cases.extend(shapes.into_iter().enumerate().map(|(j, (rows, cols))| {
+            let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
+            Case { present: GRADIENTS, family: [Family::PosDy, Family::Randn][j % 2], ..plain }
+        }));
     }
     cases.extend(determinism(&[(4099, 1), (1000, 3), (500, 33)], 200));
     cases.extend(far_apart());
-    for norm in Norm::ALL {
-        for kind in [Kind::FORWARD, Kind::BACKWARD] {
-            let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
-            cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
-        }
+    for (norm, kind) in each(Norm::ALL, [Kind::FORWARD, Kind::BACKWARD]) {
+        let plain = Case::plain(kind, norm, DType::Bf16, 40, 262_147);
+        cases.push(Case { present: ALL_PRESENT, weight_offset: 0.3, ..plain });
     }
     cases
 }
@@ -505,8 +452,9 @@ fn stress() -> Vec<Case> {
 /// overflow where an element index does not.
 pub(crate) fn far_apart() -> Vec<Case> {
     let mut cases = Vec::new();
-    let before = kinds_and_norms().map(|(kind, norm)| (kind, norm, ALL_PRESENT));
-    for (i, (kind, norm, present)) in before.chain(residual_after::calls()).enumerate() {
+    let before = Kind::BEFORE.map(|kind| (kind, ALL_PRESENT)).into_iter();
+    let calls = before.chain(pieces::lists().flat_map(|lists| lists.calls.iter().copied()));
+    for (i, ((kind, present), norm)) in each(calls, Norm::ALL).enumerate() {
         for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
@@ -521,18 +469,17 @@ pub(crate) fn far_apart() -> Vec<Case> {
 pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -> Vec<Case> {
     let mut cases = Vec::new();
     let around = |(rows, cols): (usize, usize)| [(rows.saturating_sub(1), cols), (rows, cols)];
-    let of_sums = DType::ALL.into_iter().flat_map(&shapes).flat_map(around).collect::<BTreeSet<_>>();
-    for (kind, norm) in kinds_and_norms().filter(|(kind, _)| *kind != Kind::END_TO_END) {
+    let sizes: BTreeSet<_> = DType::ALL.into_iter().flat_map(&shapes).flat_map(around).collect();
+    for (kind, norm) in with_norms(&Kind::BEFORE).filter(|(kind, _)| *kind != Kind::END_TO_END) {
         for (i, dtype) in DType::ALL.into_iter().enumerate() {
-            for (j, (rows, cols)) in shapes(dtype).into_iter().enumerate() {
-                for rows in [rows.saturating_sub(1), rows] {
-                    let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-                    cases.push(Case { present: GRADIENTS, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
-                }
+            for (j, shape) in shapes(dtype).into_iter().enumerate() {
+                let layout = alternate(i + j);
+                let of_size = |(rows, cols)| Case { layout, ..Case::plain(kind, norm, dtype, rows, cols) };
+                cases.extend(around(shape).map(|size| Case { present: GRADIENTS, ..of_size(size) }));
             }
         }
     }
-    cases.extend(residual_after::breakpoints(of_sums.into_iter()));
+    cases.extend(of_pieces(&sizes.into_iter().collect::<Vec<_>>()));
     cases.into_iter().map(Case::normalized).collect()
 }
 
@@ -540,31 +487,28 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
 /// misaligned with strides.
 pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
-    let around = |sizes: &[usize]| -> Vec<usize> {
-        let mut sizes: Vec<usize> = sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        sizes
-    };
+    let around =
+        |sizes: &[usize]| -> BTreeSet<usize> { sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect() };
     // Also a length that ends in half a vector of 16-bit elements.
     let halves = cols.iter().map(|&cols| cols + 4);
     let of_cols = around(cols).into_iter().chain(halves).filter(|&cols| cols > 0).map(|cols| (3, cols));
     let of_rows = around(rows).into_iter().map(|rows| (rows, if rows > 4096 { 3 } else { 33 }));
     let sizes: Vec<(usize, usize)> = of_cols.chain(of_rows).collect();
-    for (kind, norm) in kinds_and_norms() {
-        for (i, &(rows, cols)) in sizes.iter().enumerate() {
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                let layout = if (i + j) % 2 == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-                // Every second case has no offset; each other offset is combined with every layout
-                // and dtype.
-                let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
-                let plain = Case::plain(kind, norm, dtype, rows, cols);
-                cases.push(Case { present: GRADIENTS, layout, weight_offset, ..plain });
-            }
+    for (kind, norm) in with_norms(&Kind::BEFORE) {
+        for ((i, &(rows, cols)), (j, dtype)) in each(sizes.iter().enumerate(), DType::ALL.into_iter().enumerate()) {
+            // Every second case has no offset; each other offset is combined with every layout and
+            // dtype.
+            let weight_offset = if i % 2 == 0 { WEIGHT_OFFSETS[1 + (i / 2 + j) % 3] } else { 0.0 };
+            let plain = Case { weight_offset, ..Case::plain(kind, norm, dtype, rows, cols) };
+            cases.push(Case { present: GRADIENTS, layout: alternate(i + j), ..plain });
         }
     }
-    cases.extend(residual_after::breakpoints(sizes.into_iter()));
+    cases.extend(of_pieces(&sizes));
     cases.into_iter().map(Case::normalized).collect()
+}
+
+fn of_pieces(sizes: &[(usize, usize)]) -> impl Iterator<Item = Case> {
+    pieces::lists().flat_map(|lists| (lists.breakpoints)(sizes))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayo
 use rmsnorm_spec::{Tensor, TensorSet};
 
 use super::presence;
+use crate::names::{name_of, named};
 
 /// The default quantization of a case.
 pub(crate) const PLAIN: QuantSpec = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
@@ -23,19 +24,11 @@ pub(crate) const SCALES: [ScaleKind; 9] = [
     ScaleKind::Mx { rounding: ScaleRounding::Floor },
 ];
 
-const fn scale_name(scale: ScaleKind) -> &'static str {
-    match scale {
-        ScaleKind::Given => "given",
-        ScaleKind::Current => "current",
-        ScaleKind::Row => "row",
-        ScaleKind::Block { cols: 128, is_power_of_two: false } => "block128",
-        ScaleKind::Block { cols: 128, is_power_of_two: true } => "block128_pow2",
-        ScaleKind::Block { is_power_of_two: false, .. } => "block64",
-        ScaleKind::Block { is_power_of_two: true, .. } => "block64_pow2",
-        ScaleKind::Mx { rounding: ScaleRounding::Up } => "mx_up",
-        ScaleKind::Mx { rounding: ScaleRounding::Floor } => "mx_floor",
-    }
-}
+/// Their names in ids.
+const NAMES: [&str; SCALES.len()] =
+    ["given", "current", "row", "block128", "block128_pow2", "block64", "block64_pow2", "mx_up", "mx_floor"];
+
+const SOURCES: [(QuantSource, &str); 2] = [(QuantSource::F32, "f32"), (QuantSource::Rounded, "rounded")];
 
 /// A `QuantSpec` as the last part of an id: `e4m3,row,f32,row_major,floor0e0,ceilinginf`, then
 /// `,columnwise_` and the columnwise layout unless it is row-major, and `,fold` if amax is folded.
@@ -44,27 +37,23 @@ pub(crate) struct Id(pub QuantSpec);
 impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let quant = self.0;
-        let source = match quant.source {
-            QuantSource::F32 => "f32",
-            QuantSource::Rounded => "rounded",
-        };
-        write!(f, "{},{},{source},", quant.codes, scale_name(quant.scale))?;
-        write_layout(f, quant.layout)?;
-        write!(f, ",floor{:e},ceiling{:e}", quant.amax_floor, quant.amax_ceiling)?;
+        let scale = SCALES.iter().position(|scale| *scale == quant.scale).map_or("?", |place| NAMES[place]);
+        let source = name_of(&SOURCES, quant.source);
+        let (layout, floor, ceiling) = (layout_name(quant.layout), quant.amax_floor, quant.amax_ceiling);
+        write!(f, "{},{scale},{source},{layout},floor{floor:e},ceiling{ceiling:e}", quant.codes)?;
         if quant.columnwise_layout != ScaleLayout::RowMajor {
-            f.write_str(",columnwise_")?;
-            write_layout(f, quant.columnwise_layout)?;
+            write!(f, ",columnwise_{}", layout_name(quant.columnwise_layout))?;
         }
         f.write_str(if quant.folds_amax { ",fold" } else { "" })
     }
 }
 
-fn write_layout(f: &mut fmt::Formatter<'_>, layout: ScaleLayout) -> fmt::Result {
+fn layout_name(layout: ScaleLayout) -> String {
     match layout {
-        ScaleLayout::RowMajor => f.write_str("row_major"),
-        ScaleLayout::ColumnMajor { ld } => write!(f, "column_major{ld}"),
-        ScaleLayout::PackedUe8m0 { ld } => write!(f, "packed_ue8m0{ld}"),
-        ScaleLayout::Swizzled128x4 => f.write_str("swizzled128x4"),
+        ScaleLayout::RowMajor => "row_major".into(),
+        ScaleLayout::ColumnMajor { ld } => format!("column_major{ld}"),
+        ScaleLayout::PackedUe8m0 { ld } => format!("packed_ue8m0{ld}"),
+        ScaleLayout::Swizzled128x4 => "swizzled128x4".into(),
     }
 }
 
@@ -85,12 +74,8 @@ pub(crate) fn parse(field: &str) -> Option<QuantSpec> {
     let mut fields = field.split(',');
     let codes = CodeType::from_name(fields.next()?)?;
     let name = fields.next()?;
-    let scale = SCALES.into_iter().find(|scale| scale_name(*scale) == name)?;
-    let source = match fields.next()? {
-        "f32" => QuantSource::F32,
-        "rounded" => QuantSource::Rounded,
-        _ => return None,
-    };
+    let scale = SCALES[NAMES.iter().position(|known| *known == name)?];
+    let source = named(&SOURCES, fields.next()?)?;
     let layout = parse_layout(fields.next()?)?;
     let floor = fields.next()?.strip_prefix("floor")?.parse().ok()?;
     let ceiling = fields.next()?.strip_prefix("ceiling")?.parse().ok()?;

@@ -3,7 +3,7 @@
 use rmsnorm_spec::{DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::Family;
-use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
+use crate::case::dice::{Dice, Lists, drawn, each, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout};
 
@@ -15,7 +15,7 @@ fn plain(norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
 }
 
 /// The cases with gradients of weight and bias as f32 sums.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw) };
+pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x5d1b, 500, draw), ..Lists::NONE };
 
 fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
     let norm = dice.pick(&Norm::ALL);
@@ -49,17 +49,14 @@ fn smoke() -> Vec<Case> {
 fn core() -> Vec<Case> {
     let mut dice = Dice { state: 62 };
     let mut cases = Vec::new();
+    let presents = [(ALL_PRESENT, 37), (USUAL, 40), (USUAL.without(Tensor::Weight), 131)];
     for (i, norm) in Norm::ALL.into_iter().enumerate() {
-        for &family in Family::OF_FLOATS {
-            for _ in 0..3 {
-                cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, ..case }));
-            }
+        for (&family, _) in each(Family::OF_FLOATS, 0..3) {
+            cases.extend(one(&mut dice, 1 << 12, |case| Case { norm, family, ..case }));
         }
-        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            for (present, cols) in [(ALL_PRESENT, 37), (USUAL, 40), (USUAL.without(Tensor::Weight), 131)] {
-                let layout = Layout::Mixed((i * 9 + j) as u32);
-                cases.push(Case { dtypes, present, layout, ..plain(norm, dtypes.activation, (21, cols)) });
-            }
+        for ((j, dtypes), (present, cols)) in each(DTypes::ALL.into_iter().enumerate(), presents) {
+            let layout = Layout::Mixed((i * 9 + j) as u32);
+            cases.push(Case { dtypes, present, layout, ..plain(norm, dtypes.activation, (21, cols)) });
         }
         for size in [(1, 1), (2, 4096), (3, 8193), (4100, 33), (65_537, 3), (2, 65_537), (1025, 1027)] {
             cases.extend(DType::ALL.map(|dtype| plain(norm, dtype, size)));

@@ -427,13 +427,6 @@ struct BackwardRow<'a> {
     statistics: StatisticsError,
 }
 
-/// The errors of `mean_wdy` and `mean_wdy_xhat`.
-#[derive(Clone, Copy)]
-struct MeansError {
-    mean_wdy: f64,
-    mean_wdy_xhat: f64,
-}
-
 impl<'a> BackwardRow<'a> {
     fn new(pass: Pass<'a>, row: usize, statistics: StatisticsError) -> Self {
         let Pass { spec, inputs, outputs, model } = pass;
@@ -457,10 +450,10 @@ impl<'a> BackwardRow<'a> {
         }
     }
 
-    /// An error of rstd scales `mean_wdy_xhat` as a whole, and an error of the mean shifts all
-    /// `x_hat` equally. Both are bounded outside of the sum: bounded per term, they would be wider
-    /// by a factor of sqrt(cols).
-    fn means_error(&self) -> MeansError {
+    /// The errors of `mean_wdy` and `mean_wdy_xhat`. An error of rstd scales `mean_wdy_xhat` as a
+    /// whole, and an error of the mean shifts all `x_hat` equally. Both are bounded outside of the
+    /// sum: bounded per term, they would be wider by a factor of sqrt(cols).
+    fn means_error(&self) -> [f64; 2] {
         let Pass { spec, model, .. } = self.pass;
         let u = model.arithmetic.unit_roundoff;
         let depth = (model.arithmetic.depth_cols)(spec.cols);
@@ -492,11 +485,11 @@ impl<'a> BackwardRow<'a> {
             + terms
             + division * u * self.mean_wdy_xhat.abs()
             + sum_loss;
-        MeansError { mean_wdy, mean_wdy_xhat }
+        [mean_wdy, mean_wdy_xhat]
     }
 
     /// The error of dx, equation (10).
-    fn dx_error(&self, element: &BackwardElement, means: MeansError) -> f64 {
+    fn dx_error(&self, element: &BackwardElement, [mean_wdy, mean_wdy_xhat]: [f64; 2]) -> f64 {
         let u = self.pass.model.arithmetic.unit_roundoff;
         let BackwardElement { wdy, wdy_loss, weight, x_hat, dx, .. } = element;
         let projection = x_hat.value * self.mean_wdy_xhat;
@@ -516,11 +509,11 @@ impl<'a> BackwardRow<'a> {
         };
         let inner_error = wdy.abs() * weight.roundings * u
             + wdy_loss
-            + means.mean_wdy
-            + x_hat.value.abs() * means.mean_wdy_xhat
+            + mean_wdy
+            + x_hat.value.abs() * mean_wdy_xhat
             + self.mean_wdy_xhat.abs() * x_hat.error()
             // Second order, but the main error of a row whose variance consists of rounding errors.
-            + x_hat.error() * means.mean_wdy_xhat
+            + x_hat.error() * mean_wdy_xhat
             + u * projection.abs()
             + first_subtraction
             + u * inner.abs();

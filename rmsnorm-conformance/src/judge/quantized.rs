@@ -10,8 +10,8 @@ use rmsnorm_spec::reference::{round_to, round_to_code};
 use rmsnorm_spec::{DType, NormSpec, Storage};
 
 use super::bounds::TINY;
-use super::truth::{ForwardTruth, Value};
-use super::{Failure, Verdict, round_down, round_up};
+use super::truth::ForwardTruth;
+use super::{Expected, Failure, Verdict, round_down, round_up};
 use crate::Arithmetic;
 use crate::case::data::Given;
 use crate::run::memory::Bits;
@@ -25,7 +25,7 @@ pub struct QuantizedTruth<'a> {
     given: Given,
     arithmetic: &'a Arithmetic,
     /// (rows, cols); the values to quantize.
-    v: Vec<Value>,
+    v: Vec<Option<Expected>>,
 }
 
 /// The largest magnitude of elements that share a scale.
@@ -52,14 +52,14 @@ impl<'a> QuantizedTruth<'a> {
         (dtype, rstd): (DType, Option<&Bits>),
         arithmetic: &'a Arithmetic,
     ) -> Self {
-        let rounded = |value: Value| match (value, quant.source) {
-            (Value::Between { reference, low, high }, QuantSource::Rounded) => {
-                let (low, high) = truth.stored_as((reference, low, high), dtype);
-                Value::Between { reference, low, high }
+        let rounded = |value: Expected| match quant.source {
+            QuantSource::Rounded if !value.reference.is_nan() => {
+                let (low, high) = value.interval_with_flush(dtype, arithmetic);
+                Expected { low, high, ..value }
             }
-            (Value::Between { .. }, QuantSource::F32) | (Value::Nan | Value::Open, _) => value,
+            QuantSource::Rounded | QuantSource::F32 => value,
         };
-        let v = truth.values_of_y(dtype, rstd).into_iter().map(rounded).collect();
+        let v = truth.values_of_y(dtype, rstd).into_iter().map(|value| value.map(rounded)).collect();
         QuantizedTruth { quant, rows: spec.rows, cols: spec.cols, given, arithmetic, v }
     }
 
@@ -88,11 +88,13 @@ impl<'a> QuantizedTruth<'a> {
     fn amax(&self, elements: Range<usize>) -> Amax {
         let mut largest = Amax::Between(0.0, 0.0);
         for value in &self.v[elements] {
-            largest = match (largest, *value) {
-                (_, Value::Nan) | (Amax::Nan, _) => Amax::Nan,
-                (_, Value::Open) | (Amax::Open | Amax::Unbounded, _) => Amax::Open,
-                (Amax::Between(low, high), Value::Between { low: least, high: most, .. }) => {
-                    Amax::Between(low.max(least).max(-most), high.max(least.abs()).max(most.abs()))
+            largest = match (largest, value) {
+                (Amax::Nan, _) => Amax::Nan,
+                (_, Some(value)) if value.reference.is_nan() => Amax::Nan,
+                (Amax::Open | Amax::Unbounded, _) | (_, None) => Amax::Open,
+                (Amax::Between(low, high), Some(value)) => {
+                    let most = value.low.abs().max(value.high.abs());
+                    Amax::Between(low.max(value.low).max(-value.high), high.max(most))
                 }
             };
         }
@@ -146,16 +148,8 @@ impl<'a> QuantizedTruth<'a> {
         let mut is_padding = vec![true; len];
         for (elements, place) in self.sets() {
             is_padding[place] = false;
-            match self.amax(elements) {
-                Amax::Open => judged.verdict.open += 1,
-                Amax::Unbounded => judged.proves_nothing(),
-                Amax::Nan => judged.is_nan(place),
-                Amax::Between(low, high) => {
-                    let (low, high) = self.scales_of(low, high);
-                    let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
-                    judged.is_between(place, (low, low, high), is_power);
-                }
-            }
+            let is_power = !self.is_power_of_two() || is_power_of_two(got, place);
+            judged.is_of_largest(place, self.amax(elements), is_power, |low, high| self.scales_of(low, high));
         }
         for place in (0..len).filter(|&place| is_padding[place]) {
             judged.has_bits(place, 0);
@@ -167,16 +161,11 @@ impl<'a> QuantizedTruth<'a> {
     /// into it.
     pub fn judge_amax(&self, got: &Bits) -> Verdict {
         let mut judged = Judged::new(got, 1);
-        match self.amax(0..self.v.len()) {
-            Amax::Open => judged.verdict.open += 1,
-            Amax::Unbounded => judged.proves_nothing(),
-            Amax::Nan => judged.is_nan(0),
-            Amax::Between(low, high) => {
-                let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
-                let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
-                judged.is_between(0, (low.max(before), low.max(before), high.max(before)), true);
-            }
-        }
+        let before = if self.quant.folds_amax { self.given.amax } else { 0.0 };
+        judged.is_of_largest(0, self.amax(0..self.v.len()), true, |low, high| {
+            let low = if self.arithmetic.flushes_subnormals && low < TINY { 0.0 } else { low };
+            (low.max(before), high.max(before))
+        });
         judged.verdict
     }
 
@@ -192,14 +181,16 @@ impl<'a> QuantizedTruth<'a> {
             };
             for index in elements {
                 match (amax, self.v[index]) {
-                    (Amax::Open | Amax::Nan, _) | (_, Value::Open) => judged.verdict.open += 1,
+                    (Amax::Open | Amax::Nan, _) | (_, None) => judged.verdict.open += 1,
                     (Amax::Unbounded, _) => judged.proves_nothing(),
-                    (Amax::Between(..), Value::Nan) if self.quant.codes == CodeType::Int8 => judged.has_bits(index, 0),
-                    (Amax::Between(..), Value::Nan) => judged.is_nan(index),
-                    (Amax::Between(..), Value::Between { reference, low, high }) => {
-                        let (least, most) = self.codes_of((low, high), scale);
-                        judged.verdict.vacuous |= low == f64::NEG_INFINITY && high == f64::INFINITY;
-                        judged.is_between(index, (reference / scale, least, most), true);
+                    (Amax::Between(..), Some(value)) if value.reference.is_nan() => match self.quant.codes {
+                        CodeType::Int8 => judged.has_bits(index, 0),
+                        CodeType::E4m3 | CodeType::E5m2 => judged.is_nan(index),
+                    },
+                    (Amax::Between(..), Some(value)) => {
+                        let (least, most) = self.codes_of((value.low, value.high), scale);
+                        judged.verdict.vacuous |= value.is_unbounded();
+                        judged.is_between(index, (value.reference / scale, least, most), true);
                     }
                 }
             }
@@ -259,42 +250,44 @@ impl<'g> Judged<'g> {
         self.verdict.vacuous = true;
     }
 
-    /// The element at an index, if there is one, counted as checked.
-    fn checked(&mut self, index: usize) -> Option<(u32, f64)> {
-        let bits = *self.got.bits.get(index)?;
+    /// Checks that `is` holds for the bits and the value of the element, if there is one.
+    fn expect(&mut self, index: usize, (reference, low, high): (f64, f64, f64), is: impl FnOnce(u32, f64) -> bool) {
+        let Some(&got_bits) = self.got.bits.get(index) else { return };
+        let got = self.got.value(index);
         self.verdict.checked += 1;
-        Some((bits, self.got.value(index)))
+        if !is(got_bits, got) {
+            self.verdict.fail(Failure { index, got, got_bits, reference, low, high });
+        }
+    }
+
+    /// Checks an element that follows from the largest magnitude of others, and has the right form.
+    fn is_of_largest(&mut self, index: usize, amax: Amax, has_form: bool, range: impl FnOnce(f64, f64) -> (f64, f64)) {
+        match amax {
+            Amax::Open => self.verdict.open += 1,
+            Amax::Unbounded => self.proves_nothing(),
+            Amax::Nan => self.is_nan(index),
+            Amax::Between(low, high) => {
+                let (low, high) = range(low, high);
+                self.is_between(index, (low, low, high), has_form);
+            }
+        }
     }
 
     fn is_nan(&mut self, index: usize) {
-        let Some((bits, got)) = self.checked(index) else { return };
-        if !got.is_nan() {
-            self.fail(Failure { index, got, got_bits: bits, reference: f64::NAN, low: f64::NAN, high: f64::NAN });
-        }
+        self.expect(index, (f64::NAN, f64::NAN, f64::NAN), |_, got| got.is_nan());
     }
 
     fn has_bits(&mut self, index: usize, expected: u32) {
-        let Some((bits, got)) = self.checked(index) else { return };
-        if bits != expected {
-            let value = Bits { storage: self.got.storage, bits: vec![expected] }.value(0);
-            // The reference of exact bits must be finite, because a NaN reference means that NaN is
-            // required.
-            let reference = if value.is_nan() { 0.0 } else { value };
-            self.fail(Failure { index, got, got_bits: bits, reference, low: reference, high: reference });
-        }
+        let value = Bits { storage: self.got.storage, bits: vec![expected] }.value(0);
+        // The reference of exact bits must be finite, because a NaN reference means that NaN is
+        // required.
+        let value = if value.is_nan() { 0.0 } else { value };
+        self.expect(index, (value, value, value), |bits, _| bits == expected);
     }
 
     /// Checks that the element is between both ends and has the right form.
     fn is_between(&mut self, index: usize, (reference, low, high): (f64, f64, f64), has_form: bool) {
-        let Some((bits, got)) = self.checked(index) else { return };
-        if !(has_form && low <= got && got <= high) {
-            let reference = if reference.is_nan() { 0.0 } else { reference };
-            self.fail(Failure { index, got, got_bits: bits, reference, low, high });
-        }
-    }
-
-    fn fail(&mut self, failure: Failure) {
-        self.verdict.failures += 1;
-        self.verdict.worst.get_or_insert(failure);
+        let reference = if reference.is_nan() { 0.0 } else { reference };
+        self.expect(index, (reference, low, high), |_, got| has_form && low <= got && got <= high);
     }
 }

@@ -6,13 +6,11 @@
 //! of the exact function, with bounds that include the errors of the forward pass.
 
 use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
-use rmsnorm_spec::quant::QuantSpec;
-use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{Storage, Tensor};
+use rmsnorm_spec::reference::ForwardInputs;
+use rmsnorm_spec::{Direction, Tensor};
 
 use crate::Arithmetic;
 use crate::case::Case;
-use crate::case::data::Given;
 use crate::case::data::Inputs;
 use crate::case::kind::Calls;
 use crate::finding::{Check, Finding, Status};
@@ -21,7 +19,7 @@ use crate::judge::quantized::QuantizedTruth;
 use crate::judge::truth::{BackwardTruth, ForwardTruth};
 use crate::judge::{self, Verdict};
 use crate::report::{CaseReport, OutputReport};
-use crate::run::calls::{Context, Saved, Scenario, may_vary};
+use crate::run::calls::{Context, Scenario, Step, may_vary, outputs};
 use crate::run::memory::{Bits, Outputs, Poison};
 
 /// Runs a case and judges it. Adds the digest of its outputs and the reports of the judged outputs
@@ -55,104 +53,71 @@ fn run_and_judge(
     digest: &mut Option<String>,
     judged: &mut Judged<'_>,
 ) -> Result<(), Status> {
-    let scenario = Scenario::new(case);
-    let stored = scenario.run_from_both_poisons(context)?;
-    *digest = Some(stored.digest(|tensor| !may_vary(case, tensor)));
-    let trial = BoundsTrial { context, case, inputs: &scenario.inputs };
-    let truth = if case.kind.has_forward() { Some(trial.forward_truth(&stored)?) } else { None };
-    if let Some(truth) = &truth {
-        // After a sum, y belongs to the next norm.
-        let outputs = ForwardTruth::OUTPUTS.into_iter().filter(|tensor| !case.kind.is_after() || *tensor != Tensor::Y);
-        judged.add_all(outputs, &stored, |tensor, got| truth.judge_bits(tensor, got));
-    }
-    if case.kind.is_after() {
-        trial.judge_next(&stored, judged);
-        if case.kind.has_backward() {
-            trial.judge_norms_back(&scenario, &stored, judged);
+    let steps = Scenario::new(case).steps_from_both_poisons(context)?;
+    *digest = Some(outputs(&steps).digest(|tensor| !may_vary(case, tensor)));
+    let model = Model { arithmetic: context.arithmetic, mode: case.family.mode() };
+    let mut forward = None;
+    for Step { case, direction, inputs, outputs } in &steps {
+        if *direction == Direction::Backward {
+            judged.add_backward(case, inputs, Statistics::Given, outputs, model);
+            continue;
         }
-        return Ok(());
+        let observed = observed_h(context, case, inputs, outputs)?;
+        let truth = truth_of(case, inputs, observed.as_deref(), model);
+        judged.add_forward(case, &truth, outputs);
+        judged.add_next(case, inputs, outputs, model);
+        judged.add_quantized(case, inputs, &truth, outputs, model);
+        forward = Some(truth);
     }
-    if let Some((truth, (quant, given))) = truth.as_ref().zip(case.quant.zip(scenario.inputs.given)) {
-        trial.judge_quantized(truth, quant, given, &stored, judged);
+    let is_exact = case.kind.calls == Calls::EndToEnd && !case.kind.is_after();
+    if let (Some(truth), Some(Step { case, inputs, outputs, .. })) = (forward.filter(|_| is_exact), steps.last()) {
+        let ForwardTruth { outputs: exact, bounds, .. } = truth;
+        let inputs = inputs.clone().with(Tensor::X, Some(exact.h)).with(Tensor::Mean, Some(exact.mean));
+        let inputs = inputs.with(Tensor::Rstd, Some(exact.rstd));
+        judged.add_backward(case, &inputs, Statistics::Computed(&bounds), outputs, model);
     }
-    if case.kind.has_backward() {
-        trial.judge_backward(&scenario.saved_by(&stored), Statistics::Given, &stored, judged);
-        if case.kind.calls == Calls::Sums {
-            trial.judge_accumulated(&scenario.saved_by(&stored), &stored, judged);
-        }
-        if let Some(truth) = truth {
-            trial.judge_end_to_end(truth, &stored, judged);
-        }
-    }
-    Ok(())
+    judged.has_all(&steps)
 }
 
-/// Judges the outputs of a forward call, or of each rank of a group.
-pub(crate) fn judge_stored(
+/// If additions may round to either neighbour, the reference starts from the sum that the backend
+/// stored. A second call stores the sum if this one does not.
+fn observed_h(
+    context: Context<'_>,
     case: &Case,
     inputs: &Inputs,
     stored: &Outputs,
-    arithmetic: &Arithmetic,
-    reports: &mut Vec<OutputReport>,
-) -> Status {
-    let mut judged = Judged { reports, finding: None, vacuous: None };
-    let truth = truth_of(case, inputs, None, Model { arithmetic, mode: case.family.mode() });
-    judged.add_all(ForwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
-    judged.status()
+) -> Result<Option<Vec<f64>>, Status> {
+    if !case.present.has(Tensor::Residual) || context.arithmetic.adds_to_nearest() {
+        return Ok(None);
+    }
+    if let Some(h) = stored.values(Tensor::ResidualOut) {
+        return Ok(Some(h));
+    }
+    let with_h = Case { present: case.present.with(Tensor::ResidualOut), ..*case };
+    let step = context.call(&with_h, case.kind.direction, inputs.clone(), Poison::Nan)?;
+    Ok(step.outputs.values(Tensor::ResidualOut))
 }
 
-/// Judges the outputs of a backward call, by the statistics that it was given.
-pub(crate) fn judge_stored_back(
-    case: &Case,
-    inputs: &Inputs,
-    saved: &Saved,
-    stored: &Outputs,
-    arithmetic: &Arithmetic,
-) -> Status {
+/// Judges the outputs of a call of a group of ranks, joined: a forward call, or a backward call
+/// with the statistics in `inputs`.
+pub(crate) fn judge_stored(case: &Case, inputs: &Inputs, stored: &Outputs, arithmetic: &Arithmetic) -> Status {
     let mut judged = Judged { reports: &mut Vec::new(), finding: None, vacuous: None };
     let model = Model { arithmetic, mode: case.family.mode() };
-    judge_back((case, inputs, saved), Statistics::Given, model, &mut judged, |tensor| stored.get(tensor));
+    match case.kind.has_forward() {
+        true => judged.add_forward(case, &truth_of(case, inputs, None, model), stored),
+        false => judged.add_backward(case, inputs, Statistics::Given, stored, model),
+    }
     judged.status()
-}
-
-fn judge_back<'s>(
-    (case, inputs, saved): (&Case, &Inputs, &Saved),
-    statistics: Statistics<'_>,
-    model: Model<'_>,
-    judged: &mut Judged<'_>,
-    stored: impl Fn(Tensor) -> Option<&'s Bits>,
-) {
-    let truth = backward_truth((case, inputs, saved), statistics, model);
-    judged.add_each(BackwardTruth::OUTPUTS, stored, |tensor, got| truth.judge_bits(tensor, got));
-}
-
-/// The expected result of a case's backward call.
-fn backward_truth(
-    (case, inputs, saved): (&Case, &Inputs, &Saved),
-    statistics: Statistics<'_>,
-    model: Model<'_>,
-) -> BackwardTruth {
-    let given = BackwardInputs {
-        dy: &inputs.dy,
-        x: &saved.x,
-        weight: inputs.weight.as_deref(),
-        mean: &saved.mean,
-        rstd: &saved.rstd,
-        dresidual_out: inputs.dresidual_out.as_deref(),
-    };
-    BackwardTruth::new(&case.spec(), &given, statistics, case.grad_reduction, model)
 }
 
 /// The expected result of a case's forward call. `observed` is the stored sum with the residual, if
 /// that has no unique value.
 fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
-    let (weight, bias) = (inputs.weight.as_deref(), inputs.bias.as_deref());
+    let given = inputs.forward(case);
     if let Some(sum) = &inputs.sum {
-        let given = ForwardInputs { x: sum, residual: None, weight, bias };
+        let given = ForwardInputs { x: sum, residual: None, ..given };
         return ForwardTruth::of_sum(&case.spec(), given, (case.dtypes.activation, case.dtypes.residual), model);
     }
-    let residual = inputs.residual.as_deref().map(|residual| (residual, case.dtypes.residual));
-    let given = ForwardInputs { x: &inputs.x, residual, weight, bias };
     ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed, model)
 }
 
@@ -172,31 +137,79 @@ impl Judged<'_> {
         }
     }
 
-    /// Judges the tensors that the call stored.
-    fn add_all(
-        &mut self,
-        tensors: impl IntoIterator<Item = Tensor>,
-        stored: &Outputs,
-        judge: impl Fn(Tensor, &Bits) -> Verdict,
-    ) {
-        self.add_each(tensors, |tensor| stored.get(tensor), judge);
-    }
-
-    /// Judges the tensors for which `stored` returns data.
-    fn add_each<'s>(
-        &mut self,
-        tensors: impl IntoIterator<Item = Tensor>,
-        stored: impl Fn(Tensor) -> Option<&'s Bits>,
-        judge: impl Fn(Tensor, &Bits) -> Verdict,
-    ) {
-        for tensor in tensors {
-            if let Some(got) = stored(tensor) {
-                self.add(tensor, got.storage, judge(tensor, got));
-            }
+    fn add_forward(&mut self, case: &Case, truth: &ForwardTruth<'_>, stored: &Outputs) {
+        // After a sum, y belongs to the next norm.
+        for tensor in ForwardTruth::OUTPUTS.into_iter().filter(|tensor| !case.kind.is_after() || *tensor != Tensor::Y) {
+            self.add(tensor, stored, |got| truth.judge_bits(tensor, got));
         }
     }
 
-    fn add(&mut self, tensor: Tensor, storage: Storage, verdict: Verdict) {
+    /// Judges the next norm, with the stored sum as its input.
+    fn add_next(&mut self, case: &Case, inputs: &Inputs, stored: &Outputs, model: Model<'_>) {
+        let Some(sum) = stored.values(Tensor::ResidualOut).filter(|_| case.kind.is_after()) else { return };
+        let (weight, bias) = (inputs.get(Tensor::NextWeight), inputs.get(Tensor::NextBias));
+        let given = ForwardInputs { x: &sum, residual: None, weight, bias };
+        let truth = ForwardTruth::new(&case.spec(), given, case.dtypes.residual, None, model);
+        for (tensor, of_norm) in
+            [(Tensor::NextMean, Tensor::Mean), (Tensor::NextRstd, Tensor::Rstd), (Tensor::Y, Tensor::Y)]
+        {
+            self.add(tensor, stored, |got| truth.judge_bits(of_norm, got));
+        }
+    }
+
+    fn add_quantized(
+        &mut self,
+        case: &Case,
+        inputs: &Inputs,
+        truth: &ForwardTruth<'_>,
+        stored: &Outputs,
+        model: Model<'_>,
+    ) {
+        let Some((quant, given)) = case.quant.zip(inputs.given) else { return };
+        let of_y = (case.dtypes.activation, stored.get(Tensor::Rstd));
+        let truth = QuantizedTruth::new(&case.spec(), quant, given, truth, of_y, model.arithmetic);
+        self.add(Tensor::Scales, stored, |got| truth.judge_scales(got));
+        self.add(Tensor::Amax, stored, |got| truth.judge_amax(got));
+        self.add(Tensor::Codes, stored, |got| truth.judge_codes(got, stored.get(Tensor::Scales)));
+        if let Some(codes) = stored.get(Tensor::Codes) {
+            self.add(Tensor::CodesT, stored, |got| truth.judge_transposed(got, codes));
+        }
+        if let Some(scales) = stored.get(Tensor::ScalesColumnwise) {
+            let truth = truth.columnwise();
+            self.add(Tensor::ScalesColumnwise, stored, |got| truth.judge_scales(got));
+            self.add(Tensor::CodesColumnwise, stored, |got| truth.judge_codes(got, Some(scales)));
+        }
+    }
+
+    /// Judges a backward call, which adds its gradient sums to those in `inputs`, if there are any.
+    fn add_backward(
+        &mut self,
+        case: &Case,
+        inputs: &Inputs,
+        statistics: Statistics<'_>,
+        stored: &Outputs,
+        model: Model<'_>,
+    ) {
+        let truth = BackwardTruth::new(&case.spec(), &inputs.backward(), statistics, case.grad_reduction, model);
+        let truth = truth.added_to(inputs.of(Tensor::Dweight), inputs.of(Tensor::Dbias));
+        for tensor in BackwardTruth::OUTPUTS {
+            self.add(tensor, stored, |got| truth.judge_bits(tensor, got));
+        }
+    }
+
+    /// Checks that every output was judged.
+    fn has_all(&self, steps: &[Step]) -> Result<(), Status> {
+        let is_judged = |tensor: Tensor| self.reports.iter().any(|report| report.output == tensor.name());
+        let mut stored = steps.iter().flat_map(|step| &step.outputs.tensors);
+        let Some((tensor, _)) = stored.find(|(tensor, _)| !is_judged(*tensor)) else { return Ok(()) };
+        let detail = "the suite has no bound for this output".into();
+        Err(Status::Fail(Finding { check: Check::Bounds, output: tensor.name(), detail }))
+    }
+
+    /// Judges a tensor, if the call stored it.
+    fn add(&mut self, tensor: Tensor, stored: &Outputs, judge: impl FnOnce(&Bits) -> Verdict) {
+        let Some(got) = stored.get(tensor) else { return };
+        let verdict = judge(got);
         if verdict.failures > 0 && self.finding.is_none() {
             let (check, worst) = verdict.worst.as_ref().map_or((Check::Bounds, String::new()), describe);
             let detail = format!("{} of {} elements outside; {worst}", verdict.failures, verdict.checked);
@@ -205,7 +218,7 @@ impl Judged<'_> {
         if verdict.vacuous && self.vacuous.is_none() {
             self.vacuous = Some(tensor.name());
         }
-        self.reports.push(OutputReport { output: tensor.name(), storage, verdict });
+        self.reports.push(OutputReport { output: tensor.name(), storage: got.storage, verdict });
     }
 }
 
@@ -216,117 +229,6 @@ fn describe(failure: &judge::Failure) -> (Check, String) {
     }
     let place = format!("element {index} is {got:e} ({got_bits:#x}), not in [{low:e}, {high:e}] around {reference:e}");
     (Check::Bounds, place)
-}
-
-#[derive(Clone, Copy)]
-struct BoundsTrial<'a> {
-    context: Context<'a>,
-    case: &'a Case,
-    inputs: &'a Inputs,
-}
-
-impl<'a> BoundsTrial<'a> {
-    fn model(&self) -> Model<'a> {
-        Model { arithmetic: self.context.arithmetic, mode: self.case.family.mode() }
-    }
-
-    fn forward_truth(&self, stored: &Outputs) -> Result<ForwardTruth<'a>, Status> {
-        let observed = self.observed_h(stored)?;
-        Ok(truth_of(self.case, self.inputs, observed.as_deref(), self.model()))
-    }
-
-    /// If additions may round to either neighbour, the reference starts from the sum that the
-    /// backend stored. A second call stores the sum if this one does not.
-    fn observed_h(&self, stored: &Outputs) -> Result<Option<Vec<f64>>, Status> {
-        let case = self.case;
-        if !case.present.has(Tensor::Residual) || self.context.arithmetic.adds_to_nearest() {
-            return Ok(None);
-        }
-        if let Some(h) = stored.get(Tensor::ResidualOut) {
-            return Ok(Some(h.values()));
-        }
-        let mut with_h = *case;
-        with_h.present = with_h.present.with(Tensor::ResidualOut);
-        let stored = self.context.forward(&with_h, self.inputs, Poison::Nan)?;
-        Ok(stored.get(Tensor::ResidualOut).map(Bits::values))
-    }
-
-    /// Judges the next norm, with the stored sum as its input.
-    fn judge_next(&self, stored: &Outputs, judged: &mut Judged<'_>) {
-        let (case, inputs) = (self.case, self.inputs);
-        let Some(sum) = stored.get(Tensor::ResidualOut).map(Bits::values) else { return };
-        let (weight, bias) = (inputs.next_weight.as_deref(), inputs.next_bias.as_deref());
-        let given = ForwardInputs { x: &sum, residual: None, weight, bias };
-        let truth = ForwardTruth::new(&case.spec(), given, case.dtypes.residual, None, self.model());
-        for (tensor, of_norm) in
-            [(Tensor::NextMean, Tensor::Mean), (Tensor::NextRstd, Tensor::Rstd), (Tensor::Y, Tensor::Y)]
-        {
-            judged.add_all([tensor], stored, |_, got| truth.judge_bits(of_norm, got));
-        }
-    }
-
-    /// Judges the gradients of both norms, each with the inputs of its call.
-    fn judge_norms_back(&self, scenario: &Scenario, stored: &Outputs, judged: &mut Judged<'_>) {
-        let mut dy = self.inputs.dy.clone();
-        if let Some(step) = scenario.back_from_y(stored).filter(|_| self.case.present.has(Tensor::Y)) {
-            let call = (&step.case, &step.inputs, &step.saved);
-            judge_back(call, Statistics::Given, self.model(), judged, |tensor| stored.get(tensor));
-            dy = stored.get(Tensor::Dx).map(Bits::values).unwrap_or_default();
-        }
-        let step = scenario.back_from_sum(stored, &dy);
-        // This call has no gradient of the residual.
-        let of_step = |tensor| stored.last(tensor).filter(|_| tensor != Tensor::Dresidual);
-        judge_back((&step.case, &step.inputs, &step.saved), Statistics::Given, self.model(), judged, of_step);
-    }
-
-    fn judge_quantized(
-        &self,
-        truth: &ForwardTruth<'_>,
-        quant: QuantSpec,
-        given: Given,
-        stored: &Outputs,
-        judged: &mut Judged<'_>,
-    ) {
-        let (spec, dtype) = (self.case.spec(), self.case.dtypes.activation);
-        let truth =
-            QuantizedTruth::new(&spec, quant, given, truth, (dtype, stored.get(Tensor::Rstd)), self.context.arithmetic);
-        let scales = stored.get(Tensor::Scales);
-        judged.add_all([Tensor::Scales], stored, |_, got| truth.judge_scales(got));
-        judged.add_all([Tensor::Amax], stored, |_, got| truth.judge_amax(got));
-        judged.add_all([Tensor::Codes], stored, |_, got| truth.judge_codes(got, scales));
-        if let Some(codes) = stored.get(Tensor::Codes) {
-            judged.add_all([Tensor::CodesT], stored, |_, got| truth.judge_transposed(got, codes));
-        }
-        if let Some(scales) = stored.get(Tensor::ScalesColumnwise) {
-            let truth = truth.columnwise();
-            judged.add_all([Tensor::ScalesColumnwise], stored, |_, got| truth.judge_scales(got));
-            judged.add_all([Tensor::CodesColumnwise], stored, |_, got| truth.judge_codes(got, Some(scales)));
-        }
-    }
-
-    fn judge_backward(&self, saved: &Saved, statistics: Statistics<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
-        let call = (self.case, self.inputs, saved);
-        judge_back(call, statistics, self.model(), judged, |tensor| stored.get(tensor));
-    }
-
-    /// Judges the second of two calls with gradient sums: it adds to the sums of the first call,
-    /// and all other outputs are the same.
-    fn judge_accumulated(&self, saved: &Saved, stored: &Outputs, judged: &mut Judged<'_>) {
-        let (case, inputs) = (self.case, self.inputs);
-        let truth = backward_truth((case, inputs, saved), Statistics::Given, self.model());
-        let held = |tensor| stored.get(tensor).map(Bits::values).unwrap_or_default();
-        let truth = truth.added_to(&held(Tensor::Dweight), &held(Tensor::Dbias));
-        judged.add_each(
-            BackwardTruth::OUTPUTS,
-            |tensor| stored.last(tensor),
-            |tensor, got| truth.judge_bits(tensor, got),
-        );
-    }
-
-    fn judge_end_to_end(&self, truth: ForwardTruth<'_>, stored: &Outputs, judged: &mut Judged<'_>) {
-        let exact = Saved { x: truth.outputs.h, mean: truth.outputs.mean, rstd: truth.outputs.rstd };
-        self.judge_backward(&exact, Statistics::Computed(&truth.bounds), stored, judged);
-    }
 }
 
 #[cfg(test)]
@@ -362,13 +264,26 @@ mod tests {
         });
         let mut status = |verdict| {
             let mut case = judged(&mut reports);
-            case.add(Tensor::Y, DType::F32.into(), verdict);
+            let y = Bits { storage: DType::F32.into(), bits: Vec::new() };
+            case.add(Tensor::Y, &Outputs { tensors: vec![(Tensor::Y, y)] }, |_| verdict);
             case.status()
         };
         assert_eq!(status(judged_as([1.0, 1.0], [f64::INFINITY, 0.0])), Status::Vacuous("y"));
         assert_eq!(status(judged_as([1.0, 1.0], [0.0, 0.0])), Status::Pass);
         let failed = status(judged_as([1.0, 2.0], [f64::INFINITY, 0.0]));
         assert!(matches!(failed, Status::Fail(_)), "a failure weighs more");
+    }
+
+    /// A tensor that no truth judges fails a case.
+    #[test]
+    fn all_that_a_call_writes_is_judged() {
+        let (scenario, device) =
+            (Scenario::new(&Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 4)), SimulatedBackend::new(None));
+        let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
+        let steps = scenario.steps(context, Poison::Nan).expect("a correct call");
+        let mut reports = Vec::new();
+        let status = judged(&mut reports).has_all(&steps).expect_err("nothing is judged");
+        assert!(matches!(&status, Status::Fail(finding) if finding.output == "y"), "{status:?}");
     }
 
     /// Once by the statistics that the backend computed, once by the exact ones.

@@ -8,8 +8,8 @@ use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInpu
 use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Tensor};
 
 use super::{Expected, judge_expected};
+use crate::judge::Verdict;
 use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics, TINY};
-use crate::judge::{BeforeWeight, Verdict};
 use crate::pieces::math::PieceMath;
 use crate::pieces::residual::Residual;
 use crate::pieces::residual_after::ResidualAfter;
@@ -25,24 +25,6 @@ enum Due {
     Nan,
     /// Nothing, because the arithmetic is outside its domain.
     Nothing,
-}
-
-/// Knowledge about an element before it is stored.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Value {
-    /// It may be anything.
-    Open,
-    /// It is NaN.
-    Nan,
-    /// It is in a range.
-    Between {
-        /// The exact value.
-        reference: f64,
-        /// The smallest possible value.
-        low: f64,
-        /// The largest possible value.
-        high: f64,
-    },
 }
 
 /// The expected result of a forward call.
@@ -149,34 +131,31 @@ impl<'a> ForwardTruth<'a> {
         }
     }
 
-    /// Knowledge about each y before it is stored, for activations of type `dtype`. `rstd` is the
-    /// stored rstd, if any.
-    pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Value> {
+    /// The range of each y before it is stored, for activations of type `dtype`: `None` if it may
+    /// be anything; its reference is NaN if it is NaN. `rstd` is the stored rstd, if any.
+    pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Option<Expected>> {
         let value = |(i, expected): (usize, Expected)| {
             let (row, col) = (i / self.spec.cols, i % self.spec.cols);
             let Expected { reference, low, high } = expected;
+            let is_nan = || Some(Expected::new(f64::NAN, 0.0));
+            let is_exact = || {
+                let is_weight = rstd.is_some_and(|rstd| self.is_exactly_the_weight(i, rstd.value(row)));
+                self.is_exactly_the_bias(i, col) || is_weight
+            };
             match self.due[row] {
-                Due::Nan if reference.is_nan() => Value::Nan,
-                Due::Nan | Due::Nothing => Value::Open,
-                Due::Interval if reference.is_nan() && expected.is_unbounded() => Value::Open,
-                Due::Interval if reference.is_nan() => match self.arithmetic.non_finite {
-                    NonFinite::Ieee => Value::Nan,
-                    NonFinite::Unspecified => Value::Open,
-                },
+                Due::Nan if reference.is_nan() => is_nan(),
+                Due::Nan | Due::Nothing => None,
+                Due::Interval if reference.is_nan() => {
+                    let may_be_any = expected.is_unbounded() || self.arithmetic.non_finite == NonFinite::Unspecified;
+                    if may_be_any { None } else { is_nan() }
+                }
                 // It may exceed f32, and an infinity has no quantized value.
-                Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => {
-                    Value::Open
-                }
-                Due::Interval
-                    if self.is_exactly_the_bias(i, col)
-                        || rstd.is_some_and(|rstd| self.is_exactly_the_weight(i, rstd.value(row))) =>
-                {
-                    Value::Between { reference, low: reference, high: reference }
-                }
+                Due::Interval if low.abs().max(high.abs()) > f64::from(f32::MAX) && !expected.is_unbounded() => None,
+                Due::Interval if is_exact() => Some(Expected { reference, low: reference, high: reference }),
                 Due::Interval if self.arithmetic.flushes_subnormals && reference.abs() < TINY => {
-                    Value::Between { reference, low: low.min(0.0), high: high.max(0.0) }
+                    Some(Expected { reference, low: low.min(0.0), high: high.max(0.0) })
                 }
-                Due::Interval => Value::Between { reference, low, high },
+                Due::Interval => Some(expected),
             }
         };
         self.y(dtype).into_iter().enumerate().map(value).collect()
@@ -197,11 +176,6 @@ impl<'a> ForwardTruth<'a> {
         is_one && self.spec.norm == Norm::Rms && self.spec.weight_offset == 0.0 && self.inputs.bias.is_none()
     }
 
-    /// The ends of an interval, rounded by a store of type `dtype`.
-    pub(crate) fn stored_as(&self, (reference, low, high): (f64, f64, f64), dtype: DType) -> (f64, f64) {
-        Expected { reference, low, high }.interval_with_flush(dtype, self.arithmetic)
-    }
-
     /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.
     fn y(&self, dtype: DType) -> Vec<Expected> {
         match self.spec.cast_order {
@@ -211,19 +185,14 @@ impl<'a> ForwardTruth<'a> {
     }
 
     fn before_weight(&self, dtype: DType) -> Vec<Expected> {
-        let (weight, offset) = (self.inputs.weight, f64::from(self.spec.weight_offset));
-        let element = |(i, (&x_hat, &x_hat_error)): (usize, (&f64, &f64))| {
+        let ForwardInputs { weight, bias, .. } = self.inputs;
+        let has_offset = weight.is_some() && self.spec.weight_offset != 0.0;
+        let element = |(i, x_hat): (usize, Expected)| {
             let col = i % self.spec.cols;
-            let element = BeforeWeight {
-                x_hat,
-                x_hat_error,
-                weight: reference::effective_weight(&self.spec, weight, col),
-                has_offset: weight.is_some() && offset != 0.0,
-                bias: self.inputs.bias.map(|bias| bias[col]),
-            };
-            Expected::before_weight(&element, dtype, self.arithmetic)
+            let weight = (reference::effective_weight(&self.spec, weight, col), has_offset);
+            Expected::before_weight(x_hat, weight, bias.map(|bias| bias[col]), dtype, self.arithmetic)
         };
-        self.outputs.x_hat.iter().zip(&self.bounds.x_hat).enumerate().map(element).collect()
+        plain(&self.outputs.x_hat, &self.bounds.x_hat).into_iter().enumerate().map(element).collect()
     }
 }
 
@@ -255,8 +224,6 @@ pub struct BackwardTruth {
     /// Bounds of the difference between a computed result and the reference.
     pub bounds: BackwardBounds,
     rows_due: Vec<Due>,
-    /// The requirements for dweight and for dbias.
-    columns_due: (Vec<Due>, Vec<Due>),
 }
 
 impl BackwardTruth {
@@ -278,9 +245,8 @@ impl BackwardTruth {
         let model = Model { arithmetic: &arithmetic, ..model };
         let outputs = reference::backward(spec, inputs);
         let bounds = bounds::backward(spec, inputs, &outputs, statistics, model);
-        let rows_due: Vec<Due> = (0..spec.rows).map(|row| backward_due(spec, inputs, row, &arithmetic)).collect();
-        let columns_due = columns_due(&outputs, &rows_due, &arithmetic);
-        BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due, columns_due }
+        let rows_due = (0..spec.rows).map(|row| backward_due(spec, inputs, row, &arithmetic)).collect();
+        BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due }
     }
 
     /// The expected result of a call that adds its weight and bias gradients, as f32 sums, to
@@ -299,7 +265,6 @@ impl BackwardTruth {
                 *error += arithmetic.unit_roundoff * largest + 2.0 * arithmetic.flush_loss(1.0);
             }
         }
-        self.columns_due = columns_due(&self.outputs, &self.rows_due, &self.arithmetic);
         self
     }
 
@@ -311,19 +276,20 @@ impl BackwardTruth {
 
     /// As [`judge`](Self::judge), for an output whose dtype is known only at run time.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
-        let BackwardTruth { outputs, bounds, columns_due, .. } = self;
-        let dx = (&outputs.dx, &bounds.dx, &self.rows_due, self.cols);
+        let BackwardTruth { cols, arithmetic, outputs, bounds, rows_due } = self;
         let judged = [
             // Both have one value, rounded to the dtype of each.
-            (Tensor::Dx, dx),
-            (Tensor::Dresidual, dx),
-            (Tensor::Dweight, (&outputs.dweight, &bounds.dweight, &columns_due.0, 1)),
-            (Tensor::Dbias, (&outputs.dbias, &bounds.dbias, &columns_due.1, 1)),
+            (Tensor::Dx, (&outputs.dx, &bounds.dx, *cols)),
+            (Tensor::Dresidual, (&outputs.dx, &bounds.dx, *cols)),
+            (Tensor::Dweight, (&outputs.dweight, &bounds.dweight, 1)),
+            (Tensor::Dbias, (&outputs.dbias, &bounds.dbias, 1)),
         ];
-        let Some((_, (reference, error, due, width))) = judged.into_iter().find(|(judged, _)| *judged == tensor) else {
-            return judge_due(got, Vec::new(), &[], 1, &self.arithmetic);
+        let Some((_, (reference, error, width))) = judged.into_iter().find(|(judged, _)| *judged == tensor) else {
+            return judge_due(got, Vec::new(), &[], 1, arithmetic);
         };
-        judge_due(got, plain(reference, error), due, width, &self.arithmetic)
+        let of_columns = || columns_due(reference, rows_due, arithmetic);
+        let due = if tensor.is_matrix() { rows_due.clone() } else { of_columns() };
+        judge_due(got, plain(reference, error), &due, width, arithmetic)
     }
 }
 
@@ -337,17 +303,16 @@ fn backward_due(spec: &NormSpec, given: &BackwardInputs<'_>, row: usize, arithme
     tainted(arithmetic)
 }
 
-/// The requirements for the columns of dweight and of dbias. A row with non-finite inputs
-/// contributes its values to a column. If the arithmetic leaves these values open, the column is
-/// open too.
-fn columns_due(outputs: &BackwardOutputs, rows: &[Due], arithmetic: &Arithmetic) -> (Vec<Due>, Vec<Due>) {
+/// The requirements for the columns of a weight gradient. A row with non-finite inputs contributes
+/// its values to a column. If the arithmetic leaves these values open, the column is open too.
+fn columns_due(gradient: &[f64], rows: &[Due], arithmetic: &Arithmetic) -> Vec<Due> {
     let open = arithmetic.non_finite == NonFinite::Unspecified && rows.iter().any(|&due| due != Due::Interval);
-    let column = |&value: &f64| match (open, value.is_finite()) {
+    let column = |value: &f64| match (open, value.is_finite()) {
         (true, _) => Due::Nothing,
         (false, true) => Due::Interval,
         (false, false) => Due::Nan,
     };
-    (outputs.dweight.iter().map(column).collect(), outputs.dbias.iter().map(column).collect())
+    gradient.iter().map(column).collect()
 }
 
 /// Locks and atomics add rows in any order, so only the largest possible depth is certain.
@@ -378,8 +343,6 @@ fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, ari
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rmsnorm_spec::{Access, Direction, TensorSet, TensorShape};
-
     use crate::judge::bounds::Mode;
 
     const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
@@ -398,36 +361,16 @@ mod tests {
 
     #[test]
     fn column_of_a_weight_gradient_must_be_nan_where_the_reference_is() {
-        let outputs = BackwardOutputs {
-            dx: Vec::new(),
-            mean_wdy: Vec::new(),
-            mean_wdy_xhat: Vec::new(),
-            dweight: vec![1.0, f64::NAN],
-            dbias: vec![f64::INFINITY, 2.0],
+        let due = |rows: &[Due], non_finite| {
+            let arithmetic = Arithmetic { non_finite, ..Arithmetic::IEEE };
+            [[1.0, f64::NAN], [f64::INFINITY, 2.0]].map(|gradient| columns_due(&gradient, rows, &arithmetic))
         };
-        let due =
-            |rows: &[Due], non_finite| columns_due(&outputs, rows, &Arithmetic { non_finite, ..Arithmetic::IEEE });
-        let expected = (vec![Due::Interval, Due::Nan], vec![Due::Nan, Due::Interval]);
+        let expected = [[Due::Interval, Due::Nan], [Due::Nan, Due::Interval]];
         for rows in [[Due::Interval; 2], [Due::Interval, Due::Nan]] {
-            assert!(due(&rows, NonFinite::Ieee) == expected);
+            assert_eq!(due(&rows, NonFinite::Ieee), expected);
         }
-        assert!(due(&[Due::Interval; 2], NonFinite::Unspecified) == expected);
-        let open = (vec![Due::Nothing; 2], vec![Due::Nothing; 2]);
-        assert!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified) == open);
-    }
-
-    #[test]
-    fn all_that_a_call_writes_is_judged() {
-        let written = |direction| {
-            let is_output = |tensor: &Tensor| {
-                tensor.access(direction) == Some(Access::Write) && tensor.shape() != TensorShape::Workspace
-            };
-            Tensor::ALL.into_iter().filter(is_output).collect::<TensorSet>()
-        };
-        // The outputs of the next norm are judged by another truth.
-        let of_next = TensorSet::of(&[Tensor::NextMean, Tensor::NextRstd]);
-        assert_eq!(TensorSet::of(&ForwardTruth::OUTPUTS).union(of_next), written(Direction::Forward));
-        assert_eq!(TensorSet::of(&BackwardTruth::OUTPUTS), written(Direction::Backward));
+        assert_eq!(due(&[Due::Interval; 2], NonFinite::Unspecified), expected);
+        assert_eq!(due(&[Due::Interval, Due::Nothing], NonFinite::Unspecified), [[Due::Nothing; 2]; 2]);
     }
 
     /// Every output is compared with its reference: the correct output passes, and one wrong

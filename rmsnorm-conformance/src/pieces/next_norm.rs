@@ -2,12 +2,7 @@
 
 use rmsnorm_spec::{CastOrder, Tensor};
 
-use super::math::PieceMath;
-use crate::selftest::planted::{Bug, BugList, bugs};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::norm::{NormKernel, Normalized};
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::Tensors;
+use super::math::{Bug, BugList, Call, ForwardRow, NormKernel, Normalized, PieceMath, Tensors, bugs};
 
 bugs! {
     /// The bugs of the next norm.

@@ -2,15 +2,10 @@
 
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use super::math::PieceMath;
-use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
-use crate::case::presence::ALL_PRESENT;
-use crate::case::{Case, Family, Kind, Layout, Trial};
-use crate::run::memory::round;
-use crate::selftest::planted::{Bug, BugList, bugs};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::Tensors;
+use super::math::{
+    ALL_PRESENT, Bug, BugList, Call, Case, Dice, Family, ForwardRow, GoodCall, Kind, Layout, Lists, Misuse, PieceMath,
+    Refusal, Tensors, Trial, bugs, drawn, each, is_meaningful, round,
+};
 
 bugs! {
     /// The bugs of a sum of parts.
@@ -34,6 +29,13 @@ pub(crate) struct Parts;
 
 impl PieceMath for Parts {
     const BUGS: &'static [Bug] = PartsBug::BUGS;
+    const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw), ..Lists::NONE };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_parts", Refusal::Invalid("x"), |call| call.call.parts = 0),
+        ("more_parts_than_x_has", Refusal::Length("x"), |call| call.call.parts = 3),
+        ("parts_beyond_memory", Refusal::Invalid("x"), |call| call.call.parts = usize::MAX),
+        ("parts_and_a_sum_after", Refusal::Unsupported, GoodCall::add_after),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         for (index, row) in rows.iter_mut().enumerate() {
@@ -90,9 +92,6 @@ fn sum(call: &Call, tensors: &Tensors<'_, '_>, row: usize, residual: Option<&[f3
     (if call.has(PartsBug::PartsUnrounded) { sums } else { rounded.clone() }, rounded)
 }
 
-/// The cases in which `x` is the sum of several parts.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x9a27, 1000, draw) };
-
 fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
     let (norm, parts) = (dice.pick(&Norm::ALL), dice.pick(&COUNTS));
     one(dice, 1 << 13, |case| Case { norm, parts, ..case })
@@ -107,11 +106,7 @@ const USUAL: TensorSet =
     TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd, Tensor::Mean]);
 
 /// A dense case with the tensors of such a layer.
-pub(crate) fn usual(norm: Norm, dtype: DType, size: (usize, usize)) -> Case {
-    plain(norm, 2, dtype, size)
-}
-
-fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -> Case {
+pub(crate) fn plain(norm: Norm, parts: usize, dtype: DType, (rows, cols): (usize, usize)) -> Case {
     Case { parts, present: USUAL, ..Case::plain(Kind::FORWARD_PARTS, norm, dtype, rows, cols) }
 }
 
@@ -159,14 +154,12 @@ pub(crate) fn core() -> Vec<Case> {
             let dtype = DType::ALL[(i + j) % 3];
             cases.push(Case { family, ..plain(norm, COUNTS[j % COUNTS.len()], dtype, (31, 65)) });
         }
-        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            for (present, cols) in [(ALL_PRESENT, 37), (USUAL, 40), (TensorSet::of(&[Tensor::Bias]), 131)] {
-                let parts = COUNTS[(i + j) % COUNTS.len()];
-                let cast_order = if j % 2 == 0 { CastOrder::AtStore } else { CastOrder::BeforeWeight };
-                let layout = Layout::Mixed((i * 9 + j) as u32);
-                let case = plain(norm, parts, dtypes.activation, (5, cols));
-                cases.push(Case { dtypes, present, cast_order, layout, weight_offset: 0.3, ..case });
-            }
+        let presents = [(ALL_PRESENT, 37), (USUAL, 40), (TensorSet::of(&[Tensor::Bias]), 131)];
+        for ((j, dtypes), (present, cols)) in each(DTypes::ALL.into_iter().enumerate(), presents) {
+            let cast_order = if j % 2 == 0 { CastOrder::AtStore } else { CastOrder::BeforeWeight };
+            let layout = Layout::Mixed((i * 9 + j) as u32);
+            let case = plain(norm, COUNTS[(i + j) % COUNTS.len()], dtypes.activation, (5, cols));
+            cases.push(Case { dtypes, present, cast_order, layout, weight_offset: 0.3, ..case });
         }
         for (j, size) in [(1, 1), (3, 2), (2, 4096), (3, 4099), (2, 8192), (1, 65_537), (4100, 33), (1, 262_147)]
             .into_iter()
@@ -189,12 +182,10 @@ fn one(dice: &mut Dice, most: usize, change: impl Fn(Case) -> Case) -> Option<Ca
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, &shape) in shapes.iter().enumerate() {
-        for (j, norm) in Norm::ALL.into_iter().enumerate() {
-            let case = plain(norm, COUNTS[(i + j) % COUNTS.len()], DType::ALL[(i + j) % 3], shape);
-            cases.push(Case { trial: Trial::Determinism { repeats: 3 }, layout: Layout::Mixed(i as u32), ..case });
-            cases.push(Case { trial: Trial::Metamorphic, ..case });
-        }
+    for ((i, &shape), (j, norm)) in each(shapes.iter().enumerate(), Norm::ALL.into_iter().enumerate()) {
+        let case = plain(norm, COUNTS[(i + j) % COUNTS.len()], DType::ALL[(i + j) % 3], shape);
+        cases.push(Case { trial: Trial::Determinism { repeats: 3 }, layout: Layout::Mixed(i as u32), ..case });
+        cases.push(Case { trial: Trial::Metamorphic, ..case });
     }
     cases
 }

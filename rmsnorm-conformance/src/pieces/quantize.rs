@@ -7,20 +7,36 @@ mod scales;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use super::math::PieceMath;
-use crate::case::dice::{Dice, Lists, is_meaningful};
+use super::math::{
+    Bug, BugList, Call, Case, Dice, Family, ForwardRow, GoodCall, Kind, Layout, Lists, Misuse, PieceMath, Refusal,
+    Tensors, Trial, each, is_meaningful, presence,
+};
 use crate::case::quantized::SCALES;
-use crate::case::{Case, Family, Kind, Layout, Trial, presence};
-use crate::selftest::planted::{Bug, BugList};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::Tensors;
 
 /// The piece.
 pub(crate) struct Quantize;
 
 impl PieceMath for Quantize {
     const BUGS: &'static [Bug] = scales::QuantizeBug::BUGS;
+    /// On a GPU each columnwise case compiles another program, so the smoke profile has only some.
+    const LISTS: Lists = Lists {
+        smoke: || smoke().into_iter().chain(columnwise(14, 1, 1 << 11).into_iter().step_by(5)).collect(),
+        core: || [core(), columnwise(15, 4, 1 << 15)].concat(),
+        drawn: |seed| [drawn(seed, 4000), columnwise(seed, 20, 1 << 13)].concat(),
+        ..Lists::NONE
+    };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_scale", Refusal::Missing("scale"), |call| call.lose(Tensor::Scale)),
+        ("transposed_codes_of_rows", Refusal::Unexpected("codes_t"), |call| call.call.quant = Some(OF_ROWS)),
+        ("scale_given_for_rows", Refusal::Unexpected("scale"), |call| {
+            call.lose(Tensor::CodesT);
+            call.call.quant = Some(OF_ROWS);
+        }),
+        ("negative_floor", Refusal::Invalid("quant"), |call| {
+            call.call.quant = call.call.quant.map(|quant| quant.amax_floor(-1.0));
+        }),
+        ("sum_after", Refusal::Unsupported, GoodCall::add_after),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         if let Some(quant) = call.problem.quant {
@@ -29,13 +45,7 @@ impl PieceMath for Quantize {
     }
 }
 
-/// The quantized cases. On a GPU each columnwise case compiles another program, so the smoke
-/// profile has only some.
-pub(crate) const LISTS: Lists = Lists {
-    smoke: || smoke().into_iter().chain(columnwise(14, 1, 1 << 11).into_iter().step_by(5)).collect(),
-    core: || [core(), columnwise(15, 4, 1 << 15)].concat(),
-    drawn: |seed| [drawn(seed, 4000), columnwise(seed, 20, 1 << 13)].concat(),
-};
+const OF_ROWS: QuantSpec = QuantSpec::new(CodeType::E5m2, ScaleKind::Row);
 
 const COLS: [usize; 19] = [1, 3, 31, 32, 33, 60, 63, 64, 65, 127, 128, 129, 255, 256, 300, 512, 1023, 1024, 4099];
 const ROWS: [usize; 9] = [0, 1, 2, 3, 5, 31, 64, 129, 257];
@@ -89,16 +99,8 @@ fn exact_where_asked(case: Case) -> Case {
         return case;
     }
     let present = case.present.with(Tensor::Weight).with(Tensor::Rstd).without(Tensor::Bias).without(Tensor::Residual);
-    let cast_order = CastOrder::AtStore;
-    Case {
-        norm: Norm::Rms,
-        cols: case.cols.next_power_of_two(),
-        eps: 0.0,
-        weight_offset: 0.0,
-        present,
-        cast_order,
-        ..case
-    }
+    let (norm, cols, cast_order) = (Norm::Rms, case.cols.next_power_of_two(), CastOrder::AtStore);
+    Case { norm, cols, eps: 0.0, weight_offset: 0.0, present, cast_order, ..case }
 }
 
 fn formats_and_scales() -> impl Iterator<Item = (CodeType, ScaleKind)> {
@@ -110,36 +112,30 @@ fn formats_and_scales() -> impl Iterator<Item = (CodeType, ScaleKind)> {
 fn every_scale(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
     let mut dice = Dice { state: seed };
     let mut cases = Vec::new();
-    for (codes, scale) in formats_and_scales() {
-        for norm in Norm::ALL {
-            let draw = || dice.quantized(norm, scale, codes, most_elements);
-            cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
-        }
+    for ((codes, scale), norm) in each(formats_and_scales(), Norm::ALL) {
+        let draw = || dice.quantized(norm, scale, codes, most_elements);
+        cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
     }
     cases
 }
 
 /// One case for every format and kind of scale, and the values on the steps of each format.
 pub(crate) fn smoke() -> Vec<Case> {
-    let mut cases = every_scale(11, 1, 1 << 11);
-    cases.extend(every_step(3));
-    cases
+    [every_scale(11, 1, 1 << 11), every_step(3)].concat()
 }
 
 /// Many cases for every format and kind of scale, values on the steps of each format, and all mixes
 /// of dtypes.
 fn core() -> Vec<Case> {
-    let mut cases = every_scale(12, 10, 1 << 15);
-    cases.extend(every_step(31));
+    let mut cases = [every_scale(12, 10, 1 << 15), every_step(31)].concat();
     let plain = |norm, dtype, rows, cols| Case::plain(Kind::QUANTIZED_FORWARD, norm, dtype, rows, cols);
     let all = presence::ALL_PRESENT.union(presence::OF_CODES);
     for (i, scale) in SCALES.into_iter().enumerate() {
         let quant = Some(QuantSpec::new(CodeType::ALL[i % 2], scale));
         for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            let norm = Norm::ALL[(i + j) % 2];
-            let case =
-                Case { dtypes, quant, present: all, weight_offset: 0.3, ..plain(norm, dtypes.activation, 5, 300) };
-            cases.push(Case { layout: Layout::Mixed(j as u32), ..case });
+            let case = plain(Norm::ALL[(i + j) % 2], dtypes.activation, 5, 300);
+            let layout = Layout::Mixed(j as u32);
+            cases.push(Case { dtypes, quant, present: all, weight_offset: 0.3, layout, ..case });
         }
         for (j, family) in Family::ALL.into_iter().enumerate() {
             let case = Case { quant, present: all, family, ..plain(Norm::ALL[j % 2], DType::ALL[(i + j) % 3], 7, 161) };
@@ -197,10 +193,8 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
             };
             cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
         }
-        for (j, (rows, cols)) in [(32, 33), (128, 96), (129, 64), (191, 40), (256, 8)].into_iter().enumerate() {
-            if rows * cols > most_elements {
-                continue;
-            }
+        let blocks = [(32, 33), (128, 96), (129, 64), (191, 40), (256, 8)].into_iter().enumerate();
+        for (j, (rows, cols)) in blocks.filter(|(_, (rows, cols))| rows * cols <= most_elements) {
             let quant = Some(QuantSpec::new(codes, scale));
             let present = copied.with(Tensor::Weight);
             // 191 rows with a stride of 192: columns are whole vectors apart, and end within a

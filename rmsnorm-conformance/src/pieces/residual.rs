@@ -2,14 +2,7 @@
 
 use rmsnorm_spec::Tensor;
 
-use super::math::PieceMath;
-use crate::Arithmetic;
-use crate::judge::Expected;
-use crate::run::memory::round;
-use crate::selftest::planted::{Bug, BugList, bugs};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::rows::{BackwardRow, ForwardRow};
-use crate::selftest::simulate::tensors::Tensors;
+use super::math::{Arithmetic, BackwardRow, Bug, BugList, Call, Expected, ForwardRow, PieceMath, Tensors, bugs, round};
 
 bugs! {
     /// The bugs of a residual that is added before the norm.

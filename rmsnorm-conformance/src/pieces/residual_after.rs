@@ -1,19 +1,12 @@
 //! A residual that is added after the norm: math.md, equation (13).
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Norm, ResidualPlacement, Tensor, TensorSet};
 
-use super::math::PieceMath;
-use crate::Arithmetic;
-use crate::case::dice::{Dice, Lists, drawn, is_meaningful};
-use crate::case::presence::{ALL_PRESENT, NEXT, OPTIONAL};
-use crate::case::{Case, Family, Kind, Layout, Trial};
-use crate::judge::Expected;
-use crate::run::memory::round;
-use crate::selftest::planted::{Bug, BugList, bugs};
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::norm::NormKernel;
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::Tensors;
+use super::math::{
+    ALL_PRESENT, Arithmetic, Bug, BugList, Call, Case, Dice, Expected, Family, ForwardRow, Kind, Layout, Lists, Misuse,
+    NEXT, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
+    presence, round, with_norms,
+};
 use crate::testing::splitmix;
 
 bugs! {
@@ -33,6 +26,20 @@ pub(crate) struct ResidualAfter;
 
 impl PieceMath for ResidualAfter {
     const BUGS: &'static [Bug] = SumBug::BUGS;
+    const LISTS: Lists =
+        Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw), breakpoints, calls: CALLS };
+    const MISUSE: &'static [Misuse] = &[
+        ("no_residual", Refusal::Missing("residual"), |call| call.lose(Tensor::Residual)),
+        ("no_residual_out", Refusal::Missing("residual_out"), |call| call.lose(Tensor::ResidualOut)),
+        ("next_norm_without_y", Refusal::Unexpected("next_weight"), |call| call.lose(Tensor::Y)),
+        ("next_mean_for_rms_norm", Refusal::Unexpected("next_mean"), |call| {
+            call.lose(Tensor::Mean);
+            call.spec.norm = Norm::Rms;
+        }),
+        ("next_norm_of_a_sum_before", Refusal::Unexpected("next_weight"), |call| {
+            call.spec.residual_placement = ResidualPlacement::Before;
+        }),
+    ];
 
     fn forward(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [ForwardRow]) {
         let mut kernel = NormKernel::first(call, tensors);
@@ -78,9 +85,6 @@ fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<
     norm.iter().enumerate().map(of).collect()
 }
 
-/// The cases with and without the next norm of the sum.
-pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0xaf7e, 2000, draw) };
-
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
     let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
     one(dice, 1 << 13, |case| Case { kind, norm, ..case }, turn)
@@ -96,25 +100,16 @@ const ALONE: TensorSet = ALL_PRESENT;
 const PAIRED: TensorSet = OPTIONAL.union(NEXT).with(Tensor::Y);
 
 /// The tensors of Gemma's layers in training.
-const USUAL: TensorSet = TensorSet::of(&[
+const USUAL: TensorSet = NEXT.without(Tensor::NextBias).union(TensorSet::of(&[
     Tensor::Weight,
     Tensor::Rstd,
     Tensor::Mean,
     Tensor::Y,
-    Tensor::NextWeight,
-    Tensor::NextRstd,
-    Tensor::NextMean,
     Tensor::Dweight,
-]);
+]));
 
 /// The kinds that are a single call, with all optional tensors.
-pub(crate) fn calls() -> impl Iterator<Item = (Kind, Norm, TensorSet)> {
-    kinds_and_norms().filter(|(kind, _)| *kind != Kind::AFTER_END_TO_END).map(|(kind, norm)| (kind, norm, PAIRED))
-}
-
-fn kinds_and_norms() -> impl Iterator<Item = (Kind, Norm)> {
-    KINDS.into_iter().flat_map(|kind| Norm::ALL.map(|norm| (kind, norm)))
-}
+const CALLS: &[(Kind, TensorSet)] = &[(Kind::FORWARD_AFTER, PAIRED), (Kind::FORWARD_AFTER_IN_PLACE, PAIRED)];
 
 /// Whether a case can prove something: [`is_meaningful`], and the sum has a variance.
 fn is_good(case: &Case) -> bool {
@@ -132,7 +127,7 @@ fn is_good(case: &Case) -> bool {
 fn smoke() -> Vec<Case> {
     let mut dice = Dice { state: 21 };
     let mut cases = Vec::new();
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+    for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
         for (j, &family) in Family::OF_FLOATS.iter().enumerate().filter(|(j, _)| (i + j) % 3 == 0) {
             cases.extend(one(&mut dice, 1 << 12, |case| Case { kind, norm, family, ..case }, j));
         }
@@ -150,7 +145,7 @@ fn core() -> Vec<Case> {
     let mut dice = Dice { state: 22 };
     let mut cases = presences();
     cases.extend(mixes(&[(3, 7), (5, 45), (2, 1000)]));
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
+    for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
         for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
             cases.extend(one(&mut dice, 1 << 13, |case| Case { kind, norm, family, ..case }, i + j));
             let dtype = DType::ALL[(i + j) % 3];
@@ -171,18 +166,12 @@ fn core() -> Vec<Case> {
             cases.push(Case { present, dtypes, layout, weight_offset: 1.0, ..plain });
         }
         // A matrix larger than the caches, and rows longer than a chip can hold.
-        let dtype = DType::ALL[(i + 1) % 3];
-        cases.push(Case { present: USUAL, ..Case::plain(kind, norm, dtype, 1025, 4099) });
-        cases.push(Case {
-            present: ALONE,
-            layout: Layout::Mixed(i as u32),
-            ..Case::plain(kind, norm, dtype, 3, 262_147)
-        });
-        cases.push(Case {
-            present: PAIRED,
-            layout: Layout::Mixed(i as u32),
-            ..Case::plain(kind, norm, dtype, 2, 262_149)
-        });
+        let (dtype, mixed) = (DType::ALL[(i + 1) % 3], Layout::Mixed(i as u32));
+        for (present, layout, rows, cols) in
+            [(USUAL, Layout::DENSE, 1025, 4099), (ALONE, mixed, 3, 262_147), (PAIRED, mixed, 2, 262_149)]
+        {
+            cases.push(Case { present, layout, ..Case::plain(kind, norm, dtype, rows, cols) });
+        }
     }
     cases.extend(determinism(&[(1, 1), (257, 33), (300, 129), (600, 7)]));
     cases.retain(is_good);
@@ -215,27 +204,13 @@ fn sizes() -> impl Iterator<Item = (usize, usize)> {
 /// Every set of tensors of a sum without a next norm, and every fifth set of a sum with a next
 /// norm.
 fn presences() -> Vec<Case> {
-    const COUNTED: [Tensor; 8] = [
-        Tensor::Weight,
-        Tensor::Bias,
-        Tensor::Mean,
-        Tensor::Rstd,
-        Tensor::NextWeight,
-        Tensor::NextBias,
-        Tensor::NextMean,
-        Tensor::NextRstd,
-    ];
+    const COUNTED: [Tensor; 4] = [Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd];
+    let paired: Vec<Tensor> = COUNTED.into_iter().chain(NEXT.iter()).collect();
     let mut cases: Vec<Case> = Vec::new();
-    for (kind, norm, _) in calls() {
-        let of = |tensors: usize, always: TensorSet| {
-            let set = move |bits: u32| -> TensorSet {
-                let is_there = |(bit, tensor): (usize, &Tensor)| (bits >> bit & 1 == 1).then_some(*tensor);
-                COUNTED[..tensors].iter().enumerate().filter_map(is_there).collect::<TensorSet>().union(always)
-            };
-            (0..1u32 << tensors).map(set)
-        };
+    for ((kind, _), norm) in each(CALLS.iter().copied(), Norm::ALL) {
         let plain = Case::plain(kind, norm, DType::F32, 3, 37);
-        let sets = of(4, TensorSet::NONE).chain(of(8, TensorSet::of(&[Tensor::Y])).step_by(5));
+        let with_y = presence::sets(&paired).map(|present| present.with(Tensor::Y)).step_by(5);
+        let sets = presence::sets(&COUNTED).chain(with_y);
         let mut of_kind: Vec<Case> = sets.map(|present| Case { present, ..plain }.normalized()).collect();
         of_kind.dedup_by_key(|case| case.present);
         cases.extend(of_kind);
@@ -245,7 +220,7 @@ fn presences() -> Vec<Case> {
         dtypes: DTypes::uniform(DType::ALL[i % 3]),
         weight_offset: [0.0, 1.0, -0.5, 0.3][i / 2 % 4],
         cast_order: if i % 5 < 3 { CastOrder::AtStore } else { CastOrder::BeforeWeight },
-        layout: if i % 2 == 0 { Layout::DENSE } else { Layout::Mixed(i as u32) },
+        layout: alternate(i),
         ..case
     };
     cases.into_iter().enumerate().map(varied).collect()
@@ -255,52 +230,43 @@ fn presences() -> Vec<Case> {
 /// represent.
 fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, (kind, norm)) in kinds_and_norms().enumerate() {
-        for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            let (rows, cols) = shapes[(i + j) % shapes.len()];
-            let layout = Layout::Mixed((i * 9 + j) as u32);
-            let plain = Case::plain(kind, norm, dtypes.activation, rows, cols);
-            let cast_order = if (i + j) % 3 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
-            cases.push(Case { dtypes, present: PAIRED, weight_offset: 0.3, layout, cast_order, ..plain });
-            cases.push(Case { dtypes, present: ALONE, weight_offset: 0.3, layout, cast_order, ..plain });
-        }
+    let kinds = with_norms(&KINDS).enumerate();
+    for ((i, (kind, norm)), (j, dtypes)) in each(kinds, DTypes::ALL.into_iter().enumerate()) {
+        let (rows, cols) = shapes[(i + j) % shapes.len()];
+        let layout = Layout::Mixed((i * 9 + j) as u32);
+        let plain = Case { dtypes, layout, ..Case::plain(kind, norm, dtypes.activation, rows, cols) };
+        let cast_order = if (i + j) % 3 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
+        cases.extend([PAIRED, ALONE].map(|present| Case { present, weight_offset: 0.3, cast_order, ..plain }));
     }
     cases
 }
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (i, &(rows, cols)) in shapes.iter().enumerate() {
-        for (j, (kind, norm, all)) in calls().enumerate() {
-            let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
-            let present = if (i + j) % 3 == 0 { ALONE } else { all };
-            let layout = Layout::Mixed(rows as u32 % 16);
-            cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
-        }
+    let calls: Vec<_> = each(CALLS.iter().copied(), Norm::ALL).enumerate().collect();
+    for ((i, &(rows, cols)), (j, ((kind, all), norm))) in each(shapes.iter().enumerate(), calls) {
+        let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
+        let present = if (i + j) % 3 == 0 { ALONE } else { all };
+        let layout = Layout::Mixed(rows as u32 % 16);
+        cases.push(Case { trial: Trial::Determinism { repeats: 3 }, present, layout, ..plain });
     }
     cases
 }
 
 /// Cases at the row lengths, row counts and shapes at which a backend's plan changes, in every
 /// dtype, for both norms alternately. Form, layout, dtypes and tensors are drawn.
-pub(crate) fn breakpoints(sizes: impl Iterator<Item = (usize, usize)>) -> Vec<Case> {
+fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
     let presents = [USUAL, ALONE, PAIRED, USUAL.without(Tensor::Y)];
     let mut cases = Vec::new();
-    for (i, (rows, cols)) in sizes.enumerate() {
-        for (j, dtype) in DType::ALL.into_iter().enumerate() {
-            let drawn = splitmix((3 * i + j) as u64);
-            let bit = |place: u32| drawn >> place & 1 == 1;
-            let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
-            let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
-            let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
-            let present = presents[(drawn >> 4) as usize % presents.len()];
-            cases.push(Case {
-                layout,
-                dtypes,
-                present,
-                ..Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols)
-            });
-        }
+    for ((i, &(rows, cols)), (j, dtype)) in each(sizes.iter().enumerate(), DType::ALL.into_iter().enumerate()) {
+        let drawn = splitmix((3 * i + j) as u64);
+        let bit = |place: u32| drawn >> place & 1 == 1;
+        let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
+        let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
+        let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
+        let present = presents[(drawn >> 4) as usize % presents.len()];
+        let plain = Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols);
+        cases.push(Case { layout, dtypes, present, ..plain });
     }
     cases.into_iter().map(Case::normalized).collect()
 }

@@ -9,17 +9,17 @@ use rmsnorm_spec::depth::sum_depth;
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, GradReduction, Norm, Tensor, TensorSet, TensorShape};
 
-use super::{Group, RanksSummary, outcome, same_on_ranks, stored_by_ranks};
+use super::{Divided, Group, RanksSummary, judged, rank_call, same_on_ranks};
 use crate::Arithmetic;
 use crate::case::Family;
 use crate::case::data::{self, Inputs};
-use crate::case::dice::{Dice, is_meaningful};
+use crate::case::dice::{Dice, each, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Kind, Layout};
 use crate::finding::Status;
-use crate::judge::trial::{judge_stored, judge_stored_back};
-use crate::run::calls::{Saved, backward_call, forward_call, reference_saved};
-use crate::run::memory::{Bits, Call, Outputs, Poison};
+use crate::run::calls::Scenario;
+use crate::run::harness::Answer;
+use crate::run::memory::{Bits, Call, Poison};
 use crate::testing::TestFailure;
 
 /// How the columns are divided.
@@ -74,33 +74,6 @@ impl ColumnsCase {
     fn columns(&self) -> Vec<usize> {
         self.split.columns(self.case.cols, self.ranks).unwrap_or_default()
     }
-
-    fn inputs(&self) -> Inputs {
-        let mut inputs = data::inputs(&self.case);
-        if self.apart {
-            let (cols, dtype) = (self.case.cols, self.case.x_dtype());
-            let ranks: Vec<usize> =
-                self.columns().iter().enumerate().flat_map(|(rank, &columns)| vec![rank; columns]).collect();
-            for (i, x) in inputs.x.iter_mut().enumerate() {
-                *x = round_to(MEAN + ranks[i % cols] as f64 + *x / 16.0, dtype);
-            }
-        }
-        inputs
-    }
-
-    /// The arithmetic of a correct group. The ranks make chains of additions longer, and the bound
-    /// of layer norm's statistics is that of a chain three times as long (math.md 5.5).
-    fn arithmetic(&self, of_backend: &Arithmetic) -> Arithmetic {
-        let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::BACKWARD;
-        let depth_cols: fn(usize) -> usize = match self.ranks {
-            _ if !is_merged => sum_depth,
-            0..=2 => merged_depth::<2>,
-            3..=4 => merged_depth::<4>,
-            5..=8 => merged_depth::<8>,
-            _ => merged_depth::<64>,
-        };
-        Arithmetic { depth_cols, ..*of_backend }
-    }
 }
 
 /// Longest chain of additions in the statistics of layer norm, on at most `RANKS` ranks, if one
@@ -127,34 +100,25 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     let mut cases = Vec::new();
     let kinds = [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD];
     let rounds = if is_whole { 4 } else { 1 };
-    for norm in Norm::ALL {
-        for (i, kind) in kinds.into_iter().enumerate() {
-            for (j, &family) in Family::OF_FLOATS.iter().enumerate() {
-                let drawn = |dice: &mut Dice, split| {
-                    let case = Case { kind, norm, family, ..dice.case(1 << 12) };
-                    of_columns(case, ranks, split)
-                };
-                for round in 0..rounds {
-                    let split = Split::ALL[(i + j + round) % 3];
-                    cases.extend((0..64).find_map(|_| drawn(&mut dice, split)));
-                }
-            }
-            for (j, dtype) in DType::ALL.into_iter().enumerate() {
-                // One column per rank (the minimum); the columns of a few heads; no rows; and more
-                // rows.
-                for (rows, cols) in [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)] {
-                    let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
-                    cases.extend(of_columns(case, ranks, Split::ALL[j]));
-                }
-            }
+    for (norm, (i, kind)) in each(Norm::ALL, kinds.into_iter().enumerate()) {
+        for ((j, &family), round) in each(Family::OF_FLOATS.iter().enumerate(), 0..rounds) {
+            let mut drawn = || {
+                let case = Case { kind, norm, family, ..dice.case(1 << 12) };
+                of_columns(case, ranks, Split::ALL[(i + j + round) % 3])
+            };
+            cases.extend((0..64).find_map(|_| drawn()));
+        }
+        // One column per rank (the minimum); the columns of a few heads; no rows; and more rows.
+        let sizes = [(5, ranks), (3, 129), (0, 64), (70, 64 * ranks)];
+        for ((j, dtype), (rows, cols)) in each(DType::ALL.into_iter().enumerate(), sizes) {
+            let case = Case { present: ALL_PRESENT, ..Case::plain(kind, norm, dtype, rows, cols) };
+            cases.extend(of_columns(case, ranks, Split::ALL[j]));
         }
     }
-    for kind in [Kind::FORWARD, Kind::FORWARD_IN_PLACE] {
-        for cols in [32, 48, 256] {
-            let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
-            let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
-            cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
-        }
+    for (kind, cols) in each([Kind::FORWARD, Kind::FORWARD_IN_PLACE], [32, 48, 256]) {
+        let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
+        let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
+        cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
     }
     cases
 }
@@ -168,99 +132,74 @@ fn of_columns(case: Case, ranks: usize, split: Split) -> Option<ColumnsCase> {
 }
 
 /// Makes a case's calls from both poisons, and judges the outputs of all ranks.
-pub fn run_case(group: &dyn Group, columns_case: &ColumnsCase) -> Status {
-    let (case, inputs) = (&columns_case.case, columns_case.inputs());
-    let saved = (case.kind == Kind::BACKWARD).then(|| reference_saved(case, &inputs));
-    let arithmetic = columns_case.arithmetic(&group.arithmetic());
-    outcome(
-        |poison| stored(group, columns_case, &inputs, saved.as_ref(), poison),
-        |stored| {
-            Ok(match &saved {
-                Some(saved) => judge_stored_back(case, &inputs, saved, stored, &arithmetic),
-                None => judge_stored(case, &inputs, stored, &arithmetic, &mut Vec::new()),
-            })
-        },
-    )
+pub fn run_case(group: &dyn Group, case: &ColumnsCase) -> Status {
+    judged(group, case)
 }
 
-/// The outputs of all ranks, joined to whole rows.
-fn stored(
-    group: &dyn Group,
-    columns_case: &ColumnsCase,
-    inputs: &Inputs,
-    saved: Option<&Saved>,
-    poison: Poison,
-) -> Result<Outputs, Status> {
-    let (case, columns) = (&columns_case.case, columns_case.columns());
-    let starts = columns.iter().scan(0, |next, &columns| Some(std::mem::replace(next, *next + columns)));
-    let call = |(start, &columns): (usize, &usize)| {
-        let part = Part { rows: case.rows, cols: case.cols, start, columns };
-        let (case, inputs) = (Case { cols: columns, ..*case }, part.of_inputs(inputs));
-        match saved {
-            Some(saved) => {
-                let saved = Saved { x: part.of_rows(&saved.x), ..saved.clone() };
-                // No case has a workspace.
-                backward_call(|_| 0, &case, &inputs, &saved, None, poison)
-            }
-            None => forward_call(&case, &inputs, poison),
-        }
-    };
-    let mut calls: Vec<Call> = starts.zip(&columns).map(call).collect();
-    let answers = group.make_on_columns(&case.spec(), &columns, case.dtypes, &mut calls);
-    let outputs = stored_by_ranks(answers, &calls)?;
-    let first = outputs.first().cloned().unwrap_or_default();
-    let whole = first.tensors.iter().enumerate().map(|(i, (tensor, bits))| {
-        let of_ranks = || outputs.iter().map(|outputs| &outputs.tensors[i].1);
-        if tensor.shape() == TensorShape::Rows {
-            of_ranks().enumerate().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
-            return Ok((*tensor, bits.clone()));
-        }
-        // A vector counts as one row.
-        let rows = if tensor.is_matrix() { case.rows } else { 1 };
-        let row = |row: usize| {
-            let of_rank = move |(bits, &columns): (&Bits, &usize)| bits.bits[row * columns..][..columns].to_vec();
-            of_ranks().zip(&columns).flat_map(of_rank)
-        };
-        Ok((*tensor, Bits { storage: bits.storage, bits: (0..rows).flat_map(row).collect() }))
-    });
-    Ok(Outputs { tensors: whole.collect::<Result<_, Status>>()? })
-}
-
-/// A range of columns of a matrix.
-#[derive(Clone, Copy)]
-struct Part {
-    rows: usize,
-    cols: usize,
-    start: usize,
-    columns: usize,
-}
-
-impl Part {
-    fn of_rows(&self, matrix: &[f64]) -> Vec<f64> {
-        let row = |row: usize| matrix[row * self.cols + self.start..][..self.columns].iter().copied();
-        (0..self.rows).flat_map(row).collect()
+impl Divided for ColumnsCase {
+    fn whole(&self) -> &Case {
+        &self.case
     }
 
-    fn of_inputs(&self, inputs: &Inputs) -> Inputs {
-        let rows = |matrix: &Option<Vec<f64>>| matrix.as_deref().map(|matrix| self.of_rows(matrix));
-        let vector =
-            |vector: &Option<Vec<f64>>| vector.as_deref().map(|vector| vector[self.start..][..self.columns].to_vec());
-        Inputs {
-            x: self.of_rows(&inputs.x),
-            residual: rows(&inputs.residual),
-            weight: vector(&inputs.weight),
-            bias: vector(&inputs.bias),
-            dy: if inputs.dy.is_empty() { Vec::new() } else { self.of_rows(&inputs.dy) },
-            dresidual_out: rows(&inputs.dresidual_out),
-            ..inputs.clone()
+    fn inputs(&self) -> Inputs {
+        let inputs = data::inputs(&self.case);
+        let ranks: Vec<usize> =
+            self.columns().iter().enumerate().flat_map(|(rank, &columns)| vec![rank; columns]).collect();
+        let (cols, dtype) = (self.case.cols, self.case.x_dtype());
+        let apart = |(i, x): (usize, &f64)| round_to(MEAN + ranks[i % cols] as f64 + x / 16.0, dtype);
+        let x = self.apart.then(|| inputs.of(Tensor::X).iter().enumerate().map(apart).collect());
+        let inputs = if let Some(x) = x { inputs.with(Tensor::X, Some(x)) } else { inputs };
+        Scenario::of(&self.case, inputs).inputs
+    }
+
+    /// The ranks make chains of additions longer, and the bound
+    /// of layer norm's statistics is that of a chain three times as long (math.md 5.5).
+    fn arithmetic(&self, of_backend: Arithmetic) -> Arithmetic {
+        let is_merged = self.case.norm == Norm::Layer && self.case.kind != Kind::BACKWARD;
+        let depth_cols: fn(usize) -> usize = match self.ranks {
+            _ if !is_merged => sum_depth,
+            0..=2 => merged_depth::<2>,
+            3..=4 => merged_depth::<4>,
+            5..=8 => merged_depth::<8>,
+            _ => merged_depth::<64>,
+        };
+        Arithmetic { depth_cols, ..of_backend }
+    }
+
+    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
+        let (of_ranks, cols) = (self.columns(), self.case.cols);
+        let (start, columns) = (of_ranks[..rank].iter().sum::<usize>(), of_ranks[rank]);
+        let part = |tensor: Tensor, values: &[f64]| {
+            let row = |row: &[f64]| row[start..][..columns].to_vec();
+            let has_columns = [TensorShape::Matrix, TensorShape::Cols].contains(&tensor.shape());
+            has_columns.then(|| values.chunks(cols).flat_map(row).collect())
+        };
+        rank_call(&Case { cols: columns, ..self.case }, &inputs.clone().map(part), poison)
+    }
+
+    fn make(&self, group: &dyn Group, calls: &mut [Call]) -> Vec<Answer> {
+        group.make_on_columns(&self.case.spec(), &self.columns(), self.case.dtypes, calls)
+    }
+
+    fn join(&self, tensor: Tensor, of_ranks: &[&Bits], _: &[Call]) -> Result<Vec<u32>, Status> {
+        if tensor.shape() == TensorShape::Rows {
+            return same_on_ranks(tensor, of_ranks);
         }
+        // A vector counts as one row.
+        let rows = if tensor.is_matrix() { self.case.rows } else { 1 };
+        let of_rank =
+            |row: usize| move |(bits, columns): (&&Bits, usize)| bits.bits[row * columns..][..columns].to_vec();
+        Ok((0..rows).flat_map(|row| of_ranks.iter().zip(self.columns()).flat_map(of_rank(row))).collect())
+    }
+
+    fn may_be_refused(&self) -> bool {
+        true
     }
 }
 
 /// Runs the cases of a group: many, or a few. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
-    let ranks = group.ranks();
-    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), |_| true, progress)
+    RanksSummary::of(group, &cases(group.ranks(), is_whole), progress)
 }
 
 /// [`run`] as a test of a group that must support all cases; returns the number of passed cases.

@@ -7,13 +7,13 @@ use std::ops::Range;
 
 use rmsnorm_spec::{DType, Norm, OutputRows, Tensor};
 
-use super::{Group, RanksCase, RanksSummary, is_beyond, outcome, same_on_ranks, stored_by_ranks};
-use crate::case::data::{self, Inputs};
+use super::{Divided, Group, RanksCase, RanksSummary, judged, of_part, rank_call, same_on_ranks};
+use crate::case::data::Inputs;
+use crate::case::dice::each;
 use crate::case::{Case, Layout};
 use crate::finding::{Check, Finding, Status};
-use crate::judge::trial::judge_stored;
 use crate::pieces::parts;
-use crate::run::calls::forward_call;
+use crate::run::harness::Answer;
 use crate::run::memory::{Bits, Call, Guarded, Outputs, Poison};
 use crate::testing::TestFailure;
 
@@ -33,26 +33,6 @@ impl RowsCase {
         let most = rows.div_ceil(ranks);
         (rank * most).min(rows)..((rank + 1) * most).min(rows)
     }
-
-    /// The call of a rank, with its part of x.
-    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
-        let (case, of_rank) = (&self.reduced.case, self.reduced.of_rank());
-        let len = case.rows * case.cols;
-        let inputs = Inputs { x: inputs.x[rank * len..][..len].to_vec(), sum: None, ..inputs.clone() };
-        let own: Vec<usize> = self.own(rank).collect();
-        let of_own = Case { rows: own.len(), ..of_rank };
-        // The rows of the residual stream may be strided while the exchanged rows are dense.
-        let layout = if self.y_rows == OutputRows::Own { Layout::DENSE } else { case.layout };
-        let all = forward_call(&Case { layout, ..of_rank }, &inputs, poison);
-        let mut call = forward_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
-        for whole in all.tensors {
-            let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == OutputRows::All;
-            if let Some(tensor) = call.get_mut(whole.name).filter(|_| has_all) {
-                *tensor = whole;
-            }
-        }
-        call
-    }
 }
 
 impl fmt::Display for RowsCase {
@@ -70,62 +50,82 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<RowsCase> {
         RowsCase { reduced, y_rows }
     };
     let mut cases: Vec<RowsCase> = super::cases(ranks, is_whole).into_iter().enumerate().map(in_turn).collect();
-    for (i, norm) in Norm::ALL.into_iter().enumerate() {
-        for (j, rows) in [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks].into_iter().enumerate() {
-            for (k, y_rows) in [OutputRows::All, OutputRows::Own].into_iter().enumerate() {
-                for in_place in [false, true] {
-                    let dtype = DType::ALL[(i + j + k) % 3];
-                    let case = Case { parts: ranks, ..parts::usual(norm, dtype, (rows, 67)).normalized() };
-                    cases.push(RowsCase { reduced: RanksCase { case, in_place }, y_rows });
-                }
-            }
-        }
+    let rows = [1, ranks - 1, ranks + 1, 2 * ranks - 1, 3 * ranks];
+    let (norms, rows) = (Norm::ALL.into_iter().enumerate(), rows.into_iter().enumerate());
+    let y_rows = [OutputRows::All, OutputRows::Own].into_iter().enumerate();
+    let forms: Vec<_> = each(y_rows, [false, true]).collect();
+    for (((i, norm), (j, rows)), ((k, y_rows), in_place)) in each(each(norms, rows), forms) {
+        let dtype = DType::ALL[(i + j + k) % 3];
+        let case = Case { parts: ranks, ..parts::plain(norm, 2, dtype, (rows, 67)).normalized() };
+        cases.push(RowsCase { reduced: RanksCase { case, in_place }, y_rows });
     }
     cases
 }
 
 /// Makes a case's calls from both poisons, and judges the outputs of all ranks.
-pub fn run_case(group: &dyn Group, rows_case: &RowsCase) -> Status {
-    let case = &rows_case.reduced.case;
-    let inputs = data::inputs(case);
-    outcome(
-        |poison| stored(group, rows_case, &inputs, poison),
-        |stored| {
-            let status = judge_stored(case, &inputs, stored, &group.arithmetic(), &mut Vec::new());
-            if status == Status::Pass {
-                same_as_reduced(group, rows_case, &inputs, stored)?;
-            }
-            Ok(status)
-        },
-    )
+pub fn run_case(group: &dyn Group, case: &RowsCase) -> Status {
+    judged(group, case)
 }
 
-/// The outputs of all ranks, joined to whole matrices and vectors.
-fn stored(group: &dyn Group, rows_case: &RowsCase, inputs: &Inputs, poison: Poison) -> Result<Outputs, Status> {
-    let case = &rows_case.reduced.case;
-    let mut calls: Vec<Call> = (0..group.ranks()).map(|rank| rows_case.call(rank, inputs, poison)).collect();
-    let answers = group.make_on_rows(&case.spec(), rows_case.y_rows, case.dtypes, &mut calls);
-    let outputs = stored_by_ranks(answers, &calls)?;
-    let is_over_x = rows_case.reduced.in_place && rows_case.y_rows == OutputRows::Own;
-    let mut whole = outputs.first().cloned().unwrap_or_default();
-    for (i, (tensor, bits)) in whole.tensors.iter_mut().enumerate() {
-        let of_ranks = || outputs.iter().map(|outputs| &outputs.tensors[i].1).enumerate();
-        if *tensor == Tensor::Y && rows_case.y_rows == OutputRows::All {
-            of_ranks().try_for_each(|(rank, there)| same_on_ranks(*tensor, bits, there, rank))?;
-        } else if *tensor == Tensor::Y && is_over_x {
-            bits.bits.clear();
-            for ((rank, there), call) in of_ranks().zip(&calls) {
-                let own = elements(&rows_case.own(rank), case.cols);
-                if let Some(x) = call.get(Tensor::X) {
-                    others_are_as_they_were(x, there, &own, rank)?;
-                }
-                bits.bits.extend_from_slice(&there.bits[own]);
+impl Divided for RowsCase {
+    fn whole(&self) -> &Case {
+        &self.reduced.case
+    }
+
+    fn call(&self, rank: usize, inputs: &Inputs, poison: Poison) -> Call {
+        let (case, of_rank) = (&self.reduced.case, self.reduced.of_rank());
+        let len = case.rows * case.cols;
+        let inputs = of_part(inputs, rank, len);
+        let own: Vec<usize> = self.own(rank).collect();
+        let of_own = Case { rows: own.len(), ..of_rank };
+        // The rows of the residual stream may be strided while the exchanged rows are dense.
+        let layout = if self.y_rows == OutputRows::Own { Layout::DENSE } else { case.layout };
+        let all = rank_call(&Case { layout, ..of_rank }, &inputs, poison);
+        let mut call = rank_call(&of_own, &inputs.with_rows(&own, &of_rank), poison);
+        for whole in all.tensors {
+            let has_all = whole.name == Tensor::X || whole.name == Tensor::Y && self.y_rows == OutputRows::All;
+            if let Some(tensor) = call.get_mut(whole.name).filter(|_| has_all) {
+                *tensor = whole;
             }
-        } else {
-            bits.bits = of_ranks().flat_map(|(_, there)| there.bits.iter().copied()).collect();
+        }
+        call
+    }
+
+    fn make(&self, group: &dyn Group, calls: &mut [Call]) -> Vec<Answer> {
+        group.make_on_rows(&self.whole().spec(), self.y_rows, self.whole().dtypes, calls)
+    }
+
+    fn join(&self, tensor: Tensor, of_ranks: &[&Bits], calls: &[Call]) -> Result<Vec<u32>, Status> {
+        match (tensor == Tensor::Y, self.y_rows) {
+            (true, OutputRows::All) => same_on_ranks(tensor, of_ranks),
+            (true, OutputRows::Own) if self.reduced.in_place => {
+                let of_rank = |(rank, (there, call)): (usize, (&&Bits, &Call))| {
+                    let own = elements(&self.own(rank), self.whole().cols);
+                    let others = call.get(Tensor::X).map(|x| others_are_as_they_were(x, there, &own, rank));
+                    others.unwrap_or(Ok(())).map(|()| there.bits[own].to_vec())
+                };
+                let of_ranks = of_ranks.iter().zip(calls).enumerate().map(of_rank);
+                Ok(of_ranks.collect::<Result<Vec<_>, _>>()?.concat())
+            }
+            (true, OutputRows::Own) | (false, _) => {
+                Ok(of_ranks.iter().flat_map(|there| there.bits.iter().copied()).collect())
+            }
         }
     }
-    Ok(whole)
+
+    /// Checks that the sum has the same bits as in the reduced call, if the group makes it.
+    fn check(&self, group: &dyn Group, inputs: &Inputs, divided: &Outputs) -> Result<(), Status> {
+        let reduced = match super::stored(group, &self.reduced, inputs, Poison::Nan) {
+            Err(Status::Unsupported(_)) => return Ok(()),
+            reduced => reduced?,
+        };
+        let sum = Tensor::ResidualOut;
+        let Some((here, there)) = divided.get(sum).zip(reduced.get(sum)) else { return Ok(()) };
+        let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
+        let (here, there) = (here.bits[i], there.bits[i]);
+        let detail = format!("element {i} is {here:#x}, but {there:#x} in the reduced call");
+        Err(Status::Fail(Finding { check: Check::Metamorphic, output: sum.name(), detail }))
+    }
 }
 
 fn elements(rows: &Range<usize>, cols: usize) -> Range<usize> {
@@ -142,25 +142,9 @@ fn others_are_as_they_were(x: &Guarded, after: &Bits, own: &Range<usize>, rank: 
     Err(Status::Fail(Finding { check: Check::Input, output: "x", detail }))
 }
 
-/// Checks that the sum has the same bits as in the reduced call, if the group makes it.
-fn same_as_reduced(group: &dyn Group, case: &RowsCase, inputs: &Inputs, divided: &Outputs) -> Result<(), Status> {
-    let reduced = match super::stored(group, &case.reduced, inputs, Poison::Nan) {
-        Err(Status::Unsupported(_)) => return Ok(()),
-        reduced => reduced?,
-    };
-    let sum = Tensor::ResidualOut;
-    let Some((here, there)) = divided.get(sum).zip(reduced.get(sum)) else { return Ok(()) };
-    let Some(i) = (0..here.bits.len()).find(|&i| here.bits[i] != there.bits[i]) else { return Ok(()) };
-    let (here, there) = (here.bits[i], there.bits[i]);
-    let detail = format!("element {i} is {here:#x}, but {there:#x} in the reduced call");
-    Err(Status::Fail(Finding { check: Check::Metamorphic, output: sum.name(), detail }))
-}
-
 /// Runs the cases of a group: all, or some. `progress` is as in [`ranks::run`](super::run).
 pub fn run(group: &dyn Group, is_whole: bool, progress: &mut dyn FnMut(usize, usize)) -> RanksSummary {
-    let ranks = group.ranks();
-    let may_be_lacking = |case: &RowsCase| is_beyond(&case.reduced.case);
-    RanksSummary::of(ranks, &cases(ranks, is_whole), |case| run_case(group, case), may_be_lacking, progress)
+    RanksSummary::of(group, &cases(group.ranks(), is_whole), progress)
 }
 
 /// [`run`] as a test; returns the number of passed cases.

@@ -5,7 +5,8 @@ use std::fmt;
 use std::io::{self, Write};
 
 use rmsnorm_spec::{DType, Storage};
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{Serialize, Serializer};
+use serde_json::json;
 
 use crate::case::profiles::Profile;
 use crate::finding::{Finding, Status};
@@ -150,11 +151,6 @@ impl Summary {
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
         write_line(writer, self)
     }
-
-    /// The command that replays one case.
-    pub fn replay(&self, id: &str) -> String {
-        replay(self.backend, id)
-    }
 }
 
 impl Serialize for Summary {
@@ -162,29 +158,18 @@ impl Serialize for Summary {
         let quality =
             |(&(output, storage), &quality): (&(&str, Storage), &Quality)| (format!("{output}/{storage}"), quality);
         let failures: Vec<_> = self.failures.iter().map(|(id, finding)| (id, finding.to_string())).collect();
-        let mut line = serializer.serialize_map(None)?;
-        line.serialize_entry("suite_version", SUITE_VERSION)?;
-        line.serialize_entry("backend", self.backend)?;
-        line.serialize_entry("device", &self.device)?;
-        line.serialize_entry("tuning", &self.tuning)?;
-        line.serialize_entry("os", std::env::consts::OS)?;
-        line.serialize_entry("arch", std::env::consts::ARCH)?;
-        line.serialize_entry("profile", self.profile)?;
-        line.serialize_entry("seed", &self.seed)?;
-        line.serialize_entry("list_hash", &self.list_hash)?;
-        line.serialize_entry("digest", &self.digest)?;
-        line.serialize_entry("arithmetic", &describe_arithmetic(&self.arithmetic))?;
-        line.serialize_entry("self_test_planted", &self.self_test.as_ref().map(|test| test.planted))?;
-        line.serialize_entry("self_test_caught", &self.self_test.as_ref().map(|test| test.caught))?;
-        line.serialize_entry("counts", &self.counts)?;
-        line.serialize_entry("success", &self.is_success())?;
-        line.serialize_entry("conclusion", &self.conclusion())?;
-        line.serialize_entry("missing", &self.missing)?;
-        line.serialize_entry("quality", &self.quality.iter().map(quality).collect::<BTreeMap<_, _>>())?;
-        line.serialize_entry("not_executed", &self.not_executed)?;
-        line.serialize_entry("failures", &failures)?;
-        line.serialize_entry("elapsed_us", &self.elapsed_us)?;
-        line.end()
+        let quality: BTreeMap<_, _> = self.quality.iter().map(quality).collect();
+        let line = json!({
+            "suite_version": SUITE_VERSION, "backend": self.backend, "device": self.device, "tuning": self.tuning,
+            "os": std::env::consts::OS, "arch": std::env::consts::ARCH, "profile": self.profile, "seed": self.seed,
+            "list_hash": self.list_hash, "digest": self.digest, "arithmetic": describe_arithmetic(&self.arithmetic),
+            "self_test_planted": self.self_test.as_ref().map(|test| test.planted),
+            "self_test_caught": self.self_test.as_ref().map(|test| test.caught),
+            "counts": self.counts, "success": self.is_success(), "conclusion": self.conclusion(),
+            "missing": self.missing, "quality": quality, "not_executed": self.not_executed, "failures": failures,
+            "elapsed_us": self.elapsed_us,
+        });
+        line.serialize(serializer)
     }
 }
 
@@ -234,7 +219,7 @@ impl fmt::Display for Summary {
             writeln!(f, "{count:>5} {reason}")?;
         }
         for (id, finding) in &self.failures {
-            writeln!(f, "FAILED {finding}\n       {}", self.replay(id))?;
+            writeln!(f, "FAILED {finding}\n       {}", replay(self.backend, id))?;
         }
         let Counts { passed, failed, unsupported, vacuous, skipped } = self.counts;
         if unsupported + vacuous > 0 {

@@ -9,7 +9,7 @@ use crate::case::Case;
 use crate::case::data;
 use crate::finding::{Check, Finding, Status};
 use crate::run::calls::{Context, Scenario, may_vary};
-use crate::run::memory::{Bits, Outputs, Poison};
+use crate::run::memory::{Outputs, Poison};
 
 /// Makes the same call `repeats` times, with a call of another shape in between; then calls with
 /// parts of its rows.
@@ -31,7 +31,7 @@ fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Out
             if bits != again && !may_vary(case, *tensor) {
                 let index = first_difference(&bits.bits, &again.bits);
                 let detail = format!("call {} gave different bits at element {index}", repeat + 1);
-                return Err(Status::Fail(Finding { check: Check::Repeat, output: tensor.name(), detail }));
+                return Err(violated(Check::Repeat, *tensor, detail));
             }
         }
     }
@@ -60,7 +60,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
                 let index = first_difference(&bits.bits, &in_batch);
                 let (row, count) = (part[index / width], part.len());
                 let detail = format!("row {row} has different bits in a batch of {count} rows than in one of {rows}");
-                return Err(Status::Fail(Finding { check: Check::BatchInvariance, output: tensor.name(), detail }));
+                return Err(violated(Check::BatchInvariance, *tensor, detail));
             }
         }
     }
@@ -93,14 +93,13 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
 /// is exact, and so is scaling by powers of two if nothing underflows. A row does not depend on its
 /// place in the batch. The case is an end-to-end case.
 pub(crate) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
-    let trial = Metamorphic { context, scenario: Scenario::new(case) };
-    let outcome = trial.permute_rows().and_then(|()| trial.negate_x());
+    let scenario = Scenario::new(case);
     // Scaling by powers of two is exact only without underflow, which f16 cannot guarantee.
     let scales = is_ieee(context.arithmetic) && case.dtypes.activation != DType::F16;
-    let outcome = match scales {
-        true => outcome.and_then(|()| trial.double_x()).and_then(|()| trial.double_dy()),
-        false => outcome,
-    };
+    let relations = if scales { &[NEGATED_X, DOUBLED_X, DOUBLED_DY][..] } else { &[NEGATED_X] };
+    let mut relations = relations.iter();
+    let outcome =
+        permute_rows(context, &scenario).and_then(|()| relations.try_for_each(|it| relate(context, &scenario, it)));
     outcome.err().unwrap_or(Status::Pass)
 }
 
@@ -111,132 +110,95 @@ fn is_ieee(arithmetic: &Arithmetic) -> bool {
         && !arithmetic.flushes_subnormals
 }
 
-struct Metamorphic<'a> {
-    context: Context<'a>,
-    scenario: Scenario,
-}
-
-/// A relation: its name, and the factor of each output between the original and the changed call.
+/// A relation between a call and the same call with `scaled` times `factor`.
 struct Relation {
     name: &'static str,
-    factors: &'static [(Tensor, f64)],
+    /// A tensor that is left out, because it is not scaled.
+    without: Option<Tensor>,
+    scaled: [Tensor; 2],
+    factor: f64,
+    eps_factor: f32,
+    /// The factors of [`SCALED`].
+    factors: [f64; SCALED.len()],
 }
 
-impl Metamorphic<'_> {
-    fn outputs(&self, scenario: &Scenario) -> Result<Outputs, Status> {
-        scenario.run(self.context, Poison::Nan)
-    }
+/// The outputs of relations.
+const SCALED: [Tensor; 8] = {
+    use Tensor::{Dbias, Dresidual, Dweight, Dx, Mean, ResidualOut, Rstd, Y};
+    [Y, ResidualOut, Mean, Rstd, Dx, Dresidual, Dweight, Dbias]
+};
 
-    /// If the rows are reversed, the outputs per row are reversed.
-    fn permute_rows(&self) -> Result<(), Status> {
-        let rows = self.scenario.case.rows;
-        let reversed: Vec<usize> = (0..rows).rev().collect();
-        let original = self.outputs(&self.scenario)?;
-        for (tensor, bits) in &self.outputs(&self.scenario.with_rows(&reversed))?.tensors {
-            let Some((width, original)) = row_width(*tensor, &self.scenario.case).zip(original.get(*tensor)) else {
-                continue;
-            };
-            let expected = data::pick_rows(&original.bits, &reversed, width);
-            if bits.bits != expected {
-                let detail =
-                    format!("rows in reverse order: row {} differs", first_difference(&bits.bits, &expected) / width);
-                return Err(violated(*tensor, detail));
-            }
+const NEGATED_X: Relation = Relation {
+    name: "x -> -x",
+    without: Some(Tensor::Bias),
+    scaled: [Tensor::X, Tensor::Residual],
+    factor: -1.0,
+    eps_factor: 1.0,
+    factors: [-1.0, -1.0, -1.0, 1.0, 1.0, 1.0, -1.0, 1.0],
+};
+
+const DOUBLED_X: Relation = Relation {
+    name: "x -> 2x, eps -> 4 eps",
+    // It would be added to dx.
+    without: Some(Tensor::DresidualOut),
+    factor: 2.0,
+    eps_factor: 4.0,
+    factors: [1.0, 2.0, 2.0, 0.5, 0.5, 0.5, 1.0, 1.0],
+    ..NEGATED_X
+};
+
+const DOUBLED_DY: Relation = Relation {
+    name: "dy -> 2 dy",
+    without: None,
+    scaled: [Tensor::Dy, Tensor::DresidualOut],
+    eps_factor: 1.0,
+    factors: [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0],
+    ..DOUBLED_X
+};
+
+/// If the rows are reversed, the outputs per row are reversed.
+fn permute_rows(context: Context<'_>, scenario: &Scenario) -> Result<(), Status> {
+    let case = &scenario.case;
+    let reversed: Vec<usize> = (0..case.rows).rev().collect();
+    let original = scenario.run(context, Poison::Nan)?;
+    for (tensor, bits) in &scenario.with_rows(&reversed).run(context, Poison::Nan)?.tensors {
+        let Some((width, original)) = row_width(*tensor, case).zip(original.get(*tensor)) else { continue };
+        let expected = data::pick_rows(&original.bits, &reversed, width);
+        if bits.bits != expected {
+            let row = first_difference(&bits.bits, &expected) / width;
+            return Err(violated(Check::Metamorphic, *tensor, format!("rows in reverse order: row {row} differs")));
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// x -> -x without a bias.
-    fn negate_x(&self) -> Result<(), Status> {
-        let mut original = self.scenario.clone();
-        original.inputs.bias = None;
-        original.case.present = original.case.present.without(Tensor::Bias);
-        let mut changed = original.clone();
-        negate(&mut changed.inputs.x);
-        changed.inputs.residual.as_mut().into_iter().for_each(|residual| negate(residual));
-        let relation = Relation {
-            name: "x -> -x",
-            factors: &[
-                (Tensor::Y, -1.0),
-                (Tensor::ResidualOut, -1.0),
-                (Tensor::Mean, -1.0),
-                (Tensor::Rstd, 1.0),
-                (Tensor::Dx, 1.0),
-                (Tensor::Dresidual, 1.0),
-                (Tensor::Dweight, -1.0),
-                (Tensor::Dbias, 1.0),
-            ],
-        };
-        self.compare(&relation, &original, &changed)
+fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Result<(), Status> {
+    let Scenario { mut case, mut inputs } = scenario.clone();
+    if let Some(without) = relation.without {
+        case.present = case.present.without(without);
+        inputs = inputs.with(without, None);
     }
-
-    /// x -> 2x, eps -> 4 eps. The gradient of residual_out is left out, because it is not scaled
-    /// and would be added to dx.
-    fn double_x(&self) -> Result<(), Status> {
-        let mut original = self.scenario.clone();
-        original.inputs.dresidual_out = None;
-        original.case.present = original.case.present.without(Tensor::DresidualOut);
-        let mut changed = original.clone();
-        changed.case.eps *= 4.0;
-        double(&mut changed.inputs.x);
-        changed.inputs.residual.as_mut().into_iter().for_each(|residual| double(residual));
-        let relation = Relation {
-            name: "x -> 2x, eps -> 4 eps",
-            factors: &[
-                (Tensor::Y, 1.0),
-                (Tensor::ResidualOut, 2.0),
-                (Tensor::Mean, 2.0),
-                (Tensor::Rstd, 0.5),
-                (Tensor::Dx, 0.5),
-                (Tensor::Dresidual, 0.5),
-                (Tensor::Dweight, 1.0),
-                (Tensor::Dbias, 1.0),
-            ],
-        };
-        self.compare(&relation, &original, &changed)
-    }
-
-    /// dy -> 2 dy and dresidual_out -> 2 dresidual_out.
-    fn double_dy(&self) -> Result<(), Status> {
-        let mut changed = self.scenario.clone();
-        double(&mut changed.inputs.dy);
-        changed.inputs.dresidual_out.as_mut().into_iter().for_each(|d| double(d));
-        let relation = Relation {
-            name: "dy -> 2 dy",
-            factors: &[(Tensor::Dx, 2.0), (Tensor::Dresidual, 2.0), (Tensor::Dweight, 2.0), (Tensor::Dbias, 2.0)],
-        };
-        self.compare(&relation, &self.scenario, &changed)
-    }
-
-    fn compare(&self, relation: &Relation, original: &Scenario, changed: &Scenario) -> Result<(), Status> {
-        let (before, after) = (self.outputs(original)?, self.outputs(changed)?);
-        for (tensor, factor) in relation.factors.iter().filter(|(tensor, _)| !may_vary(&original.case, *tensor)) {
-            let Some((before, after)) = before.get(*tensor).zip(after.get(*tensor)) else { continue };
-            if let Some(index) = (0..before.bits.len()).find(|&i| !scaled(before, after, i, *factor)) {
-                let (before, after) = (before.value(index), after.value(index));
-                let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
-                return Err(violated(*tensor, detail));
-            }
+    let scaled = |tensor: Tensor, values: &[f64]| {
+        relation.scaled.contains(&tensor).then(|| values.iter().map(|value| value * relation.factor).collect())
+    };
+    let changed = Case { eps: case.eps * relation.eps_factor, ..case };
+    let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
+    let (before, after) = (Scenario { case, inputs }.run(context, Poison::Nan)?, changed.run(context, Poison::Nan)?);
+    for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor)) {
+        let Some((before, after)) = before.get(tensor).zip(after.get(tensor)) else { continue };
+        // Compares values, not bits, so that both zeros are equal.
+        let differs = |&i: &usize| before.value(i) * factor != after.value(i);
+        if let Some(index) = (0..before.bits.len()).find(differs) {
+            let (before, after) = (before.value(index), after.value(index));
+            let detail = format!("{}: element {index} went from {before:e} to {after:e}", relation.name);
+            return Err(violated(Check::Metamorphic, tensor, detail));
         }
-        Ok(())
     }
+    Ok(())
 }
 
-/// Compares values, not bits, so that both zeros are equal.
-fn scaled(before: &Bits, after: &Bits, index: usize, factor: f64) -> bool {
-    before.value(index) * factor == after.value(index)
-}
-
-fn negate(values: &mut [f64]) {
-    values.iter_mut().for_each(|value| *value = -*value);
-}
-
-fn double(values: &mut [f64]) {
-    values.iter_mut().for_each(|value| *value *= 2.0);
-}
-
-fn violated(tensor: Tensor, detail: String) -> Status {
-    Status::Fail(Finding { check: Check::Metamorphic, output: tensor.name(), detail })
+fn violated(check: Check, tensor: Tensor, detail: String) -> Status {
+    Status::Fail(Finding { check, output: tensor.name(), detail })
 }
 
 #[cfg(test)]
@@ -281,7 +243,8 @@ mod tests {
     #[test]
     fn any_row_alone_must_have_its_bits() {
         let case = case(Kind::FORWARD);
-        let x = Scenario::new(&case).inputs.x;
+        let inputs = Scenario::new(&case).inputs;
+        let x = inputs.of(Tensor::X);
         for row in [0, 4, 8] {
             let first = crate::run::memory::encode(x[row * case.cols], DType::Bf16);
             let fault = move |_, spec: &NormSpec, call: &mut Call| {

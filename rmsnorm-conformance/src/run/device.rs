@@ -2,12 +2,13 @@
 //! which hides the backend's types, so only this file is compiled once per backend. Dtypes are
 //! passed as values, so it is not compiled once per mix of dtypes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
     AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes,
-    Direction, Error, F8E4M3, F8E5M2, GradReduction, NormBackend, NormSpec, Problem, RowGroups, Rows, Scales, Source,
+    Direction, Error, F8E4M3, F8E5M2, GradReduction, NormBackend, NormSpec, Parts, Problem, Role, Rows, Source,
     Storage, Tensor, bf16, f16,
 };
 
@@ -16,10 +17,6 @@ use crate::case::kind::Calls;
 use crate::run::harness::{Answer, TransferError};
 use crate::run::memory::{Access, Call, Guarded};
 use crate::{Arithmetic, Harness};
-
-/// f16 activations with a bf16 weight, or with a bf16 residual: mixes that validation refuses.
-pub(crate) const FOREIGN_WEIGHT: DTypes = DTypes { weight: DType::Bf16, ..DTypes::uniform(DType::F16) };
-pub(crate) const FOREIGN_RESIDUAL: DTypes = DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) };
 
 /// The properties that a [`Harness`] states.
 pub(crate) struct About {
@@ -141,64 +138,6 @@ fn load<'h, H: Harness>(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h
     }
 }
 
-/// The tensors of a call on the device. Each is passed to the call once.
-struct Slots<'a, 'h, H: Harness> {
-    tensors: [Option<(&'a mut AnyLoaded<'h, H>, Distances)>; Tensor::COUNT],
-}
-
-/// The scales of a call, f32 or E8M0.
-type AnyScales<'a, B> = Scales<AnyOut<'a, B>, AnyOut<'a, B>>;
-
-/// Row stride and groups of a matrix.
-type Distances = (Option<usize>, Option<RowGroups>);
-
-impl<'a, 'h, H: Harness> Slots<'a, 'h, H> {
-    fn new(call: &Call, loaded: &'a mut [AnyLoaded<'h, H>]) -> Self {
-        let mut tensors = [const { None }; Tensor::COUNT];
-        for (tensor, loaded) in call.tensors.iter().zip(loaded) {
-            tensors[tensor.name as usize] = Some((loaded, (tensor.row_stride, tensor.groups)));
-        }
-        Slots { tensors }
-    }
-
-    fn rows(&mut self, tensor: Tensor) -> Option<Rows<AnyIn<'a, H::Backend>>> {
-        let (loaded, distances) = self.tensors[tensor as usize].take()?;
-        let loaded: &'a AnyLoaded<'h, H> = loaded;
-        Some(at(loaded.view(), distances))
-    }
-
-    fn rows_mut(&mut self, tensor: Tensor) -> Option<Rows<AnyOut<'a, H::Backend>>> {
-        let (loaded, distances) = self.tensors[tensor as usize].take()?;
-        Some(at(loaded.view_mut(), distances))
-    }
-
-    fn view(&mut self, tensor: Tensor) -> Option<AnyIn<'a, H::Backend>> {
-        self.rows(tensor).map(|rows| rows.view)
-    }
-
-    fn view_mut(&mut self, tensor: Tensor) -> Option<AnyOut<'a, H::Backend>> {
-        self.rows_mut(tensor).map(|rows| rows.view)
-    }
-
-    /// The scales as f32, or as E8M0 bytes.
-    fn scales(&mut self, tensor: Tensor) -> Option<AnyScales<'a, H::Backend>> {
-        let view = self.view_mut(tensor)?;
-        Some(if view.storage() == Storage::E8m0 { Scales::E8m0(view) } else { Scales::F32(view) })
-    }
-}
-
-fn at<V>(view: V, (row_stride, groups): Distances) -> Rows<V> {
-    let mut rows = Rows::dense(view);
-    (rows.row_stride, rows.groups) = (row_stride, groups);
-    rows
-}
-
-/// A tensor that every call of the kind has.
-fn required<V>(tensor: Tensor, given: Option<V>) -> Result<V, TransferError> {
-    let missing = Error::Missing { arg: tensor.name(), why: "every call of this kind needs it" };
-    given.ok_or(TransferError::Upload(missing))
-}
-
 /// Makes calls on a backend's tensors: a backend, or code on top of one.
 pub trait Normalize<B: NormBackend> {
     /// As [`NormBackend::forward`].
@@ -215,6 +154,15 @@ pub trait Normalize<B: NormBackend> {
         let _ = (spec, args);
         Err(Error::Unsupported { rule: "this `Normalize` has no backward call".into() })
     }
+
+    /// As [`NormBackend::quantized_forward`].
+    ///
+    /// # Errors
+    /// As [`NormBackend::quantized_forward`]; `Unsupported` if the method is not overridden.
+    fn quantized_forward(&self, spec: &NormSpec, args: AnyQuantizedForward<'_, B>) -> Result<(), Error> {
+        let _ = (spec, args);
+        Err(Error::Unsupported { rule: "this `Normalize` has no quantized results".into() })
+    }
 }
 
 /// The backend alone.
@@ -227,6 +175,10 @@ impl<B: NormBackend> Normalize<B> for Alone<'_, B> {
 
     fn backward(&self, spec: &NormSpec, args: AnyBackward<'_, B>) -> Result<(), Error> {
         self.0.launch(AnyCall::Backward(Checked::backward(self.0, *spec, args)?))
+    }
+
+    fn quantized_forward(&self, spec: &NormSpec, args: AnyQuantizedForward<'_, B>) -> Result<(), Error> {
+        self.0.launch(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args)?))
     }
 }
 
@@ -243,11 +195,7 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        self.on_device(harness, |call, slots| match call.kind.direction {
-            Direction::QuantizedForward => call.quantized_forward::<H>(slots, harness.backend(), spec, dtypes),
-            Direction::Backward => call.backward::<H>(slots, &Alone(harness.backend()), spec, dtypes, reduction),
-            Direction::Forward => call.forward::<H>(slots, &Alone(harness.backend()), spec, dtypes),
-        })
+        self.on_device(harness, &Alone(harness.backend()), spec, dtypes, reduction)
     }
 
     /// Makes a forward or backward call through `norm` instead of the backend, and downloads all of
@@ -262,117 +210,66 @@ impl Call {
         spec: &NormSpec,
         dtypes: DTypes,
     ) -> Answer {
-        self.on_device(harness, |call, slots| match call.kind.has_forward() {
-            true => call.forward::<H>(slots, norm, spec, dtypes),
-            false => call.backward::<H>(slots, norm, spec, dtypes, GradReduction::Partials),
-        })
+        self.on_device(harness, norm, spec, dtypes, GradReduction::Partials)
     }
 
     /// Uploads the tensors, makes the call, and downloads all tensors.
-    fn on_device<H: Harness>(&mut self, harness: &H, make: impl FnOnce(&Call, Slots<'_, '_, H>) -> Answer) -> Answer {
+    fn on_device<H: Harness>(
+        &mut self,
+        harness: &H,
+        norm: &impl Normalize<H::Backend>,
+        spec: &NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+    ) -> Answer {
         let loaded: Result<Vec<_>, _> = self.tensors.iter().map(|tensor| load(harness, tensor)).collect();
         let mut loaded = loaded?;
-        let answer = make(self, Slots::new(self, &mut loaded))?;
+        let answer = self.launch::<H>(&mut loaded, norm, spec, dtypes, reduction).map_err(TransferError::Upload)?;
         for (tensor, loaded) in self.tensors.iter_mut().zip(loaded) {
             loaded.unload(tensor)?;
         }
         Ok(answer)
     }
 
-    fn forward<H: Harness>(
+    /// Makes the call. The outer error is that of a call without a tensor that it needs.
+    fn launch<H: Harness>(
         &self,
-        mut slots: Slots<'_, '_, H>,
-        norm: &impl Normalize<H::Backend>,
-        spec: &NormSpec,
-        dtypes: DTypes,
-    ) -> Answer {
-        let is_after = self.kind.is_after();
-        let y = slots.rows_mut(Tensor::Y);
-        let overwrites_residual = if is_after { self.kind.calls == Calls::InPlace } else { y.is_none() };
-        let mut args = match y {
-            Some(y) => AnyForward::<H::Backend>::new(required(Tensor::X, slots.rows(Tensor::X))?, y),
-            None if is_after => {
-                AnyForward::<H::Backend>::added_to_residual(required(Tensor::X, slots.rows(Tensor::X))?)
-            }
-            None => AnyForward::<H::Backend>::in_place(required(Tensor::X, slots.rows_mut(Tensor::X))?),
-        };
-        args.dtypes = dtypes;
-        if self.kind.has_parts() {
-            let x_stride = self.get(Tensor::X).and_then(|x| x.row_stride);
-            args = args.parts(self.parts, spec.rows.saturating_mul(x_stride.unwrap_or(spec.cols)));
-        }
-        args.weight = slots.view(Tensor::Weight);
-        args.bias = slots.view(Tensor::Bias);
-        args.residual = match overwrites_residual {
-            true => slots.rows_mut(Tensor::Residual).map(Source::Overwrite),
-            false => slots.rows(Tensor::Residual).map(Source::Read),
-        };
-        args.residual_out = slots.rows_mut(Tensor::ResidualOut);
-        args.mean = slots.view_mut(Tensor::Mean);
-        args.rstd = slots.view_mut(Tensor::Rstd);
-        args.next_weight = slots.view(Tensor::NextWeight);
-        args.next_bias = slots.view(Tensor::NextBias);
-        args.next_mean = slots.view_mut(Tensor::NextMean);
-        args.next_rstd = slots.view_mut(Tensor::NextRstd);
-        Ok(norm.forward(spec, args))
-    }
-
-    fn quantized_forward<H: Harness>(
-        &self,
-        mut slots: Slots<'_, '_, H>,
-        backend: &H::Backend,
-        spec: &NormSpec,
-        dtypes: DTypes,
-    ) -> Answer {
-        let missing = Error::Missing { arg: "quant", why: "a quantized call needs it" };
-        let quant = self.quant.ok_or(TransferError::Upload(missing))?;
-        let x = required(Tensor::X, slots.rows(Tensor::X))?;
-        let codes = required(Tensor::Codes, slots.rows_mut(Tensor::Codes))?;
-        let mut args = AnyQuantizedForward::<H::Backend>::new(quant, x, codes);
-        args.dtypes = dtypes;
-        args.weight = slots.view(Tensor::Weight);
-        args.bias = slots.view(Tensor::Bias);
-        args.residual = slots.rows(Tensor::Residual);
-        args.residual_out = slots.rows_mut(Tensor::ResidualOut);
-        args.y = slots.rows_mut(Tensor::Y);
-        args.mean = slots.view_mut(Tensor::Mean);
-        args.rstd = slots.view_mut(Tensor::Rstd);
-        args.codes_t = slots.rows_mut(Tensor::CodesT);
-        args.scale = slots.view(Tensor::Scale);
-        args.scales = slots.scales(Tensor::Scales);
-        args.codes_columnwise = slots.rows_mut(Tensor::CodesColumnwise);
-        args.scales_columnwise = slots.scales(Tensor::ScalesColumnwise);
-        args.amax = slots.view_mut(Tensor::Amax);
-        Ok(Checked::quantized_forward(*spec, args).and_then(|call| backend.launch(AnyCall::QuantizedForward(call))))
-    }
-
-    fn backward<H: Harness>(
-        &self,
-        mut slots: Slots<'_, '_, H>,
+        loaded: &mut [AnyLoaded<'_, H>],
         norm: &impl Normalize<H::Backend>,
         spec: &NormSpec,
         dtypes: DTypes,
         reduction: GradReduction,
-    ) -> Answer {
-        let dy = required(Tensor::Dy, slots.rows(Tensor::Dy))?;
-        let x = required(Tensor::X, slots.rows(Tensor::X))?;
-        let rstd = required(Tensor::Rstd, slots.view(Tensor::Rstd))?;
-        let dx = required(Tensor::Dx, slots.rows_mut(Tensor::Dx))?;
-        let mut args = AnyBackward::<H::Backend>::mixed(dy, x, rstd, dx).grad_reduction(reduction);
-        args.dtypes = dtypes;
-        args.weight = slots.view(Tensor::Weight);
-        args.mean = slots.view(Tensor::Mean);
-        args.dresidual_out = slots.rows(Tensor::DresidualOut);
-        args.dresidual = slots.rows_mut(Tensor::Dresidual);
-        let (dweight, dbias) = (slots.view_mut(Tensor::Dweight), slots.view_mut(Tensor::Dbias));
-        let held = |tensor| self.get(tensor).is_some_and(|tensor| tensor.access == Access::Overwrite);
-        if self.kind.calls == Calls::Sums {
-            args.accumulate = held(Tensor::Dweight) || held(Tensor::Dbias);
-            (args.dweight_sum, args.dbias_sum) = (dweight, dbias);
-        } else {
-            (args.dweight, args.dbias) = (dweight, dbias);
-        }
-        args.workspace = slots.view_mut(Tensor::Workspace);
-        Ok(norm.backward(spec, args))
+    ) -> Result<Result<(), Error>, Error> {
+        let direction = self.kind.direction;
+        let is_gradient = |tensor: Tensor| tensor.role(direction) == Role::Gradient;
+        let mut slots: BTreeMap<Tensor, _> =
+            self.tensors.iter().zip(loaded).map(|(tensor, loaded)| (tensor.name, (tensor, loaded))).collect();
+        let take = |tensor, name: &str| {
+            // Sums have other names than the gradients that they replace.
+            let is_asked_for = !is_gradient(tensor) || (name != tensor.name()) == (self.kind.calls == Calls::Sums);
+            let (tensor, loaded) = if is_asked_for { slots.remove(&tensor)? } else { return None };
+            let mut rows = Rows::dense(());
+            (rows.row_stride, rows.groups) = (tensor.row_stride, tensor.groups);
+            Some(match tensor.access {
+                Access::Read => Source::Read(rows.with(loaded.view())),
+                Access::Write | Access::Overwrite | Access::Scratch => Source::Overwrite(rows.with(loaded.view_mut())),
+            })
+        };
+        Ok(match direction {
+            Direction::Forward => {
+                let x_stride = self.get(Tensor::X).and_then(|x| x.row_stride).unwrap_or(spec.cols);
+                let parts = Parts { count: self.parts, stride: spec.rows.saturating_mul(x_stride) };
+                norm.forward(spec, AnyForward::of_tensors(dtypes, self.kind.has_parts().then_some(parts), take)?)
+            }
+            Direction::Backward => {
+                let held = |tensor: &Guarded| is_gradient(tensor.name) && tensor.access == Access::Overwrite;
+                let accumulate = self.tensors.iter().any(held);
+                norm.backward(spec, AnyBackward::of_tensors(dtypes, accumulate, reduction, take)?)
+            }
+            Direction::QuantizedForward => {
+                let quant = self.quant.ok_or(Error::Missing { arg: "quant", why: "a quantized call needs it" })?;
+                norm.quantized_forward(spec, AnyQuantizedForward::of_tensors(dtypes, quant, take)?)
+            }
+        })
     }
 }

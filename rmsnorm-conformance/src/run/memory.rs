@@ -102,18 +102,19 @@ pub enum Poison {
 
 impl Poison {
     fn bits(self, storage: impl Into<Storage>) -> u32 {
-        match (self, storage.into()) {
-            (Poison::Nan, Storage::Float(DType::F32)) => 0x7fc5_a5a5,
-            (Poison::Nan, Storage::Float(DType::F16)) => 0x7e5a,
-            (Poison::Nan, Storage::Float(DType::Bf16)) => 0x7fc5,
-            (Poison::Nan, Storage::Code(_)) => 0x7f,
-            (Poison::Nan, Storage::E8m0) => 0xff,
-            (Poison::Huge, Storage::Float(DType::F32)) => 0x7149_f2ca,
-            (Poison::Huge, Storage::Float(DType::F16)) => 0x7b5a,
-            (Poison::Huge, Storage::Float(DType::Bf16)) => 0x7149,
-            (Poison::Huge, Storage::Code(_)) => 0x7a,
-            (Poison::Huge, Storage::E8m0) => 0xf1,
-        }
+        patterns(storage.into()).0[self as usize]
+    }
+}
+
+/// The bits of the poisons; and the sign bit, the bits of an infinity, and the mantissa bit of a
+/// quiet NaN, for floats. One below an infinity is the largest finite value.
+const fn patterns(storage: Storage) -> ([u32; 2], [u32; 3]) {
+    match storage {
+        Storage::Float(DType::F32) => ([0x7fc5_a5a5, 0x7149_f2ca], [1 << 31, 0x7f80_0000, 0x0040_0000]),
+        Storage::Float(DType::F16) => ([0x7e5a, 0x7b5a], [1 << 15, 0x7c00, 0x0200]),
+        Storage::Float(DType::Bf16) => ([0x7fc5, 0x7149], [1 << 15, 0x7f80, 0x0040]),
+        Storage::Code(_) => ([0x7f, 0x7a], [0; 3]),
+        Storage::E8m0 => ([0xff, 0xf1], [0; 3]),
     }
 }
 
@@ -122,35 +123,24 @@ impl Poison {
 const PERIOD: usize = 8209;
 
 /// The content around a tensor: values that would spoil a result, and random bits, which a stray
-/// write changes. They are drawn once per storage; each tensor starts at another position.
+/// write changes. They are drawn once per dtype, and once for bytes; each tensor starts at another
+/// position.
 fn surroundings(seed: u64, tensor: Tensor, storage: Storage) -> impl Iterator<Item = u32> {
-    static DRAWN: [OnceLock<Vec<u32>>; 4] = [const { OnceLock::new() }; 4];
-    let drawn = match storage {
-        Storage::Float(DType::F32) => &DRAWN[0],
-        Storage::Float(DType::F16) => &DRAWN[1],
-        Storage::Float(DType::Bf16) => &DRAWN[2],
-        Storage::Code(_) | Storage::E8m0 => &DRAWN[3],
-    };
+    static DRAWN: [OnceLock<Vec<u32>>; DType::ALL.len() + 1] = [const { OnceLock::new() }; DType::ALL.len() + 1];
+    let drawn = &DRAWN[storage.float().map_or(DType::ALL.len(), |dtype| dtype as usize)];
     let drawn = drawn.get_or_init(|| (0..PERIOD).map(|i| spoiling(draw(0, Tensor::X, i), storage)).collect());
     let first = draw(seed, tensor, 0) % PERIOD as u64;
     drawn.iter().cycle().skip(first as usize).copied()
 }
 
-/// Random bits; three of four are NaN, infinite or huge.
+/// Random bits; three of four floats are NaN, infinite or huge.
 fn spoiling(random: u64, storage: Storage) -> u32 {
-    // The sign bit, the bits of an infinity, and the mantissa bit of a quiet NaN. One below an
-    // infinity is the largest finite value.
-    let (sign, infinity, quiet) = match storage {
-        Storage::Float(DType::F32) => (1 << 31, 0x7f80_0000, 0x0040_0000),
-        Storage::Float(DType::F16) => (1 << 15, 0x7c00, 0x0200),
-        Storage::Float(DType::Bf16) => (1 << 15, 0x7f80, 0x0040),
-        Storage::Code(_) | Storage::E8m0 => return random as u32 & element_mask(storage),
-    };
+    let (_, [sign, infinity, quiet]) = patterns(storage);
     let sign = if random >> 40 & 1 == 1 { sign } else { 0 };
     match random >> 41 & 3 {
-        0 => sign | infinity | quiet | random as u32 & (quiet - 1),
-        1 => sign | infinity,
-        2 => sign | (infinity - 1),
+        0 if quiet > 0 => sign | infinity | quiet | random as u32 & (quiet - 1),
+        1 if quiet > 0 => sign | infinity,
+        2 if quiet > 0 => sign | (infinity - 1),
         _ => random as u32 & element_mask(storage),
     }
 }
@@ -235,17 +225,14 @@ impl Guarded {
         fill: &Fill<'_>,
         seed: u32,
     ) -> Self {
-        let (name, storage, access) = tensor;
+        let ((name, storage, access), (rows, cols)) = (tensor, shape);
         let storage = storage.into();
-        let (rows, cols) = shape;
         let canary = CANARY_BYTES / storage.size();
         let start = canary + place.offset;
         let row_stride = cols + place.pad + place.apart;
         let layout = |row_stride: usize| {
-            let given: Rows<()> = match place.groups {
-                Some(groups) => Rows::grouped((), row_stride, groups),
-                None => Rows::strided((), row_stride),
-            };
+            let mut given = Rows::strided((), row_stride);
+            given.groups = place.groups;
             given.layout(rows, cols)
         };
         let (here, there) = (layout(cols + place.pad), layout(row_stride));
@@ -265,20 +252,15 @@ impl Guarded {
                 };
             }
         }
-        let after = before.clone();
-        Guarded {
-            name,
-            storage,
-            access,
-            here,
-            apart: place.apart,
-            start,
-            before,
-            after,
-            view: start..start + view_len,
-            row_stride: (row_stride > cols).then_some(row_stride),
-            groups: place.groups,
-        }
+        let Placement { apart, groups, .. } = place;
+        let (after, view) = (before.clone(), start..start + view_len);
+        let row_stride = (row_stride > cols).then_some(row_stride);
+        Guarded { name, storage, access, here, apart, start, before, after, view, row_stride, groups }
+    }
+
+    /// Elements of a row.
+    pub(crate) fn cols(&self) -> usize {
+        self.here.cols
     }
 
     /// Length of the device's buffer, in elements.
@@ -423,11 +405,10 @@ impl Call {
     pub fn outputs(&self) -> Outputs {
         let stored = |tensor: &Guarded| match tensor.access {
             Access::Read | Access::Scratch => None,
-            Access::Write => Some((tensor.name, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::Residual => Some((Tensor::ResidualOut, tensor.result())),
             Access::Overwrite if tensor.name == Tensor::X => Some((Tensor::Y, tensor.result())),
-            // A gradient sum that the call adds to.
-            Access::Overwrite => Some((tensor.name, tensor.result())),
+            // The call adds to the tensor, or folds into it.
+            Access::Overwrite | Access::Write => Some((tensor.name, tensor.result())),
         };
         Outputs { tensors: self.tensors.iter().filter_map(stored).collect() }
     }
@@ -446,9 +427,9 @@ impl Outputs {
         self.tensors.iter().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
     }
 
-    /// The last stored output of that name, if several calls are in this list.
-    pub fn last(&self, tensor: Tensor) -> Option<&Bits> {
-        self.tensors.iter().rev().find(|(name, _)| *name == tensor).map(|(_, bits)| bits)
+    /// The values of an output, if the call has it.
+    pub(crate) fn values(&self, tensor: Tensor) -> Option<Vec<f64>> {
+        self.get(tensor).map(Bits::values)
     }
 
     /// SHA-256 of the bits of the outputs for which `is_fixed` is true, with their names, in
@@ -462,12 +443,6 @@ impl Outputs {
             digest.update(bits.bits.iter().flat_map(|element| element.to_le_bytes()).collect::<Vec<_>>());
         }
         hexadecimal(&digest.finalize())
-    }
-
-    /// These outputs, followed by the outputs of a later call.
-    pub fn followed_by(mut self, later: Outputs) -> Outputs {
-        self.tensors.extend(later.tensors);
-        self
     }
 }
 

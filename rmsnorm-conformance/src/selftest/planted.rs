@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use rmsnorm_spec::Norm;
+use rmsnorm_spec::{Norm, Tensor, TensorShape};
 
 use crate::case::Kind;
 
@@ -23,6 +23,8 @@ pub struct Bug {
     pub description: &'static str,
     pub(crate) norms: &'static [Norm],
     pub(crate) kinds: fn(Kind) -> bool,
+    /// The tensor that the bug is about, if each tensor has one like it.
+    pub(crate) tensor: Option<Tensor>,
     /// The list that declares the bug, and the place there.
     pub(crate) place: (&'static str, usize),
 }
@@ -33,12 +35,13 @@ impl Bug {
     /// The suite must find such a call: many bugs show only with a bias, a residual, a 16-bit
     /// dtype, a row stride or several rows.
     pub fn applies_to(self, norm: Norm, kind: Kind) -> bool {
-        self.norms.contains(&norm) && (self.kinds)(kind)
+        self.norms.contains(&norm) && (self.kinds)(kind) && self.tensor.is_none_or(|tensor| kind.has(tensor))
     }
 }
 
 impl fmt::Display for Bug {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tensor.map_or(Ok(()), |tensor| write!(f, "{tensor}_"))?;
         f.write_str(self.name)
     }
 }
@@ -87,8 +90,6 @@ pub(crate) mod scope {
     pub(crate) const EVERY_BEFORE: Kinds = |kind| BEFORE(kind) || CODES(kind);
     /// Kinds with a separate y.
     pub(crate) const OUT_OF_PLACE: Kinds = |kind| FORWARD(kind) && !kind.overwrites_x();
-    /// Kinds whose sum does not overwrite the residual.
-    pub(crate) const SUM_OUT_OF_PLACE: Kinds = |kind| FORWARD(kind) && kind.calls != Calls::InPlace;
     pub(crate) const IN_PLACE: Kinds = Kind::overwrites_x;
     /// Kinds that add the residual after the norm.
     pub(crate) const AFTER: Kinds = Kind::is_after;
@@ -102,9 +103,6 @@ pub(crate) mod scope {
     pub(crate) const SUMS: Kinds = |kind| kind.calls == Calls::Sums;
     // Cases with a sum of parts have no groups of rows.
     pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| EVERY(kind) && !PARTS(kind);
-    pub(crate) const FORWARD_WITH_GROUPS: Kinds = |kind| FORWARD(kind) && !PARTS(kind);
-    pub(crate) const OUT_OF_PLACE_WITH_GROUPS: Kinds = |kind| OUT_OF_PLACE(kind) && !PARTS(kind);
-    pub(crate) const SUM_WITH_GROUPS: Kinds = |kind| SUM_OUT_OF_PLACE(kind) && !PARTS(kind);
 }
 
 /// Declares a list of bugs: variant, name, norms, kinds, description.
@@ -124,6 +122,7 @@ macro_rules! bugs {
                 description: $description,
                 norms: $crate::selftest::planted::scope::$norms,
                 kinds: $crate::selftest::planted::scope::$kinds,
+                tensor: None,
                 place: (stringify!($list), $list::$variant as usize),
             },)*];
 
@@ -134,6 +133,22 @@ macro_rules! bugs {
     };
 }
 pub(crate) use bugs;
+
+bugs! {
+    /// The bugs of each matrix of floats.
+    StrideBug:
+    Strides "stride_ignored" BOTH EVERY "the row stride of the tensor is ignored";
+    Groups "groups_ignored" BOTH EVERY_WITH_GROUPS "the group stride of the tensor is ignored";
+}
+
+impl StrideBug {
+    /// The bugs with their tensors.
+    pub(crate) fn of_tensors() -> impl Iterator<Item = Bug> {
+        let is_float = |tensor: &Tensor| tensor.shape() == TensorShape::Matrix && *tensor != Tensor::Codes;
+        let of_tensor = |tensor| StrideBug::BUGS.iter().map(move |bug| Bug { tensor: Some(tensor), ..*bug });
+        Tensor::ALL.into_iter().filter(is_float).flat_map(of_tensor)
+    }
+}
 
 bugs! {
     /// The bugs of a norm without pieces, and of its memory.
@@ -192,22 +207,7 @@ bugs! {
     SkipLastRowWrite "skip_last_row_write" BOTH EVERY "the last row of the output is never written";
     GapOverwritten "gap_overwritten" BOTH EVERY "the store of a row runs one element into the gap after it";
     OutputRead "output_read" BOTH OWN_OUTPUT "the old content of the output, times zero, is added";
-    XStrideIgnored "x_stride_ignored" BOTH EVERY "the row stride of x is ignored";
-    YStrideIgnored "y_stride_ignored" BOTH OUT_OF_PLACE "the row stride of y is ignored";
-    ResStrideIgnored "res_stride_ignored" BOTH FORWARD "the row stride of residual is ignored";
-    ResOutStrideIgnored "res_out_stride_ignored" BOTH SUM_OUT_OF_PLACE "the row stride of residual_out is ignored";
     DyStrideOfX "dy_stride_of_x" BOTH BACKWARD "dy is read with the row stride of x";
-    DxStrideIgnored "dx_stride_ignored" BOTH BACKWARD "the row stride of dx is ignored";
-    DresStrideIgnored "dres_stride_ignored" BOTH BACKWARD "the row stride of dresidual_out is ignored";
-    DresidualStrideIgnored "dresidual_stride_ignored" BOTH BACKWARD "the row stride of dresidual is ignored";
-    XGroupsIgnored "x_groups_ignored" BOTH EVERY_WITH_GROUPS "the group stride of x is ignored";
-    YGroupsIgnored "y_groups_ignored" BOTH OUT_OF_PLACE_WITH_GROUPS "the group stride of y is ignored";
-    ResGroupsIgnored "res_groups_ignored" BOTH FORWARD_WITH_GROUPS "the group stride of residual is ignored";
-    ResOutGroupsIgnored "res_out_groups_ignored" BOTH SUM_WITH_GROUPS "the group stride of residual_out is ignored";
-    DyGroupsIgnored "dy_groups_ignored" BOTH BACKWARD "the group stride of dy is ignored";
-    DxGroupsIgnored "dx_groups_ignored" BOTH BACKWARD "the group stride of dx is ignored";
-    DresGroupsIgnored "dres_groups_ignored" BOTH BACKWARD "the group stride of dresidual_out is ignored";
-    DresidualGroupsIgnored "dresidual_groups_ignored" BOTH BACKWARD "the group stride of dresidual is ignored";
     ReadAfterWrite "read_after_write" BOTH IN_PLACE "half of a row is normalized after the other half was overwritten";
 
     // Determinism.

@@ -39,20 +39,22 @@ use crate::{Arithmetic, Harness};
 pub struct SimulatedBackend {
     /// The planted bug; `None` for the correct kernel.
     pub bug: Option<Bug>,
-    /// Number of strided accumulators of a sum over a row, which a tree then adds.
-    /// [`Arithmetic::IEEE`] holds from 32 on.
-    pub lanes: usize,
-    /// Rows per block. Weight gradients are summed serially within a block, then serially over the
-    /// blocks. If `ceil(sqrt(rows))` is larger, it is used instead.
-    pub block_rows: usize,
     /// Number of calls so far, for a bug that depends on it.
     calls: AtomicUsize,
 }
 
+/// Number of strided accumulators of a sum over a row, which a tree then adds: the fewest for which
+/// [`Arithmetic::IEEE`] holds.
+const LANES: usize = 32;
+
+/// Rows per block. Weight gradients are summed serially within a block, then serially over the
+/// blocks. If `ceil(sqrt(rows))` is larger, it is used instead.
+const BLOCK_ROWS: usize = 64;
+
 impl SimulatedBackend {
-    /// The kernel with this bug, or the correct one, with 32 lanes and blocks of 64 rows.
+    /// The kernel with this bug, or the correct one.
     pub const fn new(bug: Option<Bug>) -> Self {
-        SimulatedBackend { bug, lanes: 32, block_rows: 64, calls: AtomicUsize::new(0) }
+        SimulatedBackend { bug, calls: AtomicUsize::new(0) }
     }
 }
 
@@ -80,7 +82,7 @@ impl NormBackend for SimulatedBackend {
     }
 
     fn workspace_len(&self, problem: &Problem) -> usize {
-        workspace_len(problem, rows_per_block(self.block_rows, problem.rows))
+        workspace_len(problem, rows_per_block(BLOCK_ROWS, problem.rows))
     }
 
     fn has_gradient_sums(&self) -> bool {
@@ -97,7 +99,7 @@ impl NormBackend for SimulatedBackend {
         }
         let of_call = (checked.spec(), checked.problem(), checked.part_stride());
         let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);
-        let call = Call::new(self.bug, (self.lanes, self.block_rows), of_call, calls_before);
+        let call = Call::new(self.bug, (LANES, BLOCK_ROWS), of_call, calls_before);
         let mut tensors = Tensors::new(&call);
         checked.visit(&mut tensors)?;
         match call.problem.direction {
@@ -110,7 +112,7 @@ impl NormBackend for SimulatedBackend {
 
 impl<'a> Visitor<'a, SimulatedBackend> for Tensors<'_, 'a> {
     fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<&'a [E]>) -> Result<(), Error> {
-        self.put::<E>(tensor, rows.with(Box::new(rows.view)));
+        self.put::<E>(tensor, rows.with(Box::new(rows.view.to_vec())));
         Ok(())
     }
 
@@ -135,15 +137,15 @@ impl Harness for SimulatedBackend {
 
     fn device(&self) -> String {
         let bug = self.bug.map_or("no bug", |bug| bug.name);
-        format!("host loops, {} lanes, blocks of {} rows, {bug}", self.lanes, self.block_rows)
+        format!("host loops, {LANES} lanes, blocks of {BLOCK_ROWS} rows, {bug}")
     }
 
     fn cols_breakpoints(&self) -> Vec<usize> {
-        vec![self.lanes]
+        vec![LANES]
     }
 
     fn rows_breakpoints(&self) -> Vec<usize> {
-        vec![self.block_rows]
+        vec![BLOCK_ROWS]
     }
 
     fn upload<T: AnyElement>(&self, data: &[T]) -> Result<Vec<T>, Error> {

@@ -262,6 +262,13 @@ pub(super) fn source<'a, C: Change<'a>, F: AnyElement, T: AnyElement>(
     })
 }
 
+/// Scales of the type that the view has.
+impl<'a, B: NormBackend + ?Sized> From<AnyOut<'a, B>> for Scales<AnyOut<'a, B>, AnyOut<'a, B>> {
+    fn from(view: AnyOut<'a, B>) -> Self {
+        if view.storage() == Storage::E8m0 { Scales::E8m0(view) } else { Scales::F32(view) }
+    }
+}
+
 type ScalesOf<'a, B> = Scales<Out<'a, B, f32>, Out<'a, B, u8>>;
 
 pub(super) fn scales<'a, C: Change<'a>>(scales: ScalesOf<'a, C::From>) -> Result<ScalesOf<'a, C::To>, C::Error> {

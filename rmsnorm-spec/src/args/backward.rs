@@ -1,7 +1,7 @@
 //! [`Backward`]: the tensors of a backward call.
 
-use super::any::{self, Change, Erase, Restore, Untyped};
-use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
+use super::any::{self, AnyIn, AnyOut, Change, Erase, Restore, Untyped};
+use super::{Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 
 /// The tensors of a backward call: [math](crate::math), equations (7) to (12).
@@ -195,4 +195,4 @@ tensors!(Backward [] {
     optional matrix Dresidual = dresidual: Out R;
     optional sum Dweight = dweight_sum: Out f32;
     optional sum Dbias = dbias_sum: Out f32;
-} with { accumulate, grad_reduction });
+} with { accumulate: bool, grad_reduction: GradReduction });

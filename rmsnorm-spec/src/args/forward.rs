@@ -1,6 +1,6 @@
 //! [`Forward`]: the tensors of a forward call.
 
-use super::any::{self, Change, Erase, Restore, Untyped};
+use super::any::{self, AnyIn, AnyOut, Change, Erase, Restore, Untyped};
 use super::{Parts, Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::{DTypes, Element, Error, NormBackend, Tensor};
 
@@ -219,4 +219,4 @@ tensors!(Forward [] {
     optional vector NextBias = next_bias: In W;
     optional vector NextMean = next_mean: Out f32;
     optional vector NextRstd = next_rstd: Out f32;
-} with { parts } and residual);
+} with { parts: Option<Parts> } and residual);

@@ -1,7 +1,7 @@
 //! [`QuantizedForward`]: the tensors of a forward call whose result is 8-bit codes.
 
-use super::any::{self, Change, Erase, Restore, Untyped};
-use super::{Rows, SpanVisitor, Views, Visitor, tensors, visit};
+use super::any::{self, AnyIn, AnyOut, Change, Erase, Restore, Untyped};
+use super::{Rows, Source, SpanVisitor, Views, Visitor, tensors, visit};
 use crate::quant::QuantSpec;
 use crate::{Code, DTypes, Element, Error, NormBackend, Tensor};
 
@@ -175,4 +175,4 @@ tensors!(QuantizedForward [C D] {
     optional vector Amax = amax: Out f32;
     optional matrix CodesColumnwise = codes_columnwise: Out C;
     by_hand scales ScalesColumnwise = scales_columnwise: Out f32;
-} with { quant } and residual);
+} with { quant: QuantSpec } and residual);

@@ -135,3 +135,15 @@ pub enum Source<I, O> {
     /// Overwritten with the result.
     Overwrite(Rows<O>),
 }
+
+impl<I, O> Source<I, O> {
+    /// The matrix, if it is only read.
+    pub(crate) fn read(self) -> Option<Rows<I>> {
+        if let Source::Read(rows) = self { Some(rows) } else { None }
+    }
+
+    /// The matrix, if it is overwritten.
+    pub(crate) fn overwritten(self) -> Option<Rows<O>> {
+        if let Source::Overwrite(rows) = self { Some(rows) } else { None }
+    }
+}

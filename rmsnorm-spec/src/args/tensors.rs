@@ -10,9 +10,9 @@
 /// vector of the same tensor, under its own name.
 ///
 /// The brackets hold the type parameter of codes, if the struct has one, and the name of its
-/// replacement. `with` names the fields that are not tensors, besides `lost` and `dtypes`. The list
-/// generates [`Views`](super::Views), the builders, `erase`, `restore`, `f32_weight` and
-/// `weight_dtype`; with `and residual` also `f32_residual` and `residual_dtype`.
+/// replacement. `with` has the fields that are not tensors, besides `lost` and `dtypes`. The list
+/// generates [`Views`](super::Views), the builders, `erase`, `restore`, `of_tensors`, `f32_weight`
+/// and `weight_dtype`; with `and residual` also `f32_residual` and `residual_dtype`.
 macro_rules! tensors {
     ($args:ident $codes:tt $table:tt with $rest:tt $(and $residual:ident)?) => {
         tensors!(@views $args $codes $table);
@@ -46,7 +46,7 @@ macro_rules! tensors {
 
     (@change $args:ident [$($code:ident $to:ident)?]
         { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ident;)* }
-        { $($rest:ident),* }) => {
+        { $($rest:ident: $of:ty),* }) => {
         impl<'a, B: NormBackend + ?Sized, T: Element, $($code: Code,)? W: Element, R: Element>
             $args<'a, B, T, $($code,)? W, R>
         {
@@ -78,8 +78,37 @@ macro_rules! tensors {
             ) -> Result<$args<'a, B, T, $($code,)? W, R>, Error> {
                 self.change::<Restore<B>, T, $($code,)? W, R>()
             }
+
+            /// The call with the tensors that `take` returns for their names, for code that has
+            /// tensors in a list.
+            ///
+            /// # Errors
+            /// `Missing` if `take` returns none for a tensor that every such call has.
+            pub fn of_tensors(
+                dtypes: DTypes,
+                $($rest: $of,)*
+                mut take: impl FnMut(Tensor, &'static str) -> Option<Source<AnyIn<'a, B>, AnyOut<'a, B>>>,
+            ) -> Result<Self, Error> {
+                Ok($args {
+                    $($name: tensors!(@taken $how (
+                        take(Tensor::$tensor, stringify!($name)).and_then(tensors!(@as $kind $view))
+                    ) $name),)*
+                    $($rest,)*
+                    lost: None,
+                    dtypes,
+                })
+            }
         }
     };
+    (@taken given ($taken:expr) $name:ident) => {
+        $taken.ok_or(Error::Missing { arg: stringify!($name), why: "every such call has it" })?
+    };
+    (@taken $how:ident ($taken:expr) $name:ident) => { $taken };
+    (@as matrix In) => { Source::read };
+    (@as matrix Out) => { Source::overwritten };
+    (@as vector In) => { |given| given.read().map(|rows| rows.view) };
+    (@as $vector:ident Out) => { |given| given.overwritten().map(|rows| rows.view.into()) };
+    (@as source $overwritten:ident) => { Some };
     (@changed given ($value:expr) $kind:ident $view:ident $element:ident) => {
         tensors!(@map $kind $view $element)($value)?
     };
@@ -138,7 +167,7 @@ macro_rules! tensors {
     };
     (@without $gone:ident $self:ident $args:ident $dtypes:ident
         { $($how:ident $kind:ident $tensor:ident = $name:ident : $view:ident $element:ident;)* }
-        { $($rest:ident),* }) => {
+        { $($rest:ident: $of:ty),* }) => {
         $args {
             lost: $self.lost $(.or(tensors!(@lost $gone $element $self $name)))*,
             $($name: tensors!(@kept $gone $element $self $name),)*

@@ -4,25 +4,18 @@ use rmsnorm_spec::Tensor;
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleLayout};
 
 use super::scales::{QuantizeBug, Quantizer, Unquantized};
-use crate::run::memory::round;
-use crate::selftest::simulate::call::Call;
-use crate::selftest::simulate::rows::ForwardRow;
-use crate::selftest::simulate::tensors::{Matrix, Tensors};
+use crate::pieces::math::{Call, ForwardRow, Matrix, Tensors, each, round};
 
 /// Stores scales, quantized values and amax of normalized rows.
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec, rows: &[ForwardRow]) {
     let quantizer = Quantizer { call, quant, shape: (call.spec.rows, call.spec.cols) };
     let weight = call.effective_weight(tensors.values(Tensor::Weight));
     let bias = tensors.values(Tensor::Bias);
-    let unquantized = |row: &ForwardRow| {
-        let y = row.result.y.clone();
-        let unbiased: Vec<f32> = match &bias {
-            Some(bias) => y.iter().zip(bias).map(|(y, bias)| y - bias).collect(),
-            None => y.clone(),
-        };
-        let x_hat = unbiased.iter().zip(&weight).map(|(y, weight)| if *weight == 0.0 { 0.0 } else { y / weight });
-        Unquantized { x_hat: x_hat.collect(), y, unbiased }
+    let element = |(col, &y): (usize, &f32)| {
+        let unbiased = y - bias.as_ref().map_or(0.0, |bias| bias[col]);
+        [y, unbiased, if weight[col] == 0.0 { 0.0 } else { unbiased / weight[col] }]
     };
+    let unquantized = |row: &ForwardRow| row.result.y.iter().enumerate().map(element).collect();
     let rows: Vec<Unquantized> = rows.iter().map(unquantized).collect();
     let scales = quantizer.scales(&rows, tensors.get(Tensor::Scale).map(|scale| scale.value(0)));
     if let Some(out) = tensors.get_mut(Tensor::Scales) {
@@ -54,12 +47,8 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, quant: QuantSpec, 
 
 /// The transposed matrix, with y from `y`.
 fn columns(rows: &[Unquantized], (_, cols): (usize, usize), y: impl Fn(usize, usize) -> f32) -> Vec<Unquantized> {
-    let of_column = |col: usize| Unquantized {
-        y: (0..rows.len()).map(|row| y(row, col)).collect(),
-        unbiased: rows.iter().map(|row| row.unbiased[col]).collect(),
-        x_hat: rows.iter().map(|row| row.x_hat[col]).collect(),
-    };
-    (0..cols).map(of_column).collect()
+    let element = |row: usize, col: usize| [y(row, col), rows[row][col][1], rows[row][col][2]];
+    (0..cols).map(|col| (0..rows.len()).map(|row| element(row, col)).collect()).collect()
 }
 
 /// The scales of a call: row by row, or one for the tensor.
@@ -94,13 +83,9 @@ impl Quantizer<'_> {
     }
 
     fn amax_of_all(&self, rows: &[Unquantized]) -> f32 {
-        let counted = if self.has(QuantizeBug::AmaxDropsLastRow) {
-            &rows[..rows.len() - usize::from(rows.len() > 1)]
-        } else {
-            rows
-        };
-        let of_rows: Vec<f32> = counted.iter().map(|row| self.amax(&self.magnitudes(row))).collect();
-        f32::from_bits(of_rows.iter().map(|amax| amax.to_bits()).max().unwrap_or(0))
+        let dropped = usize::from(self.has(QuantizeBug::AmaxDropsLastRow) && rows.len() > 1);
+        let of_rows = rows[..rows.len() - dropped].iter().map(|row| self.amax(&self.magnitudes(row)).to_bits());
+        f32::from_bits(of_rows.max().unwrap_or(0))
     }
 
     fn amax_of_sets(&self, rows: &[Unquantized], sets: (usize, usize)) -> Vec<f32> {
@@ -117,42 +102,34 @@ impl Quantizer<'_> {
                 (0..of_row.len()).filter(|col| self.group(*col, sets) == group).map(|col| of_row[col]).collect();
             self.amax(&set)
         };
-        (0..rows.len())
-            .flat_map(|row| (0..sets.1).map(move |group| (row, group)))
-            .map(|(row, group)| of_set(row, group))
-            .collect()
+        each(0..rows.len(), 0..sets.1).map(|(row, group)| of_set(row, group)).collect()
     }
 
     /// The scales, with a bug those of other rows or blocks.
-    fn mixed_up(&self, mut scales: SetScales) -> SetScales {
+    fn mixed_up(&self, scales: SetScales) -> SetScales {
         let Some((width, groups)) = self.sets() else { return scales };
         let (rows, cols) = self.shape;
-        if self.has(QuantizeBug::ScaleOfOtherRow) && rows > 1 {
-            for group in 0..groups {
-                scales.codes[(rows - 1) * groups + group] = scales.codes[(rows - 2) * groups + group];
-            }
+        let is_partial = |group: usize| group > 0 && group + 1 == groups && !cols.is_multiple_of(width);
+        let stored = |row: usize, group: usize| match self.call.bug() {
+            Some(QuantizeBug::ScaleOfEightRows) if group == 0 => (row / 8 * 8, 0),
+            Some(QuantizeBug::PartialBlockByOther) if is_partial(group) => (row, group - 1),
+            Some(_) | None => (row, group),
+        };
+        let codes = |row: usize, group: usize| match self.call.bug() {
+            Some(QuantizeBug::ScaleOfOtherRow) if row > 0 && row + 1 == rows => (row - 1, group),
+            Some(QuantizeBug::CodesByOtherBlock) if group == 1 => (row, 0),
+            Some(QuantizeBug::PartialBlockByOther) if is_partial(group) => (row, group - 1),
+            Some(_) | None => (row, group),
+        };
+        let moved = |of: &[f32], from: &dyn Fn(usize, usize) -> (usize, usize)| -> Vec<f32> {
+            let sets = each(0..rows, 0..groups).map(|(row, group)| from(row, group));
+            sets.map(|(row, group)| of[row * groups + group]).collect()
+        };
+        let (mut stored, codes) = (moved(&scales.stored, &stored), moved(&scales.codes, &codes));
+        if self.has(QuantizeBug::ScalesShifted) && !stored.is_empty() {
+            stored.rotate_right(1);
         }
-        if self.has(QuantizeBug::ScaleOfEightRows) {
-            for row in 0..rows {
-                scales.stored[row * groups] = scales.stored[row / 8 * 8 * groups];
-            }
-        }
-        if self.has(QuantizeBug::CodesByOtherBlock) && groups > 1 {
-            for row in 0..rows {
-                scales.codes[row * groups + 1] = scales.codes[row * groups];
-            }
-        }
-        if self.has(QuantizeBug::PartialBlockByOther) && !cols.is_multiple_of(width) && groups > 1 {
-            for row in 0..rows {
-                let last = row * groups + groups - 1;
-                scales.stored[last] = scales.stored[last - 1];
-                scales.codes[last] = scales.codes[last - 1];
-            }
-        }
-        if self.has(QuantizeBug::ScalesShifted) && !scales.stored.is_empty() {
-            scales.stored.rotate_right(1);
-        }
-        scales
+        SetScales { stored, codes }
     }
 
     fn store_scales(&self, out: &mut Matrix<'_>, scales: &SetScales) {
@@ -164,24 +141,19 @@ impl Quantizer<'_> {
             (0..out.len()).for_each(|place| out.store(place, 0.0));
         }
         let (rows, _) = self.shape;
-        for row in 0..rows {
-            for group in 0..groups {
-                let place = match self.quant.layout {
-                    ScaleLayout::RowMajor if self.has(QuantizeBug::ScalesTransposed) => group * rows + row,
-                    ScaleLayout::Swizzled128x4 if self.has(QuantizeBug::SwizzleExchanged) => {
-                        let index = self.quant.layout.index(groups, row, group);
-                        index / 512 * 512 + (row % 32 * 16 + group % 4 * 4 + row % 128 / 32)
-                    }
-                    ScaleLayout::PackedUe8m0 { ld } if self.has(QuantizeBug::PackedReversed) => {
-                        (group / 4 * ld + row) * 4 + 3 - group % 4
-                    }
-                    layout @ (ScaleLayout::RowMajor
-                    | ScaleLayout::ColumnMajor { .. }
-                    | ScaleLayout::PackedUe8m0 { .. }
-                    | ScaleLayout::Swizzled128x4) => layout.index(groups, row, group),
-                };
-                out.store(place, scales.stored[row * groups + group]);
-            }
+        for (row, group) in each(0..rows, 0..groups) {
+            let right = self.quant.layout.index(groups, row, group);
+            let place = match (self.call.bug(), self.quant.layout) {
+                (Some(QuantizeBug::ScalesTransposed), ScaleLayout::RowMajor) => group * rows + row,
+                (Some(QuantizeBug::SwizzleExchanged), ScaleLayout::Swizzled128x4) => {
+                    right / 512 * 512 + (row % 32 * 16 + group % 4 * 4 + row % 128 / 32)
+                }
+                (Some(QuantizeBug::PackedReversed), ScaleLayout::PackedUe8m0 { ld }) => {
+                    (group / 4 * ld + row) * 4 + 3 - group % 4
+                }
+                (Some(_) | None, _) => right,
+            };
+            out.store(place, scales.stored[row * groups + group]);
         }
     }
 
@@ -238,7 +210,7 @@ impl Quantizer<'_> {
         scales: &SetScales,
         (row, col): (usize, usize),
     ) -> f32 {
-        let y = rows[row].y[col];
+        let [y, ..] = rows[row][col];
         if self.has(QuantizeBug::ColumnwiseOfCodes) {
             return self.quant.codes.decode(codes[row][col]) * self.scale_at(scales, row, col);
         }
@@ -287,28 +259,20 @@ impl Quantizer<'_> {
         let (rows, cols) = self.shape;
         let ld = if self.has(QuantizeBug::TransposedStrideIgnored) { rows } else { out.rows.row_stride };
         let is_last_tile = |row: usize, col: usize| row / 16 == (rows - 1) / 16 && col / 16 == (cols - 1) / 16;
-        for col in 0..cols {
-            for (row, normalized) in normalized.iter().enumerate() {
-                let (from_row, from_col) = if self.has(QuantizeBug::TransposedReshaped) {
-                    let index = col * rows + row;
-                    (index / cols, index % cols)
-                } else if self.has(QuantizeBug::TransposedRowsSwapped) && rows > 1 && row < 2 {
-                    (1 - row, col)
-                } else {
-                    (row, col)
-                };
-                if self.has(QuantizeBug::TransposedTileMissing) && is_last_tile(row, col) {
-                    continue;
-                }
-                let code = if self.has(QuantizeBug::TransposedRoundedAgain) {
-                    let v = round(normalized.y[col], self.call.low());
+        for (col, row) in each(0..cols, 0..rows) {
+            let index = col * rows + row;
+            let code = match self.call.bug() {
+                Some(QuantizeBug::TransposedTileMissing) if is_last_tile(row, col) => continue,
+                Some(QuantizeBug::TransposedReshaped) => codes[index / cols][index % cols],
+                Some(QuantizeBug::TransposedRowsSwapped) if rows > 1 && row < 2 => codes[1 - row][col],
+                Some(QuantizeBug::TransposedRoundedAgain) => {
+                    let v = round(normalized[row][col][0], self.call.low());
                     self.code(self.quotient(v, *self.scale_at(scales, row, col)))
-                } else {
-                    codes[from_row][from_col]
-                };
-                if col * ld + row < out.len() {
-                    out.store_code(col * ld + row, code);
                 }
+                Some(_) | None => codes[row][col],
+            };
+            if col * ld + row < out.len() {
+                out.store_code(col * ld + row, code);
             }
         }
     }

@@ -3,9 +3,7 @@
 use rmsnorm_spec::DType;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleRounding, ScaleType, e8m0_value};
 
-use crate::run::memory::round;
-use crate::selftest::planted::bugs;
-use crate::selftest::simulate::call::Call;
+use crate::pieces::math::{Call, bugs, round};
 
 bugs! {
     /// The bugs of a quantized result.
@@ -101,16 +99,8 @@ pub(super) struct Quantizer<'c> {
     pub(super) shape: (usize, usize),
 }
 
-/// A row before it is quantized.
-#[derive(Default)]
-pub(super) struct Unquantized {
-    /// (cols)
-    pub(super) y: Vec<f32>,
-    /// (cols); y without the bias
-    pub(super) unbiased: Vec<f32>,
-    /// (cols)
-    pub(super) x_hat: Vec<f32>,
-}
+/// A row before it is quantized: of each element y, y without the bias, and x_hat.
+pub(super) type Unquantized = Vec<[f32; 3]>;
 
 impl Quantizer<'_> {
     pub(super) fn has(&self, bug: QuantizeBug) -> bool {
@@ -132,21 +122,21 @@ impl Quantizer<'_> {
 
     /// The values to quantize.
     pub(super) fn v(&self, row: &Unquantized) -> Vec<f32> {
-        row.y.iter().map(|&y| self.source(y, QuantizeBug::CodesOfRounded, QuantizeBug::CodesOfF32)).collect()
+        row.iter().map(|[y, ..]| self.source(*y, QuantizeBug::CodesOfRounded, QuantizeBug::CodesOfF32)).collect()
     }
 
     /// The magnitudes for amax.
     pub(super) fn magnitudes(&self, row: &Unquantized) -> Vec<f32> {
-        let values = match self.call.bug() {
-            Some(QuantizeBug::AmaxOfXHat) => &row.x_hat,
-            Some(QuantizeBug::AmaxBeforeBias) => &row.unbiased,
-            Some(_) | None => &row.y,
+        let which = match self.call.bug() {
+            Some(QuantizeBug::AmaxOfXHat) => 2,
+            Some(QuantizeBug::AmaxBeforeBias) => 1,
+            Some(_) | None => 0,
         };
-        let magnitude = |&y: &f32| {
-            let v = self.source(y, QuantizeBug::AmaxOfRounded, QuantizeBug::AmaxOfF32);
+        let magnitude = |of: &[f32; 3]| {
+            let v = self.source(of[which], QuantizeBug::AmaxOfRounded, QuantizeBug::AmaxOfF32);
             if self.has(QuantizeBug::AmaxWithoutAbs) { v.max(0.0) } else { v.abs() }
         };
-        values.iter().map(magnitude).collect()
+        row.iter().map(magnitude).collect()
     }
 
     /// (Q2): the largest magnitude of a set. It compares bits, so NaN is above infinity.

@@ -18,17 +18,12 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     let mut kernel = BackwardKernel::new(call, tensors.values(Tensor::Weight));
     let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
     let mut rows = Vec::with_capacity(call.spec.rows);
-    for row in 0..call.spec.rows {
-        let inputs = BackwardInputs {
-            row,
-            dy: tensors.row(Tensor::Dy, row).unwrap_or_default(),
-            x: tensors.row(Tensor::X, row).unwrap_or_default(),
-            mean: means.as_ref().map_or(0.0, |means| means[row]),
-            rstd: rstds[call.row_of_rstd(row)],
-        };
-        let values = kernel.row(&inputs);
-        gradients.add(row, &kernel.dweight_terms(&inputs, &values), &kernel.dbias_terms(&inputs));
-        rows.push(kernel.dx(&inputs, &values));
+    for index in 0..call.spec.rows {
+        let matrix = |tensor| tensors.row(tensor, index).unwrap_or_default();
+        let mean = means.as_ref().map_or(0.0, |means| means[index]);
+        let row = kernel.row(index, matrix(Tensor::Dy), matrix(Tensor::X), mean, rstds[call.row_of_rstd(index)]);
+        gradients.add(index, &kernel.dweight_terms(&row), &kernel.dbias_terms(&row));
+        rows.push(kernel.dx(&row));
     }
     pieces::pull(call, tensors, &mut rows);
     for (index, row) in rows.iter().enumerate() {
@@ -37,18 +32,11 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     gradients.store(tensors);
 }
 
-/// The inputs of one row. Matrix rows have (cols) elements.
-struct BackwardInputs {
-    row: usize,
+/// The inputs and the intermediate values of one row. Vectors have (cols) elements.
+struct Row {
+    index: usize,
     dy: Vec<f32>,
     x: Vec<f32>,
-    /// 0 for RMS norm.
-    mean: f32,
-    rstd: f32,
-}
-
-/// The intermediate values of one row.
-struct Row {
     /// `x - mean`
     centred: Vec<f32>,
     x_hat: Vec<f32>,
@@ -72,20 +60,21 @@ impl<'c> BackwardKernel<'c> {
         BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
-    fn row(&mut self, inputs: &BackwardInputs) -> Row {
-        let centred: Vec<f32> = inputs.x.iter().map(|x| x - inputs.mean).collect();
-        let rstd = if self.call.has(NormBug::BwdNoEps) { self.rstd_without_eps(&centred) } else { inputs.rstd };
+    /// `mean` is 0 for RMS norm.
+    fn row(&mut self, index: usize, dy: Vec<f32>, x: Vec<f32>, mean: f32, rstd: f32) -> Row {
+        let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
+        let rstd = if self.call.has(NormBug::BwdNoEps) { self.rstd_without_eps(&centred) } else { rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
-        let wdy: Vec<f32> = inputs.dy.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
+        let wdy: Vec<f32> = dy.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
         let mean_wdy = match self.call.spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
-        let mut row = Row { centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
-        let mean_wdy_xhat = self.mean_wdy_xhat(inputs, &row);
+        let mut row = Row { index, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
+        let mean_wdy_xhat = self.mean_wdy_xhat(&row);
         row.mean_wdy_xhat = match self.previous_mean_wdy_xhat {
             Some(previous) if self.call.has(NormBug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
-            Some(previous) if self.call.has(NormBug::CStale) && self.call.is_last_of_several(inputs.row) => previous,
+            Some(previous) if self.call.has(NormBug::CStale) && self.call.is_last_of_several(index) => previous,
             Some(_) | None => mean_wdy_xhat,
         };
         self.previous_mean_wdy_xhat = Some(row.mean_wdy_xhat);
@@ -103,21 +92,21 @@ impl<'c> BackwardKernel<'c> {
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
 
-    fn mean_wdy_xhat(&self, inputs: &BackwardInputs, row: &Row) -> f32 {
+    fn mean_wdy_xhat(&self, row: &Row) -> f32 {
         let call = self.call;
         let wdy = |col: usize| {
             if call.has(NormBug::CWithoutW) {
-                inputs.dy[col]
+                row.dy[col]
             } else {
                 round(row.wdy[col], call.accumulator(NormBug::CLow))
             }
         };
-        let x_hat = |col: usize| if call.has(NormBug::CUncentered) { inputs.x[col] * row.rstd } else { row.x_hat[col] };
+        let x_hat = |col: usize| if call.has(NormBug::CUncentered) { row.x[col] * row.rstd } else { row.x_hat[col] };
         let mut products: Vec<f32> = (0..row.wdy.len()).map(|col| wdy(col) * x_hat(col)).collect();
         if call.has(NormBug::CDropLast) {
             products.truncate(products.len() - 1);
         }
-        if call.has(NormBug::CWarpLost) && inputs.row == 0 {
+        if call.has(NormBug::CWarpLost) && row.index == 0 {
             products.truncate(products.len().saturating_sub(32));
         }
         if call.has(NormBug::CSumNotMean) {
@@ -126,10 +115,10 @@ impl<'c> BackwardKernel<'c> {
         self.average(&products, call.accumulator(NormBug::CLowacc))
     }
 
-    fn dx(&self, inputs: &BackwardInputs, row: &Row) -> BackwardRow {
+    fn dx(&self, row: &Row) -> BackwardRow {
         let call = self.call;
         let inner = |col: usize| {
-            let direct = if call.has(NormBug::DxDirectNoW) { inputs.dy[col] } else { row.wdy[col] };
+            let direct = if call.has(NormBug::DxDirectNoW) { row.dy[col] } else { row.wdy[col] };
             let first = if call.has(NormBug::NoFirst) { 0.0 } else { row.mean_wdy };
             direct - first - self.second_term(row, col)
         };
@@ -149,30 +138,30 @@ impl<'c> BackwardKernel<'c> {
         }
     }
 
-    fn dweight_terms(&self, inputs: &BackwardInputs, row: &Row) -> Vec<f32> {
+    fn dweight_terms(&self, row: &Row) -> Vec<f32> {
         let call = self.call;
         let (rows, cols) = (call.spec.rows, call.spec.cols);
-        let dropped = (call.has(NormBug::DwDropLastRow) && inputs.row + 1 == rows)
-            || (call.has(NormBug::DwDropTailRows) && inputs.row >= rows - rows % 8);
+        let dropped = (call.has(NormBug::DwDropLastRow) && row.index + 1 == rows)
+            || (call.has(NormBug::DwDropTailRows) && row.index >= rows - rows % 8);
         if dropped {
             return vec![0.0; cols];
         }
         let factor = |col: usize| match call.bug() {
-            Some(NormBug::DwRowNoR) if inputs.row == rows / 3 => row.centred[col],
-            Some(NormBug::DwUncentered) => inputs.x[col] * row.rstd,
+            Some(NormBug::DwRowNoR) if row.index == rows / 3 => row.centred[col],
+            Some(NormBug::DwUncentered) => row.x[col] * row.rstd,
             Some(_) | None => round(row.x_hat[col], call.accumulator(NormBug::DwLowXhat)),
         };
-        let mut terms: Vec<f32> = (0..cols).map(|col| inputs.dy[col] * factor(col)).collect();
-        if call.has(NormBug::DwLostOne) && inputs.row == rows / 2 {
+        let mut terms: Vec<f32> = (0..cols).map(|col| row.dy[col] * factor(col)).collect();
+        if call.has(NormBug::DwLostOne) && row.index == rows / 2 {
             terms[cols / 2] = 0.0;
         }
         terms
     }
 
-    fn dbias_terms(&self, inputs: &BackwardInputs) -> Vec<f32> {
-        if self.call.has(NormBug::DbDropLastRow) && inputs.row + 1 == self.call.spec.rows {
-            return vec![0.0; inputs.dy.len()];
+    fn dbias_terms(&self, row: &Row) -> Vec<f32> {
+        if self.call.has(NormBug::DbDropLastRow) && row.index + 1 == self.call.spec.rows {
+            return vec![0.0; row.dy.len()];
         }
-        inputs.dy.clone()
+        row.dy.clone()
     }
 }

@@ -2,7 +2,7 @@
 //! order of summation.
 
 use rmsnorm_spec::depth::ceil_root;
-use rmsnorm_spec::{DType, NormSpec, Problem};
+use rmsnorm_spec::{DType, NormSpec, Problem, Tensor};
 
 use crate::case::Kind;
 use crate::run::memory::round;
@@ -64,6 +64,11 @@ impl Call {
     /// Whether this bug is planted.
     pub(crate) fn has<L: BugList>(&self, bug: L) -> bool {
         self.bug.is_some_and(|planted| planted.place == (L::LIST, bug.index()))
+    }
+
+    /// Whether this bug of each tensor is planted for that tensor.
+    pub(crate) fn has_on(&self, bug: impl BugList, tensor: Tensor) -> bool {
+        self.has(bug) && self.bug.is_some_and(|planted| planted.tensor == Some(tensor))
     }
 
     /// Whether the row is the last of several rows. Some bugs confuse it with the previous row.

@@ -25,11 +25,8 @@ impl<'c> Gradients<'c> {
         let each = call.spec.rows.div_ceil(call.block_rows) * call.spec.cols;
         let mut rest = workspace.into_iter();
         let mut sums = |gradient, accumulator, partial_dtype| {
-            call.problem.has(gradient).then(|| ColumnSums {
-                partials: rest.by_ref().take(each).collect(),
-                accumulator,
-                partial_dtype,
-            })
+            let mut partials = || rest.by_ref().take(each).collect();
+            call.problem.has(gradient).then(|| ColumnSums { partials: partials(), accumulator, partial_dtype })
         };
         let (low_sums, low_partials) = (call.accumulator(NormBug::DwLowacc), call.accumulator(NormBug::DwLowPartials));
         let dweight = sums(Tensor::Dweight, low_sums, low_partials);

@@ -1,35 +1,23 @@
 //! The tensors of a call in host memory, with elements of any type: read as f32, rounded once when
 //! written.
 
-use rmsnorm_spec::{AnyElement, DType, RowLayout, Rows, Storage, Tensor, TensorShape, f16};
+use std::ops::DerefMut;
+
+use rmsnorm_spec::{AnyElement, DType, NormSpec, RowLayout, Rows, Storage, Tensor, TensorShape};
 
 use super::call::Call;
+use crate::judge::smallest_normal;
 use crate::run::memory::{decode_f32, encode_f32, round};
-use crate::selftest::planted::NormBug;
+use crate::selftest::planted::{NormBug, StrideBug};
 
 /// The elements of a view, as bits.
 pub(crate) trait Elements {
     fn len(&self) -> usize;
     fn bits(&self, index: usize) -> u32;
-    /// Writes an element. The view must be writable.
     fn set(&mut self, index: usize, bits: u32);
 }
 
-impl<E: AnyElement> Elements for &[E] {
-    fn len(&self) -> usize {
-        <[E]>::len(self)
-    }
-
-    fn bits(&self, index: usize) -> u32 {
-        self[index].bits()
-    }
-
-    fn set(&mut self, _: usize, _: u32) {
-        unreachable!("no kernel writes to what it reads");
-    }
-}
-
-impl<E: AnyElement> Elements for &mut [E] {
+impl<E: AnyElement, S: DerefMut<Target = [E]>> Elements for S {
     fn len(&self) -> usize {
         <[E]>::len(self)
     }
@@ -114,28 +102,16 @@ impl Matrix<'_> {
                 let is_bf16 = self.storage == DType::Bf16.into();
                 encode_f32(round(value, if is_bf16 { DType::F16 } else { DType::Bf16 }), self.storage)
             }
-            Some(NormBug::SubnormalFlush) if magnitude < min_normal(self.storage) => 0,
+            Some(NormBug::SubnormalFlush)
+                if f64::from(magnitude) < self.storage.float().map_or(0.0, smallest_normal) =>
+            {
+                0
+            }
             Some(NormBug::NanSwallowed) if value.is_nan() => 0,
             Some(_) | None => nearest,
         }
     }
 }
-
-fn min_normal(storage: Storage) -> f32 {
-    if storage == DType::F16.into() { f16::MIN_POSITIVE.to_f32() } else { f32::MIN_POSITIVE }
-}
-
-/// The bugs that ignore the row stride of a tensor, and those that ignore its groups.
-const STRIDES: [(Tensor, NormBug, NormBug); 8] = [
-    (Tensor::X, NormBug::XStrideIgnored, NormBug::XGroupsIgnored),
-    (Tensor::Residual, NormBug::ResStrideIgnored, NormBug::ResGroupsIgnored),
-    (Tensor::Y, NormBug::YStrideIgnored, NormBug::YGroupsIgnored),
-    (Tensor::ResidualOut, NormBug::ResOutStrideIgnored, NormBug::ResOutGroupsIgnored),
-    (Tensor::Dy, NormBug::DyStrideOfX, NormBug::DyGroupsIgnored),
-    (Tensor::DresidualOut, NormBug::DresStrideIgnored, NormBug::DresGroupsIgnored),
-    (Tensor::Dx, NormBug::DxStrideIgnored, NormBug::DxGroupsIgnored),
-    (Tensor::Dresidual, NormBug::DresidualStrideIgnored, NormBug::DresidualGroupsIgnored),
-];
 
 /// All tensors of a call. In place, `Y` holds `X`, and `ResidualOut` holds `Residual`.
 pub(crate) struct Tensors<'c, 'a> {
@@ -192,30 +168,22 @@ impl<'c, 'a> Tensors<'c, 'a> {
 
     pub(crate) fn put<E: AnyElement>(&mut self, tensor: Tensor, given: Rows<Box<dyn Elements + 'a>>) {
         let call = self.call;
-        let (rows, cols) = match tensor.shape() {
-            TensorShape::Matrix => (call.spec.rows, call.spec.cols),
-            TensorShape::Transposed => (call.spec.cols, call.spec.rows),
-            TensorShape::Cols
-            | TensorShape::Rows
-            | TensorShape::Workspace
-            | TensorShape::One
-            | TensorShape::Scales
-            | TensorShape::ScalesColumnwise => (1, given.view.len()),
-        };
-        let mut rows = given.layout(rows, cols);
+        let NormSpec { rows, cols, .. } = call.spec;
+        let (rows, cols) = if tensor.shape() == TensorShape::Transposed { (cols, rows) } else { (rows, cols) };
+        let mut rows = if tensor.is_matrix() { given.layout(rows, cols) } else { given.layout(1, given.view.len()) };
         let of = match call.problem.tensors {
             tensors if tensor == Tensor::Y && !tensors.has(Tensor::X) => Tensor::X,
             tensors if tensor == Tensor::ResidualOut && !tensors.has(Tensor::Residual) => Tensor::Residual,
             _ => tensor,
         };
-        if let Some((_, dense, ungrouped)) = STRIDES.into_iter().find(|(strided, ..)| *strided == of) {
-            if call.has(dense) {
-                let of_x = self.get(Tensor::X).filter(|_| of == Tensor::Dy);
-                rows.row_stride = of_x.map_or(rows.cols, |x| x.rows.row_stride);
-            }
-            if call.has(ungrouped) {
-                rows.groups = None;
-            }
+        if call.has_on(StrideBug::Strides, of) {
+            rows.row_stride = rows.cols;
+        }
+        if let Some(x) = self.get(Tensor::X).filter(|_| of == Tensor::Dy && call.has(NormBug::DyStrideOfX)) {
+            rows.row_stride = x.rows.row_stride;
+        }
+        if call.has_on(StrideBug::Groups, of) {
+            rows.groups = None;
         }
         self.of[tensor as usize] = Some(Matrix { view: given.view, storage: E::STORAGE, rows });
     }

@@ -53,7 +53,7 @@ fn a_bug_changes_a_result_exactly_where_it_applies() {
 
 #[test]
 fn bug_names_are_unique_and_every_bug_applies_somewhere() {
-    let mut names: Vec<&str> = pieces::bugs().map(|bug| bug.name).collect();
+    let mut names: Vec<String> = pieces::bugs().map(|bug| bug.to_string()).collect();
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), pieces::bugs().count());
