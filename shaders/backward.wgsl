@@ -71,6 +71,9 @@ fn main(me: Me) {
                     let again_K = terms_of(thread, K, held_J_K, weight_K, statistics_J);
                     if (IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(again_K.dy, again_K.x_hat)); }
                     if (IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, again_K.dy); }
+                    @unroll(AFTER) {
+                        store_after(row_J, thread, K, held_J_K, again_K, weight_K);
+                    }
                     pull_before(row_J, thread, K, held_J_K, dx_pair_of(again_K, statistics_J.rstd, averages_J));
                 }
             }

@@ -19,6 +19,9 @@ fn main(me: Me) {
         let held = load_0(row, thread, k);
         let terms = terms_of(thread, k, held, weight, statistics);
         let dx = dx_pair_of(terms, statistics.rstd, averages);
+        @unroll(AFTER) {
+            store_after(row, thread, k, held, terms, weight);
+        }
         pull_before(row, thread, k, load_late_0(held, row, thread, k), dx);
         if (HAS_DWEIGHT) { dweight = plus(dweight, times(terms.dy, terms.x_hat)); }
         if (HAS_DBIAS) { dbias = plus(dbias, terms.dy); }

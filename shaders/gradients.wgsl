@@ -8,7 +8,7 @@ struct Terms {
 }
 
 fn terms_of(thread: u32, k: u32, held: Held_0, weight: Kept_W, row: RowStatistics) -> Terms {
-    let values = pair_R(held.x);
+    let values = NORMALIZED;
     let dy = pull_after(held);
     if (!IS_LAYER) { return Terms(Pair(values.lo * row.rstd, values.hi * row.rstd), dy, pull_weight(dy, weight)); }
     // Past the end dy is 0, but x_hat may overflow.

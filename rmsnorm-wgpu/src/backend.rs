@@ -5,22 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rmsnorm_spec::{
     AnyCall, AnyElement, Backward, Checked, Code, Element, Error, Forward, NormBackend, NormSpec, Problem,
-    QuantizedForward, Span,
+    QuantizedForward, Rows, Span, Tensor, Visitor,
 };
 use rmsnorm_tuning::{Chosen, Identity, TuningSource, choose};
-use wgpu::{
-    AdapterInfo, Buffer, BufferDescriptor, BufferUsages, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType,
-    Queue,
-};
+use wgpu::{AdapterInfo, CommandEncoder, CommandEncoderDescriptor, Device, DeviceType, Queue};
 
 use crate::adapter::{self, Health};
 use crate::caps::{Caps, F16};
 use crate::check_f16;
-use crate::error::{BACKEND, device_error, scoped, unavailable, unsupported};
+use crate::error::{BACKEND, device_error, scoped, unavailable};
 use crate::kernel::Kernels;
-use crate::launch::{self, Work};
+use crate::launch::{self, Target, Tensors, Work};
 use crate::plan::{self, KEPT, Tuning};
-use crate::recording::{Recorder, Target};
+use crate::shared::Shared;
 use crate::view::WgpuSlice;
 
 /// The shader compiler that a tuning table is valid for. A test compares it with Cargo.lock.
@@ -43,7 +40,7 @@ const WGPU: &str = "wgpu 30";
 /// # Ordering
 /// The methods of [`NormBackend`] record and submit. The `encode_` methods record into an encoder
 /// or a compute pass of the caller; a [`Recorder`] does so for code that is generic over the
-/// backend. No method waits or copies a tensor. wgpu orders commands within an encoder and across
+/// backend. No method waits or copies a matrix. wgpu orders commands within an encoder and across
 /// submissions.
 ///
 /// # Memory
@@ -85,23 +82,18 @@ const WGPU: &str = "wgpu 30";
 /// ```
 #[derive(Clone)]
 pub struct WgpuBackend {
-    shared: Arc<Shared>,
+    opened: Arc<Opened>,
     /// The calls of a recorder that were not encoded yet.
-    kept: Option<Arc<Mutex<Vec<Work>>>>,
+    pub(crate) kept: Option<Arc<Mutex<Vec<Work>>>>,
 }
 
-struct Shared {
-    device: Device,
+struct Opened {
+    shared: Shared,
     queue: Queue,
-    caps: Caps,
     /// The device, driver and library that a tuning table must be made for; and the source of the
     /// table in use.
     identity: Identity,
     source: TuningSource,
-    /// A key contains the whole tile, so backends with different tables can share kernels.
-    kernels: Arc<Kernels>,
-    /// The gradient workspace for calls without one.
-    workspace: Mutex<Option<Buffer>>,
     /// Set if this crate opened the device.
     own: Option<Own>,
     description: String,
@@ -172,69 +164,65 @@ impl WgpuBackend {
         let caps = Caps { tuning: table.map_or(caps.tuning, |table| KEPT.keep(table)), ..caps };
         let kernels = Arc::new(Kernels::new(device.clone(), &caps, true));
         let description = describe(&device, &caps);
-        let workspace = Mutex::default();
-        let shared = Shared { device, queue, caps, identity, source, kernels, workspace, own, description };
-        Ok(WgpuBackend { shared: Arc::new(shared), kept: None })
+        let opened = Opened { shared: Shared::new(device, caps, kernels), queue, identity, source, own, description };
+        Ok(WgpuBackend { opened: Arc::new(opened), kept: None })
     }
 
     /// The same device with other capabilities and kernels, and a new workspace.
     fn by(&self, caps: Caps, source: TuningSource, kernels: Arc<Kernels>) -> Self {
-        let Shared { device, queue, identity, own, description, .. } = &*self.shared;
-        let shared = Shared {
-            device: device.clone(),
+        let Opened { queue, identity, own, description, .. } = &*self.opened;
+        let opened = Opened {
+            shared: Shared::new(self.device().clone(), caps, kernels),
             queue: queue.clone(),
-            caps,
             identity: identity.clone(),
             source,
-            kernels,
-            workspace: Mutex::default(),
             own: own.clone(),
             description: description.clone(),
         };
-        WgpuBackend { shared: Arc::new(shared), kept: None }
+        WgpuBackend { opened: Arc::new(opened), kept: None }
+    }
+
+    /// The same device with other capabilities, and kernels of its own.
+    fn with(&self, caps: Caps, is_trusted: bool) -> Self {
+        let kernels = Arc::new(Kernels::new(self.device().clone(), &caps, is_trusted));
+        self.by(caps, self.opened.source.clone(), kernels)
     }
 
     /// The same device with another tuning table.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_tuning(&self, tuning: &'static Tuning) -> Self {
-        let Shared { caps, kernels, .. } = &*self.shared;
+        let Shared { caps, kernels, .. } = self.shared();
         self.by(Caps { tuning, ..*caps }, TuningSource::Tried, kernels.clone())
     }
 
     /// The tuning table in use: `built in`, or a file and its date.
     pub fn tuning(&self) -> String {
-        self.shared.source.to_string()
+        self.opened.source.to_string()
     }
 
     /// The device, driver and library that a tuning table must be made for.
     #[cfg(feature = "conformance")]
     pub(crate) fn identity(&self) -> &Identity {
-        &self.shared.identity
+        &self.opened.identity
     }
 
     /// The same device with separate kernels, compiled with the bounds and loop checks that wgpu
     /// adds to untrusted shaders. Slower, with equal results. Use it if you do not want to trust
     /// this crate's shaders.
     pub fn checked(&self) -> Self {
-        let Shared { device, caps, source, .. } = &*self.shared;
-        self.by(*caps, source.clone(), Arc::new(Kernels::new(device.clone(), caps, false)))
+        self.with(*self.caps(), false)
     }
 
     /// The same device without subgroups. For tests.
     #[doc(hidden)]
     pub fn without_subgroups(&self) -> Self {
-        let Shared { device, caps, source, .. } = &*self.shared;
-        let kernels = Arc::new(Kernels::new(device.clone(), caps, true));
-        self.by(Caps { subgroup: None, ..*caps }, source.clone(), kernels)
+        self.with(Caps { subgroup: None, ..*self.caps() }, true)
     }
 
     /// The same device with f16 converted by integer arithmetic. For tests.
     #[doc(hidden)]
     pub fn with_integer_f16(&self) -> Self {
-        let Shared { device, caps, source, .. } = &*self.shared;
-        let caps = Caps { f16: caps.f16.without_conversions(), ..*caps };
-        let kernels = Arc::new(Kernels::new(device.clone(), &caps, true));
-        self.by(caps, source.clone(), kernels)
+        self.with(Caps { f16: self.caps().f16.without_conversions(), ..*self.caps() }, true)
     }
 
     /// Whether f16 is converted by the device's own instructions. For tests.
@@ -245,7 +233,7 @@ impl WgpuBackend {
 
     /// The adapter index passed to [`new`](Self::new); `None` for a device of the caller.
     pub fn ordinal(&self) -> Option<usize> {
-        self.shared.own.as_ref().map(|own| own.ordinal)
+        self.opened.own.as_ref().map(|own| own.ordinal)
     }
 
     /// Whether the device is a software renderer, which is orders of magnitude slower than a GPU.
@@ -255,12 +243,12 @@ impl WgpuBackend {
 
     /// The device of the tensors.
     pub fn device(&self) -> &Device {
-        &self.shared.device
+        &self.shared().device
     }
 
     /// The queue that the calls of [`NormBackend`] are submitted to.
     pub fn queue(&self) -> &Queue {
-        &self.shared.queue
+        &self.opened.queue
     }
 
     /// Encodes a forward call, [`NormBackend::forward`], into an encoder or a compute pass of the
@@ -276,9 +264,7 @@ impl WgpuBackend {
         spec: &NormSpec,
         args: Forward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
-        self.encode(target.into(), || {
-            launch::prepare_call(self, AnyCall::Forward(Checked::forward(*spec, args.erase())?))
-        })
+        self.encode(target.into(), || self.prepare_call(AnyCall::Forward(Checked::forward(*spec, args.erase())?)))
     }
 
     /// Encodes a backward call, [`NormBackend::backward`]. The backend's workspace holds data only
@@ -294,7 +280,7 @@ impl WgpuBackend {
         args: Backward<'_, Self, T, W, R>,
     ) -> Result<(), Error> {
         self.encode(target.into(), || {
-            launch::prepare_call(self, AnyCall::Backward(Checked::backward(self, *spec, args.erase())?))
+            self.prepare_call(AnyCall::Backward(Checked::backward(self, *spec, args.erase())?))
         })
     }
 
@@ -309,67 +295,30 @@ impl WgpuBackend {
         args: QuantizedForward<'_, Self, T, C, W, R>,
     ) -> Result<(), Error> {
         self.encode(target.into(), || {
-            launch::prepare_call(self, AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args.erase())?))
-        })
-    }
-
-    /// A backend on the same device, with the same kernels, that records its calls until they are
-    /// encoded.
-    pub fn recorder(&self) -> Recorder {
-        Recorder::new(WgpuBackend { kept: Some(Arc::default()), ..self.clone() })
-    }
-
-    /// Submits all calls that `calls` makes, in one submission. They share a compute pass, which
-    /// saves about 7 us per call on an H200. The pass ends before a backward call with
-    /// `GradReduction::Atomics`, which zeroes its workspace.
-    ///
-    /// # Errors
-    /// Any error of `calls`, and nothing is submitted; `Device` if the submission fails.
-    pub fn batch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
-        let recorder = self.recorder();
-        let output = calls(&recorder)?;
-        self.check_health()?;
-        scoped(self.device(), "submitting a batch", || {
-            let mut encoder = self.encoder();
-            recorder.encode(&mut encoder)?;
-            self.queue().submit([encoder.finish()]);
-            Ok(output)
+            self.prepare_call(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args.erase())?))
         })
     }
 
     /// Copies elements with a kernel, up to the shorter length. For measurements.
     #[doc(hidden)]
     pub fn copy<T: Element>(&self, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>) -> Result<(), Error> {
-        self.run(|| launch::copy(self, from, to))
+        self.run(|| launch::copy(self.shared(), from, to))
     }
 
     /// Number of compiled kernels. For tests.
     #[cfg(feature = "conformance")]
     #[doc(hidden)]
     pub fn kernel_count(&self) -> usize {
-        self.kernels().len()
+        self.shared().kernels.len()
     }
 
-    fn encoder(&self) -> CommandEncoder {
+    pub(crate) fn encoder(&self) -> CommandEncoder {
         self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") })
     }
 
     fn encode(&self, target: Target<'_, '_>, prepare: impl FnOnce() -> Result<Work, Error>) -> Result<(), Error> {
         self.check_health()?;
         scoped(self.device(), "encoding", || launch::encode(&[prepare()?], target))
-    }
-
-    /// Encodes the recorded calls and clears the list.
-    pub(crate) fn encode_kept(&self, target: Target<'_, '_>) -> Result<(), Error> {
-        let Some(kept) = &self.kept else { return Ok(()) };
-        self.check_health()?;
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        scoped(self.device(), "encoding", || {
-            launch::encode(&kept, target)?;
-            // They are in the target now, even if the device reports an error.
-            kept.clear();
-            Ok(())
-        })
     }
 
     /// Records and submits a call, or adds it to the recorder's list.
@@ -393,39 +342,32 @@ impl WgpuBackend {
 
     /// Returns an error reported outside of calls, on a device that this crate opened.
     pub(crate) fn check_health(&self) -> Result<(), Error> {
-        let failure = self.shared.own.as_ref().and_then(|own| own.health.failure());
+        let failure = self.opened.own.as_ref().and_then(|own| own.health.failure());
         failure.map_or(Ok(()), |failure| Err(device_error(failure)))
     }
 
-    pub(crate) fn kernels(&self) -> &Kernels {
-        &self.shared.kernels
+    /// The commands of a call.
+    fn prepare_call(&self, call: AnyCall<'_, '_, WgpuBackend>) -> Result<Work, Error> {
+        match &call {
+            AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
+            AnyCall::PartialStatistics(_)
+            | AnyCall::ForwardWithStatistics(_)
+            | AnyCall::PartialBackwardStatistics(_)
+            | AnyCall::BackwardWithStatistics(_) => return Err(call.unsupported(BACKEND)),
+        }
+        let (spec, problem) = (*call.spec(), *call.problem());
+        problem.require_no_parts(BACKEND)?;
+        let mut tensors = Tensors::new(problem);
+        call.visit(&mut tensors)?;
+        launch::prepare_call(self.shared(), &spec, &problem, tensors)
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.opened.shared
     }
 
     pub(crate) fn caps(&self) -> &Caps {
-        &self.shared.caps
-    }
-
-    /// The backend's workspace, at least `len` f32. Each call's use is contiguous in one encoder,
-    /// and encoders of a queue run in order, so calls can share it. wgpu would zero a new buffer
-    /// each time.
-    pub(crate) fn workspace(&self, len: u64) -> Result<Buffer, Error> {
-        let size = len.saturating_mul(size_of::<f32>() as u64);
-        let mut kept = self.shared.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(buffer) = kept.as_ref().filter(|buffer| buffer.size() >= size) {
-            return Ok(buffer.clone());
-        }
-        let most = self.device().limits().max_buffer_size;
-        if size > most {
-            let rule = format!("a buffer of this device has at most {most} bytes, got a workspace of {size}");
-            return Err(unsupported(rule));
-        }
-        // Only a buffer that was created is kept.
-        let buffer = scoped(self.device(), "making the workspace", || {
-            let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;
-            let label = Some("rmsnorm workspace");
-            Ok(self.device().create_buffer(&BufferDescriptor { label, size, usage, mapped_at_creation: false }))
-        })?;
-        Ok(kept.insert(buffer).clone())
+        &self.shared().caps
     }
 }
 
@@ -434,13 +376,23 @@ impl WgpuBackend {
 /// conversions`.
 impl fmt::Display for WgpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shared.description)
+        f.write_str(&self.opened.description)
     }
 }
 
 impl fmt::Debug for WgpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WgpuBackend").field("device", &self.shared.description).finish_non_exhaustive()
+        f.debug_struct("WgpuBackend").field("device", &self.opened.description).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
+    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+        self.add(tensor, rows, false)
+    }
+
+    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
+        self.add(tensor, rows, true)
     }
 }
 
@@ -472,11 +424,11 @@ impl NormBackend for WgpuBackend {
 
     fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
         self.check_health()?;
-        launch::prepare(self, problems)
+        launch::prepare(self.shared(), problems)
     }
 
     fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {
-        self.run(|| launch::prepare_call(self, call))
+        self.run(|| self.prepare_call(call))
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Caps {
     pub(crate) workgroup_bytes: u32,
     /// Maximum bytes of a storage buffer binding.
     pub(crate) binding_bytes: u64,
+    /// Maximum storage buffers of a program.
+    pub(crate) storage_buffers: u32,
     /// Alignment of binding offsets; at least 16, so that packs stay aligned in a binding.
     pub(crate) offset_alignment: u32,
     /// Maximum workgroups in one dimension of a dispatch.
@@ -66,6 +68,7 @@ impl Caps {
             max_threads: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
             workgroup_bytes: limits.max_compute_workgroup_storage_size,
             binding_bytes: limits.max_storage_buffer_binding_size,
+            storage_buffers: limits.max_storage_buffers_per_shader_stage,
             offset_alignment: limits.min_storage_buffer_offset_alignment.max(16),
             groups_per_dimension: limits.max_compute_workgroups_per_dimension,
             subgroup: is_fixed.then_some(info.subgroup_min_size),
@@ -140,6 +143,7 @@ impl Caps {
             max_threads: 1024,
             workgroup_bytes: 48 << 10,
             binding_bytes: i32::MAX as u64,
+            storage_buffers: 1 << 20,
             offset_alignment: 16,
             groups_per_dimension: 65535,
             subgroup: Some(32),
@@ -155,6 +159,7 @@ impl Caps {
             max_threads: 256,
             workgroup_bytes: 16 << 10,
             binding_bytes: 128 << 20,
+            storage_buffers: 8,
             offset_alignment: 256,
             workgroups: 128,
             f16: F16::Unpacks,

@@ -9,19 +9,41 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
-use rmsnorm_spec::{AnyCall, Element, Error, GradReduction, NormSpec, Problem, Tensor};
-use wgpu::{BindGroup, Buffer, ComputePass, ComputePassDescriptor};
+use rmsnorm_spec::{Direction, Element, Error, GradReduction, NormSpec, Problem, Tensor};
+use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
 
-use crate::backend::WgpuBackend;
 use crate::error::{BACKEND, invalid, unsupported};
 use crate::kernel::Kernel;
 use crate::params::Numbers;
 use crate::plan::{self, Access, Dispatch, Layout, Plan, Program, Step};
-use crate::recording::Target;
+use crate::shared::Shared;
 use crate::view::WgpuSlice;
 use bindings::Groups;
-use tensors::Tensors;
+pub(crate) use tensors::Tensors;
 use workspace::Workspace;
+
+/// The target of encoding: `&mut encoder` or `&mut pass`.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Target<'a, 'p> {
+    /// An encoder without an open pass. Consecutive calls share a new compute pass.
+    Encoder(&'a mut CommandEncoder),
+    /// An open compute pass. Its pipeline and bind group 0 change. A pass cannot zero memory, so
+    /// calls with `GradReduction::Atomics` need an encoder.
+    Pass(&'a mut ComputePass<'p>),
+}
+
+impl<'a> From<&'a mut CommandEncoder> for Target<'a, '_> {
+    fn from(encoder: &'a mut CommandEncoder) -> Self {
+        Target::Encoder(encoder)
+    }
+}
+
+impl<'a, 'p> From<&'a mut ComputePass<'p>> for Target<'a, 'p> {
+    fn from(pass: &'a mut ComputePass<'p>) -> Self {
+        Target::Pass(pass)
+    }
+}
 
 /// Commands with all their resources. Encoding them cannot fail.
 #[derive(Debug, Default)]
@@ -85,9 +107,8 @@ pub(crate) fn encode(calls: &[Work], target: Target<'_, '_>) -> Result<(), Error
                 return Err(invalid("grad_reduction", rule));
             }
             for command in commands() {
-                match command {
-                    Command::Zero { .. } => {}
-                    Command::Dispatch(bound) => bound.encode(pass),
+                if let Command::Dispatch(bound) = command {
+                    bound.encode(pass);
                 }
             }
         }
@@ -108,36 +129,14 @@ impl Bound {
 ///
 /// # Errors
 /// As [`prepare_call`].
-pub(crate) fn prepare(backend: &WgpuBackend, problems: &[Problem]) -> Result<(), Error> {
+pub(crate) fn prepare(shared: &Shared, problems: &[Problem]) -> Result<(), Error> {
     let mut keys = Vec::new();
     for problem in problems {
         problem.require_no_parts(BACKEND)?;
         rows_per_group(problem)?;
-        keys.extend(plan::plan(problem, &Layout::dense(problem), backend.caps())?.keys());
+        keys.extend(plan::plan(problem, &Layout::dense(problem), &shared.caps)?.keys());
     }
-    backend.kernels().prepare(keys.into_iter())
-}
-
-/// The commands of a call.
-///
-/// # Errors
-/// `Unsupported` and `Device`. The caller catches errors that wgpu reports.
-pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBackend>) -> Result<Work, Error> {
-    match &call {
-        AnyCall::Forward(_) | AnyCall::Backward(_) | AnyCall::QuantizedForward(_) => {}
-        AnyCall::PartialStatistics(_)
-        | AnyCall::ForwardWithStatistics(_)
-        | AnyCall::PartialBackwardStatistics(_)
-        | AnyCall::BackwardWithStatistics(_) => return Err(call.unsupported(BACKEND)),
-    }
-    let (spec, problem) = (*call.spec(), *call.problem());
-    problem.require_no_parts(BACKEND)?;
-    let mut tensors = Tensors::new(problem);
-    call.visit(&mut tensors)?;
-    if matches!(problem.grad_reduction, GradReduction::Atomics) {
-        tensors.check_clearable(Tensor::Workspace)?;
-    }
-    bind(backend, &spec, &problem, tensors)
+    shared.kernels.prepare(keys.into_iter())
 }
 
 /// A copy with a kernel, the reference of measurements: from one buffer to another, or to a part of
@@ -145,31 +144,40 @@ pub(crate) fn prepare_call(backend: &WgpuBackend, call: AnyCall<'_, '_, WgpuBack
 ///
 /// # Errors
 /// As [`prepare_call`].
-pub(crate) fn copy<T: Element>(
-    backend: &WgpuBackend,
-    from: WgpuSlice<'_, T>,
-    to: WgpuSlice<'_, T>,
-) -> Result<Work, Error> {
+pub(crate) fn copy<T: Element>(shared: &Shared, from: WgpuSlice<'_, T>, to: WgpuSlice<'_, T>) -> Result<Work, Error> {
     let (len, tensors) = (from.len().min(to.len()), Tensors::of_copy(from, to)?);
     if len == 0 {
         return Ok(Work::default());
     }
     let access = Access::of_copy(from.offset(), to.offset(), T::DTYPE, len as u64);
-    let plan = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), backend.caps())?;
-    work(backend, &plan, &tensors, None, Numbers::default())
+    let steps = plan::copy(T::DTYPE, len as u64, access, from.buffer() == to.buffer(), &shared.caps)?;
+    work(shared, &Plan { steps, ..Plan::default() }, &tensors, None, Numbers::default())
 }
 
-fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tensors<'_>) -> Result<Work, Error> {
+/// The commands of a call.
+///
+/// # Errors
+/// `Unsupported` and `Device`. The caller catches errors that wgpu reports.
+pub(crate) fn prepare_call(
+    shared: &Shared,
+    spec: &NormSpec,
+    problem: &Problem,
+    tensors: Tensors<'_>,
+) -> Result<Work, Error> {
+    if matches!(problem.grad_reduction, GradReduction::Atomics) {
+        tensors.check_clearable(Tensor::Workspace)?;
+    }
     let (is_aliased, reduce_aliased) = tensors.aliases();
     let layout = Layout::new(problem, tensors.inputs_and_matrices(), tensors.gradients(), is_aliased, reduce_aliased)
         .with_codes(problem, tensors.scales(), tensors.transposed());
-    let plan = plan::plan(problem, &layout, backend.caps())?;
+    let plan = plan::plan(problem, &layout, &shared.caps)?;
     debug_assert!(
-        plan.workspace.len <= rmsnorm_spec::NormBackend::workspace_len(backend, problem) as u64,
+        problem.direction != Direction::Backward
+            || plan.workspace.len <= plan::workspace_len(problem, &shared.caps) as u64,
         "the plan needs a larger workspace than workspace_len reports: {plan:?}"
     );
     let workspace = (plan.workspace.len > 0)
-        .then(|| Workspace::of_call(backend, tensors.get(Tensor::Workspace), plan.workspace.len))
+        .then(|| Workspace::of_call(shared, tensors.get(Tensor::Workspace), plan.workspace.len))
         .transpose()?;
     // Equal for all dispatches of the call.
     let numbers = Numbers {
@@ -180,7 +188,7 @@ fn bind(backend: &WgpuBackend, spec: &NormSpec, problem: &Problem, tensors: Tens
         rows_per_group: rows_per_group(problem)?,
         ..problem.quant.map_or_else(Numbers::default, |quant| of_quant(&quant, problem))
     };
-    work(backend, &plan, &tensors, workspace.as_ref(), numbers)
+    work(shared, &plan, &tensors, workspace.as_ref(), numbers)
 }
 
 /// The parameters of a quantized call that describe its scales.
@@ -222,17 +230,17 @@ fn rows_per_group(problem: &Problem) -> Result<u32, Error> {
 
 /// The plan's steps as commands.
 fn work(
-    backend: &WgpuBackend,
+    shared: &Shared,
     plan: &Plan,
     tensors: &Tensors<'_>,
     workspace: Option<&Workspace>,
     numbers: Numbers,
 ) -> Result<Work, Error> {
-    let mut groups = Groups::new(backend, tensors, workspace);
+    let mut groups = Groups::new(shared, tensors, workspace);
     let mut kernels = Vec::with_capacity(plan.steps.len());
     for step in &plan.steps {
         let Step::Dispatch(dispatch) = step else { continue };
-        let kernel = backend.kernels().get(&dispatch.key, plan)?;
+        let kernel = shared.kernels.get(&dispatch.key, plan)?;
         groups.add(&kernel, dispatch, of_dispatch(numbers, dispatch, tensors.cols(), plan))?;
         kernels.push(kernel);
     }

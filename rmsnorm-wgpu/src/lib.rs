@@ -3,16 +3,17 @@
 //!
 //! [`WgpuBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's
 //! [`wgpu::Buffer`]s, on the caller's device and queue, and can record into the caller's
-//! [`wgpu::CommandEncoder`]. Calls copy no tensor and do not wait. A call allocates a uniform
+//! [`wgpu::CommandEncoder`]. Calls copy no matrix and do not wait. A call allocates a uniform
 //! buffer, and for weight gradients a workspace unless the caller passes one.
 //!
 //! A device needs storage buffers and workgroup memory: WebGPU's default limits and features
 //! suffice, and most lower limits do. bf16 and f16 are converted by integer arithmetic, which needs
 //! no feature and rounds as IEEE 754 requires. With `SHADER_F16` the device's f16 conversions are
 //! used if a test shader finds that they are exact. Subgroups are used if available. A kernel binds
-//! one storage buffer per tensor of the call, at most the 8 of WebGPU's defaults, with one
-//! exception: two layer norms around a residual with all their statistics need 12, and are
-//! `Unsupported` on devices with fewer. (Two RMS norms with their statistics need 8.)
+//! one storage buffer per tensor of the call. A device may have fewer: two layer norms around a
+//! residual with all their statistics have 12 tensors, and WebGPU's default is 8. Then small
+//! kernels copy weights and biases into one buffer before the kernel, and statistics out of it
+//! afterwards.
 //!
 //! | module | role |
 //! |---|---|
@@ -24,6 +25,7 @@
 //! | `params` | the uniform buffer of every kernel |
 //! | `source` | the text of a kernel: constants and accessors, then files of `shaders/` |
 //! | `kernel` | pipelines, and the driver's compiled code on disk |
+//! | `shared` | a device with its kernels and memory |
 //! | `launch` | arguments to bindings, plans to dispatches |
 //! | `recording` | calls that are recorded instead of submitted |
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -41,6 +43,7 @@ mod launch;
 mod params;
 mod plan;
 mod recording;
+mod shared;
 mod source;
 #[cfg(feature = "conformance")]
 mod tunable;
@@ -51,7 +54,8 @@ pub use backend::WgpuBackend;
 pub use error::WgpuFailure;
 #[cfg(feature = "conformance")]
 pub use harness::TestBuffer;
-pub use recording::{Recorder, Target};
+pub use launch::Target;
+pub use recording::Recorder;
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use view::WgpuSlice;

@@ -10,14 +10,16 @@ mod describe;
 mod forward;
 mod quantized_forward;
 mod ranges;
+mod sharing;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tuning;
+pub(crate) mod uses;
 
 use std::ops::Range;
 
 use rmsnorm_gpu::program::CallKey;
-use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{DType, Direction, Norm, Piece, Problem, Slot, Tensor, TensorSet};
 
 use crate::caps::Caps;
 use crate::unfit::PlanError;
@@ -29,30 +31,31 @@ pub(crate) use tuning::{KEPT, MOST_PACKS, PAIR, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
 
-/// The tensors of calls of a direction, or only the inputs. The workspace is left out: the other
-/// tensors determine the part of it that a program uses.
-const fn tensors(direction: Direction, are_inputs: bool) -> TensorSet {
-    let (mut set, mut index) = (TensorSet::NONE, 0);
-    while index < Tensor::COUNT {
-        let tensor = Tensor::ALL[index];
-        let is_there = match tensor.access(direction) {
-            Some(rmsnorm_spec::Access::Read) => true,
-            Some(rmsnorm_spec::Access::Write) => !are_inputs && !matches!(tensor, Tensor::Workspace),
-            None => false,
-        };
-        set = set.set(tensor, is_there);
-        index += 1;
-    }
-    set
+/// The tensors of calls of a direction. The workspace is left out: the other tensors determine the
+/// part of it that a program uses.
+const fn tensors(direction: Direction) -> TensorSet {
+    direction.reads().union(direction.writes()).without(Tensor::Workspace)
 }
 
-const FORWARD: TensorSet = tensors(Direction::Forward, false);
-const BACKWARD: TensorSet = tensors(Direction::Backward, false);
-const ROW_SUMS: TensorSet = tensors(Direction::Backward, true).difference(Piece::Residual.tensors(Direction::Backward));
-const GRADIENTS: TensorSet = TensorSet::of(&[Tensor::Dweight, Tensor::Dbias]);
+const FORWARD: TensorSet = tensors(Direction::Forward);
+const BACKWARD: TensorSet = tensors(Direction::Backward);
+/// The inputs of backward's sums over a row: no gradient that is added after them.
+const ROW_SUMS: TensorSet = Direction::Backward.reads().difference(LATE);
+/// The inputs of backward that belong to a piece before the norm, and that only backward has.
+pub(crate) const LATE: TensorSet = {
+    let (mut set, mut index) = (TensorSet::NONE, 0);
+    while index < Piece::ALL.len() {
+        let piece = Piece::ALL[index];
+        if matches!(piece.slot(), Slot::Before) {
+            set = set.union(piece.tensors(Direction::Backward));
+        }
+        index += 1;
+    }
+    set.intersection(Direction::Backward.reads()).difference(FORWARD)
+};
 /// The inputs of the codes, without a given scale.
-const INPUTS: TensorSet = tensors(Direction::QuantizedForward, true).without(Tensor::Scale);
-const COLUMNWISE: TensorSet = tensors(Direction::QuantizedForward, false).without(Tensor::CodesT);
+const INPUTS: TensorSet = Direction::QuantizedForward.reads().intersection(FORWARD);
+const COLUMNWISE: TensorSet = tensors(Direction::QuantizedForward).without(Tensor::CodesT);
 const ALONG: TensorSet = TensorSet::of(&[Tensor::CodesColumnwise, Tensor::ScalesColumnwise]);
 const CODES: TensorSet = COLUMNWISE.difference(ALONG);
 
@@ -68,7 +71,7 @@ rmsnorm_gpu::programs! {
     /// `backward_columns.wgsl`, for streamed rows: dx and the partial sums of dweight and dbias.
     BackwardColumns = ("backward_columns", Backward, BACKWARD);
     /// `reduce_partials.wgsl`
-    ReducePartials = ("reduce_partials", Backward, GRADIENTS);
+    ReducePartials = ("reduce_partials", Backward, TensorSet::SUMS_OVER_ROWS);
     /// `quantized_forward.wgsl`: a row stays in registers.
     QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
     /// `quantized_forward_streaming.wgsl`: a row is read two to four times, in a loop.
@@ -218,6 +221,8 @@ pub(crate) struct KernelKey {
     pub(crate) visits_once: bool,
     /// Whether the first lane of a word's lanes writes the word's four byte scales at once.
     pub(crate) gathers_scales: bool,
+    /// Whether vectors and statistics lie in the workspace, because the device has too few bindings.
+    pub(crate) shares_binding: bool,
 }
 
 /// A command.
@@ -245,6 +250,30 @@ pub(crate) struct Dispatch {
     pub(crate) accumulates: bool,
     /// Workgroups in x and y; surplus workgroups do nothing.
     pub(crate) grid: [u32; 2],
+    /// The tensors that share the workspace's binding, and their first f32 in the workspace.
+    pub(crate) shared: Vec<(Tensor, u64)>,
+    /// The tensor that `Copy` moves to the workspace or back; `None` if it copies x to y.
+    pub(crate) moved: Option<Moved>,
+}
+
+/// A part of a tensor that is copied to the workspace, or from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moved {
+    pub(crate) tensor: Tensor,
+    /// The first element.
+    pub(crate) first: u64,
+    /// The first f32 in the workspace.
+    pub(crate) at: u64,
+    /// Whether it is copied to the workspace.
+    pub(crate) is_input: bool,
+}
+
+impl Dispatch {
+    /// A dispatch of no workgroups, without partial sums.
+    fn new(key: KernelKey, rows: Range<u64>) -> Self {
+        let (shared, moved) = (Vec::new(), None);
+        Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid: [0; 2], shared, moved }
+    }
 }
 
 impl Step {
@@ -254,7 +283,15 @@ impl Step {
     /// [`PlanError::Grid`]
     fn dispatch(key: KernelKey, rows: Range<u64>, workgroups: u64, caps: &Caps) -> Result<Self, PlanError> {
         let grid = ranges::grid(workgroups, caps)?;
-        Ok(Step::Dispatch(Dispatch { key, rows, first_chunk: 0, chunks: 0, accumulates: false, grid }))
+        Ok(Step::Dispatch(Dispatch { grid, ..Dispatch::new(key, rows) }))
+    }
+
+    /// The same, as a copy of this part of a tensor.
+    const fn moving(mut self, moved: Moved) -> Self {
+        if let Step::Dispatch(dispatch) = &mut self {
+            dispatch.moved = Some(moved);
+        }
+        self
     }
 
     /// The same with `across` workgroups for every `each` rows.
@@ -318,30 +355,31 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 /// [`PlanError`] with the rule of the device or of WGSL.
 pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     caps.check()?;
-    match problem.direction {
+    let plan = match problem.direction {
         Direction::Forward => forward::plan(problem, layout, caps),
         Direction::QuantizedForward => quantized_forward::plan(problem, layout, caps),
         Direction::Backward => backward::plan(problem, layout, caps),
-    }
+    };
+    sharing::with_copies(plan?, problem, layout, caps)
 }
 
-/// The plan of a copy of `len` elements: one row, divided into ranges with a dispatch each.
+/// A copy of `len` elements: one row, divided into ranges with a dispatch each.
 /// `size_of(dtype) * rows.start` is a multiple of 16.
 ///
 /// # Errors
 /// [`PlanError::Device`]
-pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Plan, PlanError> {
+pub(crate) fn copy(dtype: DType, len: u64, access: Access, aliased: bool, caps: &Caps) -> Result<Vec<Step>, PlanError> {
     caps.check()?;
     // GB/s on an H200, 64 MB and 256 MB: 512 threads of 16 bytes 3900 and 4190, 128 threads the
     // same, 256 threads of 32 bytes 3840 and 4100, of 64 bytes 3757 and 4057.
     let tile = Tile::new(caps.threads(512), 1, 1, Reduction::Workgroup);
     let problem = Problem::forward(Norm::Rms, 1, len as usize, dtype, TensorSet::NONE);
-    let key = key(&problem, Program::Copy, tile, &Layout { access, is_aliased: aliased, ..Layout::dense(&problem) });
+    let layout = Layout { access, is_aliased: aliased, ..Layout::dense(&problem) };
+    let key = key(&problem, Program::Copy, tile, &layout, caps);
     let owned = tile.columns() as u64;
     let most = (caps.available_bytes() / dtype.size() as u64).min(owned * caps.most_groups());
     let ranges = ranges::split(len, (most / 16 * 16).max(16));
-    let steps = ranges.map(|rows| Step::by_rows(key, rows, (owned, 1), caps));
-    Ok(Plan { steps: steps.collect::<Result<_, _>>()?, ..Plan::default() })
+    ranges.map(|rows| Step::by_rows(key, rows, (owned, 1), caps)).collect()
 }
 
 /// Workspace, in f32, that suffices for every layout of the problem; 0 without a plan.
@@ -401,11 +439,11 @@ fn reduction(threads_per_row: u32, groups: u32, caps: &Caps) -> Reduction {
     }
 }
 
-fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> KernelKey {
+fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout, caps: &Caps) -> KernelKey {
     let info = program.info();
     let call = info.key(problem);
     let has_weight = call.tensors.has(Tensor::Weight) || call.tensors.has(Tensor::NextWeight);
-    KernelKey {
+    let key = KernelKey {
         program,
         call,
         has_weight_offset: has_weight && problem.has_weight_offset,
@@ -416,5 +454,7 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout) -> Kern
         is_early: program == Program::Forward && problem.rows <= EARLY_ROWS,
         visits_once: false,
         gathers_scales: false,
-    }
+        shares_binding: false,
+    };
+    KernelKey { shares_binding: uses::bound(&key).len() > caps.storage_buffers as usize, ..key }
 }

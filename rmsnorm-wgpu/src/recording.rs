@@ -1,35 +1,13 @@
-//! Recording: calls go into an encoder, a compute pass, or a list that is encoded later.
+//! Recording: calls go into a list that is encoded later.
 
 use std::ops::Deref;
-
-use wgpu::{CommandEncoder, ComputePass};
+use std::sync::{Arc, PoisonError};
 
 use rmsnorm_spec::Error;
 
 use crate::backend::WgpuBackend;
-
-/// The target of encoding: `&mut encoder` or `&mut pass`.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Target<'a, 'p> {
-    /// An encoder without an open pass. Consecutive calls share a new compute pass.
-    Encoder(&'a mut CommandEncoder),
-    /// An open compute pass. Its pipeline and bind group 0 change. A pass cannot zero memory, so
-    /// calls with `GradReduction::Atomics` need an encoder.
-    Pass(&'a mut ComputePass<'p>),
-}
-
-impl<'a> From<&'a mut CommandEncoder> for Target<'a, '_> {
-    fn from(encoder: &'a mut CommandEncoder) -> Self {
-        Target::Encoder(encoder)
-    }
-}
-
-impl<'a, 'p> From<&'a mut ComputePass<'p>> for Target<'a, 'p> {
-    fn from(pass: &'a mut ComputePass<'p>) -> Self {
-        Target::Pass(pass)
-    }
-}
+use crate::error::scoped;
+use crate::launch::{self, Target};
 
 /// A backend that records its calls until [`encode`](Self::encode). Made by
 /// [`WgpuBackend::recorder`].
@@ -66,10 +44,6 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) const fn new(backend: WgpuBackend) -> Self {
-        Recorder { backend }
-    }
-
     /// Encodes the calls made after the previous `encode`.
     ///
     /// # Errors
@@ -77,7 +51,15 @@ impl Recorder {
     /// recorded. `Device` if the device rejects the commands: they may be in the target, and are no
     /// longer recorded.
     pub fn encode<'a, 'p: 'a>(&self, target: impl Into<Target<'a, 'p>>) -> Result<(), Error> {
-        self.backend.encode_kept(target.into())
+        let Some(kept) = &self.backend.kept else { return Ok(()) };
+        self.backend.check_health()?;
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        scoped(self.backend.device(), "encoding", || {
+            launch::encode(&kept, target.into())?;
+            // They are in the target now, even if the device reports an error.
+            kept.clear();
+            Ok(())
+        })
     }
 }
 
@@ -86,5 +68,33 @@ impl Deref for Recorder {
 
     fn deref(&self) -> &WgpuBackend {
         &self.backend
+    }
+}
+
+impl WgpuBackend {
+    /// A backend on the same device, with the same kernels, that records its calls until they are
+    /// encoded.
+    pub fn recorder(&self) -> Recorder {
+        let mut backend = self.clone();
+        backend.kept = Some(Arc::default());
+        Recorder { backend }
+    }
+
+    /// Submits all calls that `calls` makes, in one submission. They share a compute pass, which
+    /// saves about 7 us per call on an H200. The pass ends before a backward call with
+    /// `GradReduction::Atomics`, which zeroes its workspace.
+    ///
+    /// # Errors
+    /// Any error of `calls`, and nothing is submitted; `Device` if the submission fails.
+    pub fn batch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
+        let recorder = self.recorder();
+        let output = calls(&recorder)?;
+        self.check_health()?;
+        scoped(self.device(), "submitting a batch", || {
+            let mut encoder = self.encoder();
+            recorder.encode(&mut encoder)?;
+            self.queue().submit([encoder.finish()]);
+            Ok(output)
+        })
     }
 }

@@ -7,7 +7,6 @@ mod accessors;
 mod chains;
 mod prelude;
 mod substitute;
-mod tensors;
 #[cfg(test)]
 mod tests;
 mod unroll;
@@ -21,11 +20,12 @@ use crate::caps::F16;
 use crate::params::{self, Uniform};
 #[cfg(test)]
 use crate::plan::SIDE;
+use crate::plan::uses::{Kind, Use, bound};
 use crate::plan::{COLUMNWISE_TILE, CROWDED_BATCH, FORWARD_BATCH, KernelKey, Program, Reduction, lanes_of_set};
 use accessors::{Pieces, accessors, workspace};
-use chains::{chains, norms, pieces};
+use chains::{chains, normalized, norms, pieces, stores_after};
 use prelude::{conversions, prelude};
-use tensors::{Kind, Use, uses};
+use substitute::substitute;
 use unroll::unroll;
 
 /// Entry point of every program.
@@ -56,7 +56,7 @@ const fn binding_number(tensor: Tensor) -> u32 {
 /// The storage buffers that a program binds, by binding number. Absent tensors have no binding.
 pub(crate) fn bindings(key: &KernelKey) -> Vec<Binding> {
     let binding = |used: Use| Binding { tensor: used.tensor, is_written: used.is_written(key), unit: unit(key, &used) };
-    uses(key).into_iter().map(binding).collect()
+    bound(key).into_iter().map(binding).collect()
 }
 
 /// A shader that validates if `unpack2x16float` is available, which wgpu lacks on a few software
@@ -82,9 +82,11 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
         "J" => 0..key.tile.rows_at_once,
         "BATCH" => 0..batch(key),
         "N" => 0..norms(key),
+        "AFTER" => 0..u32::from(stores_after(key)),
         _ => 0..key.tile.packs,
     };
-    let files = files(key).into_iter().map(|file| unroll(&file, &counts));
+    let normalized = normalized(key);
+    let files = files(key).into_iter().map(|file| substitute(&unroll(&file, &counts), &[("NORMALIZED", &normalized)]));
     let text: String = [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect();
     Uniform::of(&text).declaration() + &text
 }
@@ -255,11 +257,6 @@ fn is_shuffled_twice(key: &KernelKey) -> bool {
 /// Terms of the first pass of a sum in workgroup memory.
 fn segment(key: &KernelKey) -> u32 {
     key.tile.segment().min(key.tile.threads_per_row)
-}
-
-/// Whether the program only computes the scale of a tensor.
-fn finds_scale(key: &KernelKey) -> bool {
-    key.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Current)
 }
 
 /// Adjacent lanes that shuffles reach.

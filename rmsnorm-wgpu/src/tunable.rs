@@ -39,7 +39,8 @@ fn calls(name: Name) -> Vec<Calls> {
     let of = |kind, norm, dtype| Calls { kind, norm, dtype };
     match name {
         Name::Forward(0) => [Kind::Forward, Kind::AddForward].map(|kind| of(kind, Norm::Rms, DType::Bf16)).to_vec(),
-        Name::Forward(1) => [Kind::Forward, Kind::AddForward].map(|kind| of(kind, Norm::Layer, DType::Bf16)).to_vec(),
+        Name::Forward(1) => vec![of(Kind::Forward, Norm::Layer, DType::Bf16)],
+        Name::Forward(2) => vec![of(Kind::AddForward, Norm::Layer, DType::Bf16)],
         Name::Forward(_) => Norm::ALL.map(|norm| of(Kind::Forward, norm, DType::F32)).to_vec(),
         Name::ToCodes => [Kind::ToCodes, Kind::ToCodesByRow].map(|kind| of(kind, Norm::Rms, DType::Bf16)).to_vec(),
         Name::Backward(0) => vec![of(Kind::Backward, Norm::Rms, DType::Bf16)],

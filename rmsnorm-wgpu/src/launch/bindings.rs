@@ -12,12 +12,12 @@ use wgpu::{
 };
 
 use super::tensors::{Shape, Tensors, View};
-use super::workspace::Workspace;
-use crate::backend::WgpuBackend;
+use super::workspace::{Workspace, bytes_of};
 use crate::error::{WgpuFailure, device_error, unsupported};
 use crate::kernel::Kernel;
 use crate::params::{self, Numbers, Params, Place};
-use crate::plan::Dispatch;
+use crate::plan::{Dispatch, Moved};
+use crate::shared::Shared;
 
 /// The bind groups of a call. Their parameters share one uniform buffer.
 pub(super) struct Groups<'a> {
@@ -50,8 +50,8 @@ struct Part<'a> {
 }
 
 impl<'a> Groups<'a> {
-    pub(super) fn new(backend: &'a WgpuBackend, tensors: &'a Tensors<'a>, workspace: Option<&'a Workspace>) -> Self {
-        let (device, caps) = (backend.device(), backend.caps());
+    pub(super) fn new(shared: &'a Shared, tensors: &'a Tensors<'a>, workspace: Option<&'a Workspace>) -> Self {
+        let Shared { device, caps, .. } = shared;
         Groups {
             device,
             tensors,
@@ -72,12 +72,13 @@ impl<'a> Groups<'a> {
         let mut params = Params::new(numbers);
         let mut bindings = Vec::with_capacity(kernel.bindings.len());
         for binding in &kernel.bindings {
+            let view = self.view(binding.tensor, dispatch);
             let part = if binding.tensor == Tensor::Workspace {
                 self.workspace
                     .map(|workspace| self.part("workspace", &workspace.buffer, workspace.offset, workspace.len))
             } else {
-                self.tensors.get(binding.tensor).map(|view| {
-                    let bytes = bytes(view, &dispatch.rows, self.tensors.cols());
+                view.map(|view| {
+                    let bytes = bytes(&view, &dispatch.rows, self.tensors.cols());
                     self.part(view.name, view.buffer, bytes.start, bytes.end - bytes.start)
                 })
             };
@@ -89,14 +90,33 @@ impl<'a> Groups<'a> {
                     binding.tensor.name()
                 )))
             })?;
-            let view = self.tensors.get(binding.tensor);
             let skipped_rows = numbers.first_in_group;
-            params
-                .place(binding.tensor, place(view, &part, &dispatch.rows, self.tensors.rows_per_group(), skipped_rows));
+            let place = place(view.as_ref(), &part, &dispatch.rows, self.tensors.rows_per_group(), skipped_rows);
+            params.place(binding.tensor, place);
+            if binding.tensor == Tensor::Workspace {
+                for (tensor, at) in &dispatch.shared {
+                    let element = self.tensors.get(*tensor).map_or(size_of::<f32>() as u64, View::element);
+                    let first = (part.skipped + bytes_of(*at)) / element;
+                    params.place(*tensor, Place { first: first as u32, ..Place::default() });
+                }
+            }
             bindings.push((binding.number(), part));
         }
         self.groups.push(Group { kernel: Arc::clone(kernel), params, bindings });
         Ok(())
+    }
+
+    /// The view that a dispatch binds as this tensor.
+    fn view(&self, tensor: Tensor, dispatch: &Dispatch) -> Option<View<'a>> {
+        let Some(Moved { tensor: moved, first, at, is_input }) = dispatch.moved else {
+            return self.tensors.get(tensor).copied();
+        };
+        let view = self.tensors.get(moved)?;
+        if (tensor == Tensor::X) == is_input {
+            return Some(view.elements(view.buffer, view.offset + first * view.element()));
+        }
+        let workspace = self.workspace?;
+        Some(view.elements(&workspace.buffer, workspace.offset + bytes_of(at)))
     }
 
     /// Creates the bind groups, in order.
@@ -176,8 +196,8 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
             (first, start(rows.end.max(rows.start + 1) - 1) - first + cols)
         }
         Shape::Columns => (0, cols),
-        Shape::PerRow | Shape::Elements => (rows.start, count),
-        Shape::Workspace | Shape::Whole => (0, view.len),
+        Shape::PerRow => (rows.start, count),
+        Shape::Whole => (0, view.len),
     };
     let start = view.offset + first * view.element();
     start..start + len * view.element()

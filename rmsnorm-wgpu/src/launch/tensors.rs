@@ -2,10 +2,9 @@
 //! than wgpu's.
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Storage, Tensor, TensorShape, Visitor};
+use rmsnorm_spec::{AnyElement, Error, Problem, RowLayout, Rows, Storage, Tensor, TensorShape};
 use wgpu::{Buffer, BufferUsages};
 
-use crate::backend::WgpuBackend;
 use crate::error::invalid;
 use crate::plan::Placed;
 use crate::view::WgpuSlice;
@@ -17,13 +16,9 @@ pub(super) enum Shape {
     Rows(RowLayout),
     /// A vector with one element per column: all of it.
     Columns,
-    /// A vector with one element per row: the elements of the dispatch's rows.
+    /// A vector with one element per row, or elements of a copy: the ones of the dispatch's rows.
     PerRow,
-    /// Elements without rows: the elements of the dispatch's range.
-    Elements,
-    /// f32 starting at the first multiple of 16 bytes.
-    Workspace,
-    /// All of it: transposed codes (whose rows are columns), scales, and single numbers.
+    /// All of it: transposed codes (whose rows are columns), scales, single numbers, the workspace.
     Whole,
 }
 
@@ -47,7 +42,7 @@ pub(super) struct View<'a> {
 
 /// The tensors of a call.
 #[derive(Debug)]
-pub(super) struct Tensors<'a> {
+pub(crate) struct Tensors<'a> {
     cols: usize,
     /// `None` for a copy.
     problem: Option<Problem>,
@@ -56,7 +51,7 @@ pub(super) struct Tensors<'a> {
 
 impl<'a> Tensors<'a> {
     /// An empty set, for a call with this problem.
-    pub(super) fn new(problem: Problem) -> Self {
+    pub(crate) fn new(problem: Problem) -> Self {
         Tensors { cols: problem.cols, problem: Some(problem), views: [None; Tensor::COUNT] }
     }
 
@@ -66,8 +61,8 @@ impl<'a> Tensors<'a> {
     /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
     pub(super) fn of_copy<T: AnyElement>(from: WgpuSlice<'a, T>, to: WgpuSlice<'a, T>) -> Result<Self, Error> {
         let mut tensors = Tensors { cols: from.len().min(to.len()), problem: None, views: [None; Tensor::COUNT] };
-        tensors.add(Tensor::X, from, (Shape::Elements, 0), false)?;
-        tensors.add(Tensor::Y, to, (Shape::Elements, 0), true)?;
+        tensors.add(Tensor::X, from.into(), false)?;
+        tensors.add(Tensor::Y, to.into(), true)?;
         Ok(tensors)
     }
 
@@ -104,7 +99,7 @@ impl<'a> Tensors<'a> {
         self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
             Shape::Rows(layout) => Some(view.of_rows(&layout, self.rows_per_group())),
             Shape::Columns => Some(view.of_vector()),
-            Shape::PerRow | Shape::Elements | Shape::Workspace | Shape::Whole => None,
+            Shape::PerRow | Shape::Whole => None,
         })
     }
 
@@ -120,7 +115,7 @@ impl<'a> Tensors<'a> {
         };
         let codes = match codes.shape {
             Shape::Rows(layout) => codes.of_rows(&layout, self.rows_per_group()),
-            Shape::Columns | Shape::PerRow | Shape::Elements | Shape::Workspace | Shape::Whole => codes.of_vector(),
+            Shape::Columns | Shape::PerRow | Shape::Whole => codes.of_vector(),
         };
         [Some(codes), Some(Placed { row_stride: codes_t.row_stride, ..codes_t.of_vector() })]
     }
@@ -166,14 +161,18 @@ impl<'a> Tensors<'a> {
         self.views.iter().flatten()
     }
 
-    fn add<T: AnyElement>(
+    /// Adds a tensor of the call.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the name of the tensor, if it cannot be bound.
+    pub(crate) fn add<T: AnyElement>(
         &mut self,
         tensor: Tensor,
-        slice: WgpuSlice<'a, T>,
-        (shape, row_stride): (Shape, u64),
+        rows: Rows<WgpuSlice<'a, T>>,
         is_written: bool,
     ) -> Result<(), Error> {
-        let (buffer, offset, len) = (slice.buffer(), slice.offset(), slice.len() as u64);
+        let (shape, row_stride) = self.shape(tensor, &rows);
+        let (buffer, offset, len) = (rows.view.buffer(), rows.view.offset(), rows.view.len() as u64);
         let name = self.problem.map_or(tensor.name(), |problem| problem.arg(tensor));
         let view = View { tensor, name, buffer, offset, len, storage: T::STORAGE, shape, row_stride, is_written };
         view.check()?;
@@ -183,31 +182,25 @@ impl<'a> Tensors<'a> {
     }
 
     fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> (Shape, u64) {
-        let count = self.problem.map_or(1, |problem| problem.rows);
+        let Some(Problem { rows: count, .. }) = self.problem else { return (Shape::PerRow, 0) };
         match tensor.shape() {
             TensorShape::Matrix => (Shape::Rows(rows.layout(count, self.cols)), 0),
             TensorShape::Cols => (Shape::Columns, 0),
             TensorShape::Rows => (Shape::PerRow, 0),
-            TensorShape::Workspace => (Shape::Workspace, 0),
             TensorShape::Transposed => (Shape::Whole, rows.layout(self.cols, count).row_stride as u64),
-            TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => (Shape::Whole, 0),
+            TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise | TensorShape::Workspace => {
+                (Shape::Whole, 0)
+            }
         }
     }
 }
 
-impl<'a> Visitor<'a, WgpuBackend> for Tensors<'a> {
-    fn read<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
-        let shape = self.shape(tensor, &rows);
-        self.add(tensor, rows.view, shape, false)
+impl<'a> View<'a> {
+    /// The elements of a copy of this tensor, or of a part.
+    pub(super) const fn elements(self, buffer: &'a Buffer, offset: u64) -> Self {
+        View { buffer, offset, shape: Shape::PerRow, row_stride: 0, ..self }
     }
 
-    fn write<E: AnyElement>(&mut self, tensor: Tensor, rows: Rows<WgpuSlice<'a, E>>) -> Result<(), Error> {
-        let shape = self.shape(tensor, &rows);
-        self.add(tensor, rows.view, shape, true)
-    }
-}
-
-impl View<'_> {
     fn is_gradient(&self) -> bool {
         matches!(self.shape, Shape::Columns) && self.is_written
     }

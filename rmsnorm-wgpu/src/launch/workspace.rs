@@ -7,7 +7,7 @@ use rmsnorm_spec::Error;
 use wgpu::Buffer;
 
 use super::tensors::View;
-use crate::backend::WgpuBackend;
+use crate::shared::Shared;
 
 /// f32 in a buffer, starting at a multiple of 16 bytes.
 #[derive(Debug)]
@@ -26,14 +26,14 @@ impl Workspace {
     /// # Errors
     /// `Length` if the call's workspace is too short, for example because another backend computed
     /// its length. Errors of creating the backend's workspace.
-    pub(super) fn of_call(backend: &WgpuBackend, view: Option<&View<'_>>, len: u64) -> Result<Self, Error> {
+    pub(super) fn of_call(shared: &Shared, view: Option<&View<'_>>, len: u64) -> Result<Self, Error> {
         let used = bytes_of(len.saturating_sub(ALIGNMENT_SLACK)).next_multiple_of(ALIGNMENT);
         let (buffer, offset, room) = match view {
             Some(view) => {
                 let offset = view.offset.next_multiple_of(ALIGNMENT);
                 (view.buffer.clone(), offset, (view.offset + bytes_of(view.len)).saturating_sub(offset))
             }
-            None => (backend.workspace(len)?, 0, bytes_of(len)),
+            None => (shared.workspace(len)?, 0, bytes_of(len)),
         };
         if room < used {
             // The kernels index without bounds checks, and a `Checked` call may have been checked
@@ -51,6 +51,7 @@ impl Workspace {
     }
 }
 
-fn bytes_of(elements: u64) -> u64 {
+/// Bytes of f32.
+pub(super) const fn bytes_of(elements: u64) -> u64 {
     elements * size_of::<f32>() as u64
 }

@@ -11,7 +11,7 @@ use rmsnorm_spec::{DType, GradReduction, Problem};
 use super::tuning::{Division, Tuning};
 use super::{
     Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_split, key,
-    pairs, ranges, reduction, threads_without_idle,
+    pairs, ranges, reduction, sharing, threads_without_idle,
 };
 use crate::caps::{Caps, F16};
 
@@ -40,15 +40,14 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     for (index, rows) in ranges.into_iter().enumerate() {
         let index = index as u64;
         let main = Dispatch {
-            key: key(problem, form.main.0, form.main.1, layout),
             first_chunk: (index % sets * partials.chunks) as u32,
             chunks: partials.chunks as u32,
             accumulates: partials.is_kept && index >= sets,
             grid: ranges::grid(partials.chunks * form.tiles, caps)?,
-            rows: rows.clone(),
+            ..Dispatch::new(key(problem, form.main.0, form.main.1, layout, caps), rows.clone())
         };
         if let Some(tile) = form.sums {
-            let key = key(problem, Program::BackwardRowSums, tile, layout);
+            let key = key(problem, Program::BackwardRowSums, tile, layout, caps);
             steps.push(Step::by_rows(key, rows, (tile.groups.into(), 1), caps)?);
         }
         steps.push(Step::Dispatch(main));
@@ -78,7 +77,7 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
     });
     let gradients = gradients(problem);
     let partials = rows.into_iter().max().unwrap_or_default() * gradients * reduction::row_stride(problem.cols);
-    whole(partials, row_sums, gradients)
+    whole(partials, row_sums + sharing::most_len(problem, caps), gradients)
 }
 
 /// Elements of a workspace with these parts.
@@ -240,10 +239,11 @@ fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
     Ok(row_sums_of(most.min(problem.rows as u64)))
 }
 
-/// Partial rows (of all gradients) that fit a binding together with the row sums.
+/// Partial rows (of all gradients) that fit a binding together with row sums and shared tensors.
 fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
     let bytes = gradients(problem) * reduction::row_stride(problem.cols) * 4;
-    let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * row_sums_len(problem, caps)?);
+    let others = row_sums_len(problem, caps)? + sharing::most_len(problem, caps);
+    let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * others);
     if bytes > most {
         return Err(PlanError::Workspace { bytes, most });
     }
@@ -254,7 +254,7 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, PlanErro
 fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
     let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Reduction::Workgroup);
     let blocks = reduction::blocks(problem.cols, problem.tensors.sums_over_rows());
-    Step::dispatch(key(problem, Program::ReducePartials, tile, layout), 0..0, blocks, caps)
+    Step::dispatch(key(problem, Program::ReducePartials, tile, layout, caps), 0..0, blocks, caps)
 }
 
 /// Threads that share the partial rows of a column. Not measured with wgpu; copied from

@@ -22,7 +22,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
         Some(tile) => (Program::ForwardStreaming, Tile { packs: 1, ..tile }),
         None => (Program::ForwardStreaming, streaming_tile(problem, layout.access, caps)),
     };
-    let key = KernelKey { visits_once: visits_once(problem, caps), ..key(problem, program, tile, layout) };
+    let key = KernelKey { visits_once: visits_once(problem, caps), ..key(problem, program, tile, layout, caps) };
     Ok(Plan { steps: rows(problem, key, layout, caps)?, ..Plan::default() })
 }
 
@@ -36,11 +36,12 @@ pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Ca
 
 /// The table of a call.
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
-    let [rms, layer, wide] = &tuning.forward;
+    let [rms, layer, layer_add, wide] = &tuning.forward;
     match problem.norm {
         _ if is_split(problem) => wide,
         _ if problem.quant.is_some() => &tuning.to_codes,
         Norm::Rms => rms,
+        Norm::Layer if problem.tensors.adds_residual() => layer_add,
         Norm::Layer => layer,
     }
 }

@@ -78,7 +78,8 @@ fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Pl
         Some(tile) => (Program::QuantizedForwardStreaming, Tile { packs: 1, ..tile }),
         None => (Program::QuantizedForwardStreaming, forward::streaming_tile(problem, layout.access, caps)),
     };
-    let mut key = KernelKey { visits_once: forward::visits_once(problem, caps), ..key(problem, program, tile, layout) };
+    let mut key =
+        KernelKey { visits_once: forward::visits_once(problem, caps), ..key(problem, program, tile, layout, caps) };
     let is_words = layout.scales_access != Access::Parts;
     key.gathers_scales =
         is_words && key.call.quant.is_some_and(|quant| gathers_scales(&quant, &tile, is_split(problem)));
@@ -127,14 +128,14 @@ fn clear(tensor: Tensor, elements: ScaleType, bytes: u64, layout: &Layout, caps:
     let problem = Problem { tensors: TensorSet::of(&[tensor]), ..problem };
     let tile = Tile::new(caps.threads(256), 1, 1, Reduction::Workgroup);
     let access = if elements == ScaleType::E8m0 { layout.scales_access } else { Access::Words };
-    let key = key(&problem, Program::Clear, tile, &Layout { access, is_aliased: false, ..*layout });
+    let key = key(&problem, Program::Clear, tile, &Layout { access, is_aliased: false, ..*layout }, caps);
     Step::by_rows(key, 0..bytes, (4 * u64::from(tile.threads()), 1), caps)
 }
 
 /// A kernel of one workgroup, independent of rows.
 fn one_workgroup(problem: &Problem, program: Program, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
     let tile = Tile::new(caps.threads(32), 1, 1, Reduction::Workgroup);
-    let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout });
+    let key = key(problem, program, tile, &Layout { access: Access::Words, is_aliased: false, ..*layout }, caps);
     Step::dispatch(key, 0..1, 1, caps)
 }
 
@@ -143,7 +144,7 @@ fn transpose(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step
     let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
     let bare = bare(problem, &[Tensor::Codes, Tensor::CodesT], quant);
     let tile = Tile::new(caps.threads(256), 1, 1, Reduction::Workgroup);
-    let key = key(&bare, Program::TransposeCodes, tile, &Layout { access: layout.transpose_access, ..*layout });
+    let key = key(&bare, Program::TransposeCodes, tile, &Layout { access: layout.transpose_access, ..*layout }, caps);
     let across = (problem.cols as u64).div_ceil(SIDE);
     let by_grid = (caps.most_groups() / across).max(1) * SIDE;
     let most = ranges::most_rows(problem, layout, 1, caps)?.min(by_grid);
@@ -159,7 +160,7 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     let copied = Problem { tensors, quant: Some(*along), ..*problem };
     let threads = caps.threads(256);
     let tile = Tile::new(THREADS_ACROSS, threads / THREADS_ACROSS, 1, Reduction::Workgroup);
-    let key = key(&copied, Program::Columnwise, tile, layout);
+    let key = key(&copied, Program::Columnwise, tile, layout, caps);
     let (height, across) = (COLUMNWISE_TILE.0, (problem.cols as u64).div_ceil(COLUMNWISE_TILE.1));
     let by_grid = (caps.most_groups() / across).max(1).saturating_mul(height);
     let most = ranges::most_rows(problem, layout, height as u32, caps)?.min(by_grid);

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use rmsnorm_spec::quant::ScaleLayout;
-use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorShape};
+use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorSet, TensorShape};
 
-use super::{Access, PlanError, is_split, stream};
+use super::{Access, PlanError, is_split, sharing, stream};
 use crate::caps::Caps;
 
 /// Position of a tensor in its buffer, and its strides.
@@ -109,8 +109,11 @@ impl Layout {
         let codes =
             problem.storage(Tensor::Codes).map(|storage| Placed { storage, ..placed(problem.dtypes.activation) });
         let matrices = std::iter::once(problem.dtypes.activation).chain(stream(problem)).map(placed).chain(codes);
-        let gradients = [Tensor::Dweight, Tensor::Dbias].into_iter().filter(|gradient| problem.has(*gradient));
-        let gradients = gradients.filter_map(|gradient| Some(Placed::vector(problem.storage(gradient)?, 0)));
+        let gradients = problem
+            .tensors
+            .intersection(TensorSet::SUMS_OVER_ROWS)
+            .iter()
+            .filter_map(|gradient| Some(Placed::vector(problem.storage(gradient)?, 0)));
         let scales = problem.storage(Tensor::Scales).map(|storage| Placed::vector(storage, 0));
         let codes_t = codes.map(|codes| Placed { row_stride: problem.rows as u64, group_stride: 0, ..codes });
         Layout::new(problem, matrices, gradients, false, false).with_codes(problem, scales, [codes, codes_t])
@@ -205,7 +208,7 @@ pub(super) fn most_rows(
         return Err(PlanError::Row { bytes, most: available });
     }
     // mean and rstd have one f32 per row.
-    let by_statistics = available / 4;
+    let by_statistics = sharing::most_rows(problem, caps).unwrap_or(available / 4);
     let spaced = layout.spacing.iter().zip(SIZES).filter(|(spacing, _)| spacing.row > 0);
     let by_matrices = spaced.map(|(spacing, size)| {
         let row = (problem.cols * size) as u64;

@@ -5,6 +5,7 @@ mod chains;
 mod properties;
 mod quantized;
 mod ranges;
+mod sharing;
 mod table;
 mod tables;
 mod workspace;
@@ -17,24 +18,22 @@ use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
+use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet, TensorShape};
 
 use super::{
     Access, Dispatch, KernelKey, Layout, PAIR, Placed, Plan, Program, Reduction, Step, Tile, plan, workspace_len,
 };
 use crate::caps::{Caps, F16};
 
-const DEVICES: [Caps; 6] = [
-    Caps::h200(),
-    Caps::laptop(),
-    Caps::phone(),
-    Caps::lavapipe(),
-    SMALLEST,
-    Caps { max_threads: 128, ..Caps::laptop() },
-];
+const DEVICES: [Caps; 6] =
+    [Caps::h200(), LAPTOP, PHONE, Caps::lavapipe(), SMALLEST, Caps { max_threads: 128, ..LAPTOP }];
+
+/// Every call of these has a binding for each tensor; `sharing` tests devices with fewer.
+const LAPTOP: Caps = Caps { storage_buffers: 16, ..Caps::laptop() };
+const PHONE: Caps = Caps { storage_buffers: 16, ..Caps::phone() };
 
 /// The smallest supported limits.
-const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..Caps::phone() };
+const SMALLEST: Caps = Caps { max_threads: 64, workgroup_bytes: 4096, ..PHONE };
 
 /// Rows that fit a binding together with their partial sums.
 const MOST_ROWS_OF_A_BINDING: usize = 8;

@@ -9,17 +9,18 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_spec::{DType, Storage, Tensor};
 
 use super::substitute::substitute;
-use super::tensors::{Kind, Use, uses};
 use super::{binding_number, is_split, storage_of};
+use crate::plan::uses::{Kind, Use, uses};
 use crate::plan::{Access, KernelKey, Program};
 
 /// The declarations and functions of all tensors.
 pub(super) fn accessors(key: &KernelKey) -> String {
-    let bound = uses(key);
-    bound.iter().map(|used| of_bound(key, used)).chain([of_absent(key, &bound)]).collect()
+    let uses = uses(key);
+    let shared = if key.shares_binding { shared_words(key) } else { String::new() };
+    uses.iter().map(|used| of_use(key, used)).chain([of_absent(key, &uses), shared]).collect()
 }
 
-fn of_bound(key: &KernelKey, used: &Use) -> String {
+fn of_use(key: &KernelKey, used: &Use) -> String {
     let elements = storage_of(key, used.tensor);
     let pieces = Pieces::of(key, elements);
     let is_byte = elements.size() == 1;
@@ -35,8 +36,10 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Scales if is_byte => ATOMIC_WORD,
         Kind::Scales => "f32",
     };
-    let mut parts = vec![DECLARATION];
+    let is_shared = used.is_shared(key);
+    let mut parts = if is_shared { vec![] } else { vec![DECLARATION] };
     match used.kind {
+        Kind::Statistic if is_shared => parts.extend(chosen(used, [LOAD_STATISTIC, STORE_SHARED])),
         Kind::Statistic => parts.extend(chosen(used, [LOAD_STATISTIC, STORE_STATISTIC])),
         Kind::Workspace if key.program == Program::BackwardColumns => {
             parts.push(if stored == ATOMIC_WORD { LOAD_ROW_SUMS_BY_WORDS } else { LOAD_ROW_SUMS });
@@ -57,18 +60,14 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         Kind::Cleared => parts.push(CLEAR_WORD_OF_BYTES),
         Kind::Bytes if used.is_loaded => {
             parts.push(if key.call.has_row_groups { AT_IN_GROUPS } else { AT });
-            parts.push(match (key.access == Access::Parts, stored == ATOMIC_WORD) {
-                (false, _) => LOAD_WORD_OF_CODES,
-                (true, false) => LOAD_CODES_BY_BYTES,
-                (true, true) => LOAD_CODES_IN_FLUX,
-            });
+            parts.push(if key.access == Access::Parts { LOAD_CODES_BY_BYTES } else { LOAD_WORD_OF_CODES });
         }
         Kind::Bytes if stored == ATOMIC_WORD => parts.extend([STORE_BYTES, STORE_TRANSPOSED_BYTES]),
         Kind::Bytes => parts.push(STORE_TRANSPOSED_WORD),
         Kind::Elements => {
             let has_groups = key.call.has_row_groups && used.tensor.is_matrix();
             parts.push(if has_groups { AT_IN_GROUPS } else { AT });
-            parts.extend(pieces.functions(key, used).into_iter().flat_map(|functions| chosen(used, functions)));
+            parts.extend(pieces.functions(key).into_iter().flat_map(|functions| chosen(used, functions)));
             if key.program == Program::ReducePartials {
                 parts.push(if key.call.adds_to_gradients { ADD_VALUES } else { STORE_VALUES });
             }
@@ -82,9 +81,43 @@ fn of_bound(key: &KernelKey, used: &Use) -> String {
         ("STORED", stored),
         ("PIECE", pieces.name),
         ("SHIFT", &format!("{}u", pieces.shift)),
+        ("WORDS", if stored == "f32" { "f32" } else { pieces.name.trim_end_matches("<u32>") }),
     ];
-    parts.into_iter().map(|part| substitute(part, &names)).collect()
+    // A shared tensor has no array: its functions load from the workspace. Another thread may be
+    // writing the other part of an atomic word, which is dropped.
+    let [before, after] = match (is_shared, stored == ATOMIC_WORD) {
+        (true, _) => ["shared_WORDS(", ")"],
+        (false, true) => ["atomicLoad(&TENSOR[", "])"],
+        (false, false) => ["TENSOR[", "]"],
+    };
+    let loading = |part: &str| match part.split_once("TENSOR[").and_then(|(to, from)| Some((to, from.split_once(']')?)))
+    {
+        Some((to, (index, from))) if to.ends_with("return ") || to.ends_with('(') => {
+            format!("{to}{before}{index}{after}{from}")
+        }
+        Some(_) | None => part.to_owned(),
+    };
+    parts.into_iter().map(|part| substitute(&loading(part), &names)).collect()
 }
+
+/// Functions that load words of the workspace, from tensors that share its binding.
+fn shared_words(key: &KernelKey) -> String {
+    let word = match workspace(key).0 {
+        "vec4<f32>" => "bitcast<u32>(workspace[at >> 2u][at & 3u])",
+        "vec2<f32>" => "bitcast<u32>(workspace[at >> 1u][at & 1u])",
+        ATOMIC_WORD => "atomicLoad(&workspace[at])",
+        _ => "workspace[at]",
+    };
+    substitute(SHARED_WORDS, &[("WORD", word)])
+}
+
+/// By the type of the loaded words; `at` counts loads of that type.
+const SHARED_WORDS: &str = "
+fn shared_u32(at: u32) -> u32 { return WORD; }
+fn shared_f32(at: u32) -> f32 { return bitcast<f32>(shared_u32(at)); }
+fn shared_vec2(at: u32) -> vec2<u32> { return vec2(shared_u32(2u * at), shared_u32(2u * at + 1u)); }
+fn shared_vec4(at: u32) -> vec4<u32> { return vec4(shared_vec2(2u * at), shared_vec2(2u * at + 1u)); }
+";
 
 /// The suffix of a pair's type.
 pub(super) const fn suffix(storage: Storage) -> &'static str {
@@ -112,7 +145,9 @@ fn of_absent(key: &KernelKey, bound: &[Use]) -> String {
 
 /// The element type of the workspace in this program, and the bytes of the smallest access.
 pub(super) fn workspace(key: &KernelKey) -> (&'static str, u32) {
-    if key.program == Program::BackwardRowSums {
+    if key.program.is_forward() {
+        ("u32", 4)
+    } else if key.program == Program::BackwardRowSums {
         ("vec2<f32>", 8)
     } else if key.call.accumulate == Accumulate::Atomics {
         (ATOMIC_WORD, 4)
@@ -170,14 +205,13 @@ impl Pieces {
     }
 
     /// Functions to load and store a piece, a quad and a pair, as far as they exist.
-    fn functions(&self, key: &KernelKey, used: &Use) -> Vec<[&'static str; 2]> {
-        let load_half = if used.is_written(key) { LOAD_HALF_IN_FLUX } else { LOAD_HALF };
+    fn functions(&self, key: &KernelKey) -> Vec<[&'static str; 2]> {
         let (pieces, quads) = match self.quad {
             Quad::OfPair => return vec![[LOAD_PIECE, STORE_PIECE], WHOLE_PAIRS],
             Quad::One => ([LOAD_PIECE, STORE_PIECE], WHOLE_QUADS),
             Quad::Two => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_TWO),
             Quad::Four => ([LOAD_PIECE, STORE_PIECE], QUADS_OF_FOUR),
-            Quad::Halves => ([load_half, STORE_HALF], QUADS_OF_HALVES),
+            Quad::Halves => ([LOAD_HALF, STORE_HALF], QUADS_OF_HALVES),
             // No program loads codes in this way.
             Quad::Bytes => (["", STORE_BYTES], ["", STORE_QUAD_OF_BYTES]),
         };
@@ -222,15 +256,6 @@ fn load_half_TENSOR(row: u32, col: u32) -> u32 {
     if (col >= params.cols) { return 0u; }
     let at = at_TENSOR(row, col);
     return (TENSOR[at >> 1u] >> (16u * (at & 1u))) & 0xffffu;
-}
-";
-
-// Another thread may be writing the other half of the word, which is dropped.
-const LOAD_HALF_IN_FLUX: &str = "
-fn load_half_TENSOR(row: u32, col: u32) -> u32 {
-    if (col >= params.cols) { return 0u; }
-    let at = at_TENSOR(row, col);
-    return (atomicLoad(&TENSOR[at >> 1u]) >> (16u * (at & 1u))) & 0xffffu;
 }
 ";
 
@@ -376,18 +401,6 @@ fn load_TENSOR(row: u32, col: u32) -> u32 {
     return word;
 }
 ";
-// Other threads may be writing the other bytes of the words, which are dropped.
-const LOAD_CODES_IN_FLUX: &str = "
-fn load_TENSOR(row: u32, col: u32) -> u32 {
-    var word = 0u;
-    let at = at_TENSOR(row, col);
-    for (var i = 0u; i < min(4u, params.cols - col); i += 1u) {
-        word |= ((atomicLoad(&TENSOR[(at + i) >> 2u]) >> (8u * ((at + i) & 3u))) & 0xffu) << (8u * i);
-    }
-    return word;
-}
-";
-
 /// Up to four codes of a column, from adjacent rows.
 const STORE_TRANSPOSED_WORD: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
@@ -456,6 +469,9 @@ fn load_TENSOR(row: u32) -> f32 { return TENSOR[params.TENSOR + row]; }
 ";
 const STORE_STATISTIC: &str = "
 fn store_TENSOR(row: u32, value: f32) { TENSOR[params.TENSOR + row] = value; }
+";
+const STORE_SHARED: &str = "
+fn store_TENSOR(row: u32, value: f32) { workspace[params.TENSOR + row] = bitcast<u32>(value); }
 ";
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }

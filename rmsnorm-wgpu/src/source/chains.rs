@@ -3,23 +3,49 @@
 //! file of `shaders/pieces/` with `put`, and `pull` for backward. Names that end in a number belong
 //! to a norm: the next norm is norm 1.
 
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Slot, Tensor, TensorShape};
+use rmsnorm_spec::{Direction, Piece, PieceSet, Role, Slot, Tensor, TensorSet};
 
 use super::accessors::suffix;
 use super::substitute::substitute;
 use super::{is_early_after, storage_of};
-use crate::plan::{KernelKey, Program};
+use crate::plan::{KernelKey, LATE, Program};
 
-/// The pieces of a program's call.
+/// The pieces that the program has code for.
 pub(super) fn pieces(key: &KernelKey) -> PieceSet {
-    let of_residual = Piece::Residual.tensors(key.program.info().direction);
-    let has_residual = !key.call.tensors.intersection(of_residual).is_empty();
-    let is_after = key.call.form.is_residual_after();
-    PieceSet::NONE
-        .set(Piece::Residual, has_residual && !is_after)
-        .set(Piece::ResidualAfter, is_after)
-        .set(Piece::NextNorm, key.call.form.norms_twice())
-        .set(Piece::Quantize, key.program.writes_codes())
+    key.call.pieces(key.program.info().direction).set(Piece::Quantize, key.program.writes_codes())
+}
+
+/// The pieces of a slot, in the order of computation.
+fn of_slot(key: &KernelKey, slot: Slot) -> Vec<Piece> {
+    pieces(key).iter().filter(|piece| piece.slot() == slot).collect()
+}
+
+/// The result of a piece whose file has `put` from a pair to a pair, in the direction of the call.
+fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
+    match (piece, key.program.info().direction) {
+        (Piece::Residual, Direction::Forward | Direction::QuantizedForward) => {
+            format!("residual_put({pair}, held.residual)")
+        }
+        // Backward reads the sum.
+        (Piece::Residual, Direction::Backward) => pair,
+        (Piece::Parts | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize, _) => pair,
+    }
+}
+
+/// The gradients of a piece's input and of a matrix of its own, from the gradient of its result.
+fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
+    let pulled = match piece {
+        Piece::Residual if key.call.tensors.has(Tensor::DresidualOut) => {
+            format!("residual_pull({gradient}, held.dresidual_out)")
+        }
+        Piece::Residual | Piece::Parts | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => gradient,
+    };
+    [pulled.clone(), pulled]
+}
+
+/// The normalized tensor of backward, from what is held: `NORMALIZED` in `gradients.wgsl`.
+pub(super) fn normalized(key: &KernelKey) -> String {
+    of_slot(key, Slot::Before).into_iter().fold("pair_R(held.x)".to_owned(), |x, piece| put(key, piece, x))
 }
 
 /// Number of norms.
@@ -49,26 +75,21 @@ struct Held {
     is_late: bool,
 }
 
-/// x, dy of backward, and the matrices that the pieces read.
+/// The matrices that the call reads.
 fn held_matrices(key: &KernelKey) -> Vec<Held> {
     let direction = key.program.info().direction;
-    let is_late = |piece: Piece| match direction {
-        Direction::Backward => piece.slot() == Slot::Before,
-        Direction::Forward | Direction::QuantizedForward => piece.slot() == Slot::After && !is_early_after(key),
+    let is_after = |tensor| of_slot(key, Slot::After).iter().any(|piece| piece.tensors(direction).has(tensor));
+    let held = |tensor: Tensor| {
+        let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+        let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+        let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
+        let is_late = match direction {
+            Direction::Backward => LATE.has(tensor),
+            Direction::Forward | Direction::QuantizedForward => is_after(tensor) && !is_early_after(key),
+        };
+        Some(Held { tensor, from, is_late })
     };
-    let of_pieces = pieces(key).iter().flat_map(|piece| piece.tensors(direction).iter().map(move |each| (each, piece)));
-    let all = [Tensor::X, Tensor::Dy].map(|tensor| (tensor, false));
-    let all = all.into_iter().chain(of_pieces.map(|(tensor, piece)| (tensor, is_late(piece))));
-    let is_read =
-        |tensor: Tensor| tensor.shape() == TensorShape::Matrix && tensor.access(direction) == Some(Access::Read);
-    all.filter(|(tensor, _)| is_read(*tensor))
-        .filter_map(|(tensor, is_late)| {
-            let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
-            let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
-            let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
-            Some(Held { tensor, from, is_late })
-        })
-        .collect()
+    direction.reads().intersection(TensorSet::MATRICES).iter().filter_map(held).collect()
 }
 
 /// The type of the held matrices, and their loads.
@@ -91,11 +112,10 @@ fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return H
 
 /// h, as stored, from the held matrices; and the later norms' h, which the norm before has put.
 fn before(key: &KernelKey) -> String {
-    let h = match pieces(key).has(Piece::Residual) {
-        true => "settled_0(kept_0(residual_put(pair_T(held.x), held.residual)))",
-        false => "held.x",
-    };
-    let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", h)]);
+    let x = "pair_T(held.x)".to_owned();
+    let made = of_slot(key, Slot::Before).into_iter().fold(x.clone(), |x, piece| put(key, piece, x));
+    let h = if made == x { "held.x".to_owned() } else { format!("settled_0(kept_0({made}))") };
+    let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", &h)]);
     for n in 1..=norms(key) {
         // Only a program that streams reads it back.
         let is_read = key.program == Program::ForwardStreaming && n < norms(key);
@@ -138,27 +158,35 @@ fn norm(key: &KernelKey, n: u32) -> String {
     let has = |tensor: Tensor| key.call.tensors.has(tensor);
     let [weight, bias, mean, rstd] = parameters(n);
     let normalized = "normalized(pair_N(h), statistics)".to_owned();
+    let after = of_slot(key, Slot::After).into_iter().filter(|_| n == 0);
+    let put_y = after.fold("y_N(h, statistics, weight, bias)".to_owned(), |y, piece| put(key, piece, y));
     let weighted = if has(weight) { format!("weighted({normalized}, weight)") } else { normalized };
     let y = if has(bias) { format!("biased({weighted}, bias)") } else { weighted };
-    let statistics = lines(&[(has(mean), STORE_MEAN), (has(rstd), STORE_RSTD)]);
+    let statistics =
+        lines(&[(has(mean), "store_MEAN(row, statistics.mean);"), (has(rstd), "store_RSTD(row, statistics.rstd);")]);
     let statistics = substitute(&statistics, &[("MEAN", mean.name()), ("RSTD", rstd.name())]);
     let is_after = n == 0 && pieces(key).has(Piece::ResidualAfter);
     let stores = lines(&[
-        (n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut), STORE_SUM),
-        (!key.program.writes_codes(), LET_Y),
-        (!is_after && has(Tensor::Y), STORE_Y),
-        (has(Tensor::Codes), STORE_CODES),
-        (is_after, RETURN_SUM),
-        (!is_after && !key.program.writes_codes(), RETURN_NOTHING),
+        (
+            n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut),
+            "store_residual_out(row, thread, k, h);",
+        ),
+        (!key.program.writes_codes(), "let y = PUT;"),
+        // If y is rounded already, this does not change it.
+        (!is_after && has(Tensor::Y), "store_y(row, thread, k, kept_T(y));"),
+        (has(Tensor::Codes), "store_codes(row, thread, k, codes);"),
+        (is_after, "return residual_after_put(row, thread, k, y, held.residual);"),
+        (!is_after && !key.program.writes_codes(), "return Kept_N1();"),
     ]);
     let put = if key.program.writes_codes() { PUT_CODES } else { PUT };
     let text = substitute(&[NORM, put].concat(), &[("Y", &y), ("STATISTICS", &statistics), ("STORES", &stores)]);
+    let text = substitute(&text, &[("PUT", &put_y)]);
     substitute(&text, &[("N", &n.to_string()), ("N1", &(n + 1).to_string())])
 }
 
-/// The lines that a program has.
+/// The lines that a function has.
 fn lines(lines: &[(bool, &str)]) -> String {
-    lines.iter().filter(|(is_there, _)| *is_there).map(|(_, line)| *line).collect()
+    lines.iter().filter(|(is_there, _)| *is_there).map(|(_, line)| format!("\n    {line}")).collect()
 }
 
 const NORM: &str = "
@@ -167,10 +195,6 @@ fn store_statistics_N(row: u32, thread: u32, statistics: RowStatistics) {
     if (thread > 0u) { return; }STATISTICS
 }
 ";
-const STORE_MEAN: &str = "
-    store_MEAN(row, statistics.mean);";
-const STORE_RSTD: &str = "
-    store_RSTD(row, statistics.rstd);";
 const PUT: &str = "
 fn put_N(
     row: u32, thread: u32, k: u32, held: Held_N, h: Kept_N, statistics: RowStatistics, weight: Kept_W, bias: Kept_W
@@ -181,63 +205,67 @@ const PUT_CODES: &str = "
 fn put_N(row: u32, thread: u32, k: u32, h: Kept_N, y: Pair, codes: Kept_codes) {STORES
 }
 ";
-const STORE_SUM: &str = "
-    store_residual_out(row, thread, k, h);";
-const LET_Y: &str = "
-    let y = y_N(h, statistics, weight, bias);";
-// If y is rounded already, this does not change it.
-const STORE_Y: &str = "
-    store_y(row, thread, k, kept_T(y));";
-const STORE_CODES: &str = "
-    store_codes(row, thread, k, codes);";
-const RETURN_SUM: &str = "
-    return residual_after_put(row, thread, k, y, held.residual);";
-const RETURN_NOTHING: &str = "
-    return Kept_N1();";
 
 /// The statistics that forward has stored.
 fn stored_statistics(key: &KernelKey) -> String {
     let mean = if key.call.tensors.has(Tensor::Mean) { "load_mean(row)" } else { "0.0" };
-    substitute(LOAD_STATISTICS, &[("MEAN", mean)])
+    format!("\nfn load_statistics(row: u32) -> RowStatistics {{ return RowStatistics({mean}, load_rstd(row)); }}\n")
 }
 
-const LOAD_STATISTICS: &str = "
-fn load_statistics(row: u32) -> RowStatistics { return RowStatistics(MEAN, load_rstd(row)); }
-";
+/// The gradient of a slot's input and of its pieces' matrices, from the gradient of its result:
+/// through its pieces from the last to the first.
+fn pulled(key: &KernelKey, slot: Slot, gradient: &str) -> (String, Vec<(Tensor, String)>) {
+    let (mut gradient, mut owned) = (gradient.to_owned(), Vec::new());
+    for piece in of_slot(key, slot).into_iter().rev() {
+        let [input, own] = pull(key, piece, gradient);
+        let written = piece.tensors(Direction::Backward).intersection(Direction::Backward.writes());
+        owned.extend(written.intersection(key.call.tensors).iter().map(|tensor| (tensor, own.clone())));
+        gradient = input;
+    }
+    (gradient, owned)
+}
+
+/// Whether pieces after the norm have gradients to store: the counter `AFTER`.
+pub(super) fn stores_after(key: &KernelKey) -> bool {
+    !pulled(key, Slot::After, "").1.is_empty()
+}
 
 /// From the gradient of y to the gradients of the norm's inputs: the pieces after the norm, the
 /// weight, and the pieces before the norm.
 fn backward(key: &KernelKey) -> String {
     let has = |tensor: Tensor| key.call.tensors.has(tensor);
+    let store = |(tensor, gradient): (Tensor, String)| {
+        let role = if tensor.role(Direction::Backward) == Role::Residual { "R" } else { "T" };
+        format!("\n    store_{tensor}(row, thread, k, kept_{role}({gradient}));")
+    };
     let wdy = if has(Tensor::Weight) { "weighted(dy, weight)" } else { "dy" };
-    let dx = if has(Tensor::DresidualOut) { "residual_pull(dx, held.dresidual_out)" } else { "dx" };
-    let stores = lines(&[(has(Tensor::Dx), STORE_DX), (has(Tensor::Dresidual), STORE_DRESIDUAL)]);
-    substitute(BACKWARD, &[("WDY", wdy), ("DX", dx), ("STORES", &stores)])
+    let ((dy, after), (dx, before)) = (pulled(key, Slot::After, "pair_T(held.dy)"), pulled(key, Slot::Before, "dx"));
+    let of_x = has(Tensor::Dx).then(|| (Tensor::Dx, dx.clone()));
+    let named = |(tensor, gradient)| (tensor, if gradient == dx { "pulled".to_owned() } else { gradient });
+    let stores: String = of_x.into_iter().chain(before).map(named).map(store).collect();
+    let text = substitute(BACKWARD, &[("DY", &dy), ("WDY", wdy), ("DX", &dx), ("STORES", &stores)]);
+    if after.is_empty() {
+        return text;
+    }
+    text + &substitute(STORE_AFTER, &[("STORES", &after.into_iter().map(store).collect::<String>())])
 }
 
 const BACKWARD: &str = "
-fn pull_after(held: Held_0) -> Pair { return pair_T(held.dy); }
+fn pull_after(held: Held_0) -> Pair { return DY; }
 fn pull_weight(dy: Pair, weight: Kept_W) -> Pair { return WDY; }
 fn pull_before(row: u32, thread: u32, k: u32, held: Held_0, dx: Pair) {
     let pulled = DX;STORES
 }
 ";
-const STORE_DX: &str = "
-    store_dx(row, thread, k, kept_T(pulled));";
-const STORE_DRESIDUAL: &str = "
-    store_dresidual(row, thread, k, kept_R(pulled));";
+const STORE_AFTER: &str = "
+fn store_after(row: u32, thread: u32, k: u32, held: Held_0, terms: Terms, weight: Kept_W) {STORES
+}
+";
 
 /// The store of a sum over rows: of the gradients of the call, by their index.
 fn gradients(key: &KernelKey) -> String {
-    let stores = key.call.tensors.iter().enumerate().map(|(index, tensor)| {
-        substitute(STORE_GRADIENT, &[("INDEX", &format!("{index}u")), ("TENSOR", tensor.name())])
-    });
-    substitute(GRADIENTS, &[("STORES", &stores.collect::<String>())])
+    let stores = key.call.tensors.iter().enumerate();
+    let stores = stores.map(|(at, tensor)| format!("\n    if (gradient == {at}u) {{ store_{tensor}(col, sum); }}"));
+    let stores: String = stores.collect();
+    format!("\nfn store_gradient(gradient: u32, col: u32, sum: vec4<f32>) {{{stores}\n}}\n")
 }
-
-const GRADIENTS: &str = "
-fn store_gradient(gradient: u32, col: u32, sum: vec4<f32>) {STORES
-}
-";
-const STORE_GRADIENT: &str = "
-    if (gradient == INDEX) { store_TENSOR(col, sum); }";

@@ -11,8 +11,8 @@ use rmsnorm_spec::{CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, finds_scale, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment,
-    set_lanes, shuffled_lanes,
+    dtypes, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment, set_lanes,
+    shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
@@ -89,7 +89,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     let flags = [
         ("IS_INT8", quant.codes == CodeType::Int8),
         ("IS_ROUNDED", quant.source == QuantSource::Rounded),
-        ("FINDS_AMAX", tensors.has(Tensor::Amax) || finds_scale(key)),
+        ("FINDS_AMAX", tensors.has(Tensor::Amax) || key.finds_scale()),
         ("GATHERS_SCALES", key.gathers_scales),
     ];
     // Significand bits of f32 that a code lacks, and the biased f32 exponent of the smallest normal
@@ -116,7 +116,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
     // Steps of the smallest code in 1.
     let steps = f32::from_bits((254 - min_exponent + 23 - shift) << 23);
     let largest = format!("const LARGEST_CODE = {:?}f;\nconst CODE_STEPS = {steps:?}f;\n", quant.codes.largest());
-    [QUANTIZING, &chosen, &largest, &declared(&flags, &numbers)].concat()
+    [quantizing(), chosen, largest, declared(&flags, &numbers)].concat()
 }
 
 /// The names of dtypes in the files: the letters of activation, weight and residual, and a number
@@ -137,28 +137,20 @@ fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); 
 ";
 
 /// The source of a scale: the caller, or the amax of the tensor, of a row or of adjacent columns.
-/// FIND only computes the tensor's amax. The form of a scale: a quotient, a power of two as f32, or
-/// a power of two as a byte, rounded up or by the exponent. The layout of scales.
-pub(super) const QUANTIZING: &str = "
-const GIVEN = 0u;
-const FIND = 1u;
-const BY_ROW = 2u;
-const BY_BLOCK = 3u;
-const QUOTIENT = 0u;
-const POWER = 1u;
-const BYTE_UP = 2u;
-const BYTE_FLOOR = 3u;
-const ROW_MAJOR = 0u;
-const COLUMN_MAJOR = 1u;
-const PACKED_UE8M0 = 2u;
-const SWIZZLED_128X4 = 3u;
-const LEAST_SCALE = 1.1754943508222875e-38f;
-";
-
-/// The names of these constants.
+/// FIND only computes the tensor's amax.
 const SCALES: [&str; 4] = ["GIVEN", "FIND", "BY_ROW", "BY_BLOCK"];
+/// The form of a scale: a quotient, a power of two as f32, or a power of two as a byte, rounded up
+/// or by the exponent.
 const FORMS: [&str; 4] = ["QUOTIENT", "POWER", "BYTE_UP", "BYTE_FLOOR"];
+/// The layout of scales.
 const LAYOUTS: [&str; 4] = ["ROW_MAJOR", "COLUMN_MAJOR", "PACKED_UE8M0", "SWIZZLED_128X4"];
+
+/// These names with their numbers.
+pub(super) fn quantizing() -> String {
+    let named = |names: [&'static str; 4]| declared(&[], &std::array::from_fn::<_, 4, _>(|at| (names[at], at as u32)));
+    let names: String = [SCALES, FORMS, LAYOUTS].into_iter().map(named).collect();
+    format!("\n{names}const LEAST_SCALE = 1.1754943508222875e-38f;\n")
+}
 
 /// WGSL's conversions of four f16, if the device has them.
 pub(super) const fn conversions(f16: F16) -> &'static str {

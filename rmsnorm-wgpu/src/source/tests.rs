@@ -13,9 +13,10 @@ use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
 use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet, TensorShape};
 
-use super::prelude::QUANTIZING;
+use super::prelude::quantizing;
 use super::*;
 use crate::caps::{Caps, F16};
+use crate::plan::uses::uses;
 use crate::plan::{ALONG_FROM, Access, FOUND_FROM, Layout, Placed, Step, Tile, gathers_scales, plan};
 use crate::unfit::PlanError;
 
@@ -64,7 +65,10 @@ fn planned() -> Vec<(Caps, KernelKey)> {
 fn sample() -> Vec<KernelKey> {
     let mut seen = HashSet::new();
     let keys = wide_sample().into_iter().chain(planned().into_iter().map(|(_, key)| key));
-    keys.filter(|key| seen.insert(*key)).collect()
+    let keys: Vec<_> = keys.filter(|key| seen.insert(*key)).collect();
+    let sharing = keys.iter().step_by(3).map(|key| KernelKey { shares_binding: true, ..*key });
+    let sharing: Vec<_> = sharing.filter(|key| uses(key).iter().any(|used| used.is_shared(key))).collect();
+    keys.into_iter().chain(sharing).collect()
 }
 
 /// Random keys and layouts.
@@ -136,6 +140,7 @@ impl DrawKeys for Draw {
             is_early: program == Program::Forward && self.yes(),
             visits_once: program == Program::ForwardStreaming && norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            shares_binding: false,
         }
     }
 
@@ -183,6 +188,7 @@ impl DrawKeys for Draw {
             is_early: false,
             visits_once: program == Program::QuantizedForwardStreaming && call.norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            shares_binding: false,
         };
         if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
             let lanes = lanes_of_set(quant.scale, is_split(&key)).unwrap_or(1);
@@ -548,6 +554,10 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
             key.call.tensors = program.info().optional.difference(TensorSet::of(&without));
             assert_eq!(bindings(&key).len(), 8, "{program:?}");
         }
+        // All tensors, of which vectors and statistics share a binding.
+        key.call.tensors = if program == Program::Columnwise { ALONG_FROM } else { program.info().optional };
+        key.shares_binding = true;
+        assert!(bindings(&key).len() <= 8, "{program:?}");
     }
 }
 
@@ -578,7 +588,7 @@ fn every_constant_is_read_somewhere() {
     let read: HashSet<&str> =
         code.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
     // A program uses only one of these alternatives.
-    for name in names.filter(|name| !QUANTIZING.contains(name)) {
+    for name in names.filter(|name| !quantizing().contains(*name)) {
         assert!(read.contains(name), "nobody reads {name}");
     }
 }
@@ -593,10 +603,15 @@ fn every_file_is_used_and_every_block_ends() {
         // count packs.
         for line in text.lines().filter(|line| line.contains("@unroll")) {
             let counter = unroll::opened(line).unwrap_or_else(|| panic!("{path}: {line}"));
-            assert!(["J", "K", "N", "K of BATCH"].contains(&counter), "{path}: {line}");
+            assert!(["J", "K", "N", "K of BATCH", "AFTER"].contains(&counter), "{path}: {line}");
         }
         assert_eq!(text.matches('{').count(), text.matches('}').count(), "{path}");
     }
+}
+
+/// The name of the array that a tensor lies in.
+fn binding_of(used: &Use, key: &KernelKey) -> &'static str {
+    if used.is_shared(key) { Tensor::Workspace.name() } else { used.tensor.name() }
 }
 
 /// The functions of a tensor access the tensor itself, and nothing else.
@@ -622,7 +637,7 @@ fn accessors_reach_their_own_tensor() {
                     matches!(variable.space, AddressSpace::Storage { .. }) && !info[function][*handle].is_empty()
                 });
                 let reached: Vec<_> = reached.filter_map(|(_, variable)| variable.name.as_deref()).collect();
-                assert_eq!(reached, [used.tensor.name()], "{name} of {key:?}");
+                assert_eq!(reached, [binding_of(&used, key)], "{name} of {key:?}");
             }
         }
     });
@@ -635,11 +650,12 @@ fn programs_access_every_tensor_of_the_call() {
     for_all(|key, module, info| {
         let main = info.get_entry_point(0);
         for used in uses(key) {
-            let is_it = |name: &Option<String>| name.as_deref() == Some(used.tensor.name());
+            let is_it = |name: &Option<String>| name.as_deref() == Some(binding_of(&used, key));
             let (handle, _) = module.global_variables.iter().find(|(_, each)| is_it(&each.name)).expect("a binding");
             let (is_read, is_written) =
                 (main[handle].contains(GlobalUse::READ), main[handle].contains(GlobalUse::WRITE));
-            let is_column = matches!(used.tensor.shape(), TensorShape::Matrix | TensorShape::Cols);
+            let is_column =
+                matches!(used.tensor.shape(), TensorShape::Matrix | TensorShape::Cols) && !used.is_shared(key);
             assert!(is_read || is_written, "{} of {key:?}", used.tensor);
             assert!(!is_column || (is_written == used.is_stored), "{} of {key:?}", used.tensor);
         }

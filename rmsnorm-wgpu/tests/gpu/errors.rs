@@ -163,7 +163,10 @@ fn too_few_storage_buffers_are_refused_with_their_number() {
     let args = || Forward::new(whole(&small.x), whole(&small.y)).weight(whole(&weight)).rstd(whole(&rstd));
     gpu.forward(&small.norm, args()).unwrap();
     let layer = NormSpec::layer(4, 16, 1e-6);
-    let rule = rule(gpu.forward(&layer, args().mean(whole(&mean))));
+    gpu.forward(&layer, args().mean(whole(&mean))).unwrap();
+    // Four matrices, and a binding for weight and rstd.
+    let [residual, sum] = [8, 9].map(|seed| upload::<bf16>(&gpu, seed, 64));
+    let rule = rule(gpu.forward(&layer, args().residual(whole(&residual)).residual_out(whole(&sum))));
     assert!(rule.contains("at most 4 storage buffers") && rule.contains('5'), "{rule}");
 }
 

@@ -132,6 +132,28 @@ fn codes_of_parts_have_their_own_scales_and_columns() {
     assert_eq!(summary.counts.passed, cases.len(), "{summary}");
 }
 
+/// Vectors and statistics share a binding where a device has fewer storage buffers than a call has
+/// tensors, up to twelve.
+#[test]
+fn calls_with_more_tensors_than_storage_buffers_pass_the_suite() {
+    let Some(few) = open_limited(|limits| limits.max_storage_buffers_per_shader_stage = 7) else { return };
+    // Of the smoke profile, whose kernels a software device compiles in minutes.
+    let options = Options { self_test: false, most_cases: Some(80), jobs: 2, ..Options::default() };
+    let summary = rmsnorm_conformance::run(&few, &options, &mut |_, _| (), None).unwrap();
+    assert!(summary.is_success(), "{summary}");
+}
+
+/// Copies change no bits.
+#[test]
+fn shared_bindings_have_the_same_values() {
+    let Some(many) = open_limited(|_| ()) else { return };
+    let Some(few) = open_limited(|limits| limits.max_storage_buffers_per_shader_stage = 4) else { return };
+    for (rows, cols) in [(40, 1000), (6, 333), (3, 70_000)] {
+        assert!(backward::<bf16>(&many, rows, cols) == backward::<bf16>(&few, rows, cols), "{rows}x{cols}");
+        assert!(backward::<f32>(&many, rows, cols) == backward::<f32>(&few, rows, cols), "{rows}x{cols}");
+    }
+}
+
 #[test]
 fn grids_take_two_dimensions() {
     let Some(whole) = open_limited(|_| ()) else { return };

@@ -317,7 +317,8 @@ fn a_copy_has_every_element_once() {
             for len in [0, 1, 17, 4096, 1 << 26, (1 << 31) + 3] {
                 let (to, is_aliased) = if len % 2 == 1 { (16, true) } else { (4, false) };
                 let access = Access::of_copy(16, to, dtype, len);
-                let plan = copy(dtype, len, access, is_aliased, &caps).expect("a plan");
+                let steps = copy(dtype, len, access, is_aliased, &caps).expect("a plan");
+                let plan = Plan { steps, ..Plan::default() };
                 // No more than bindings and grids require.
                 let grids = caps.most_groups() * u64::from(caps.threads(512)) * PAIR as u64;
                 let most = (caps.available_bytes() / dtype.size() as u64).min(grids) / 16 * 16;

@@ -29,7 +29,7 @@ pub(crate) enum Name {
     Backward(usize),
 }
 
-const FORWARD: [&str; 3] = ["rms", "layer", "wide"];
+const FORWARD: [&str; 4] = ["rms", "layer", "layer_add", "wide"];
 const BACKWARD: [&str; 4] = ["one_gradient", "two_gradients", "f16", "wide"];
 
 impl Name {
@@ -43,7 +43,7 @@ impl Name {
     const fn most_packs(self) -> u32 {
         match self {
             // The last ones are for f32.
-            Name::Forward(2) | Name::Backward(3) => MOST_WIDE_PACKS,
+            Name::Forward(3) | Name::Backward(3) => MOST_WIDE_PACKS,
             Name::Forward(_) | Name::ToCodes => MOST_PACKS,
             Name::Backward(_) => MOST_BACKWARD_PACKS,
         }

@@ -1,18 +1,25 @@
-//! The tensors that a program binds.
+//! The tensors that a program reads and writes, and the ones that share a binding.
 
+use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Access, Tensor, TensorShape};
 
-use super::finds_scale;
-use crate::plan::{KernelKey, Program};
+use super::{KernelKey, Program};
+
+impl KernelKey {
+    /// Whether the program only computes the scale of a tensor.
+    pub(crate) fn finds_scale(&self) -> bool {
+        self.call.quant.is_some_and(|quant| quant.scale == ScaleKind::Current)
+    }
+}
 
 /// The contents of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A matrix of elements, or one row of them.
     Elements,
     /// One f32 per row.
     Statistic,
-    /// f32, in the form that the program needs.
+    /// f32, in the form that the program needs, and tensors that share its binding.
     Workspace,
     /// One f32 that is read.
     Scalar,
@@ -32,23 +39,40 @@ pub(super) enum Kind {
 
 /// How a program uses a tensor.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use {
-    pub(super) tensor: Tensor,
-    pub(super) kind: Kind,
-    pub(super) is_loaded: bool,
-    pub(super) is_stored: bool,
+pub(crate) struct Use {
+    pub(crate) tensor: Tensor,
+    pub(crate) kind: Kind,
+    pub(crate) is_loaded: bool,
+    pub(crate) is_stored: bool,
 }
 
 impl Use {
     /// Whether it is declared `read_write`.
-    pub(super) const fn is_written(&self, key: &KernelKey) -> bool {
-        self.is_stored || key.aliased
+    pub(crate) fn is_written(&self, key: &KernelKey) -> bool {
+        self.is_stored || key.aliased && !self.is_shared(key)
+    }
+
+    /// Whether it lies in the workspace: vectors that are read, statistics, and a given scale, if the
+    /// device has too few bindings.
+    pub(crate) fn is_shared(&self, key: &KernelKey) -> bool {
+        let is_small = match self.kind {
+            Kind::Elements => self.tensor.shape() == TensorShape::Cols && !self.is_stored,
+            Kind::Statistic | Kind::Scalar => true,
+            Kind::Workspace | Kind::Amax | Kind::Scales | Kind::Bytes | Kind::ColumnBytes => false,
+            Kind::Found | Kind::Cleared => false,
+        };
+        key.shares_binding && is_small
     }
 }
 
-/// The tensors that a program binds, by binding number.
-pub(super) fn uses(key: &KernelKey) -> Vec<Use> {
+/// The tensors of a program, in the order of their binding numbers.
+pub(crate) fn uses(key: &KernelKey) -> Vec<Use> {
     key.call.tensors.iter().filter_map(|tensor| of_call(key, tensor)).chain(workspace(key)).collect()
+}
+
+/// The tensors that have a binding.
+pub(crate) fn bound(key: &KernelKey) -> Vec<Use> {
+    uses(key).into_iter().filter(|used| !used.is_shared(key)).collect()
 }
 
 /// A tensor of the call; `None` for a gradient if the program only writes its partial sums.
@@ -99,7 +123,7 @@ fn of_codes(key: &KernelKey, tensor: Tensor) -> Option<Use> {
         (_, Tensor::ScalesColumnwise) => (Kind::Scales, false, true),
         (_, Tensor::Scale) => (Kind::Scalar, true, false),
         (_, Tensor::Amax) => (Kind::Amax, true, true),
-        (_, Tensor::Scales) if finds_scale(key) => (Kind::Amax, true, true),
+        (_, Tensor::Scales) if key.finds_scale() => (Kind::Amax, true, true),
         (_, Tensor::Scales) => (Kind::Scales, false, true),
         _ => return None,
     };
@@ -114,12 +138,9 @@ fn workspace(key: &KernelKey) -> Option<Use> {
         | Program::ForwardStreaming
         | Program::QuantizedForward
         | Program::QuantizedForwardStreaming
-        | Program::TransposeCodes
-        | Program::Columnwise
-        | Program::TensorScale
-        | Program::Clear
-        | Program::Copy => (false, false),
-        Program::Backward => (has_gradients, true),
+        | Program::Columnwise => (key.shares_binding, key.shares_binding),
+        Program::TransposeCodes | Program::TensorScale | Program::Clear | Program::Copy => (false, false),
+        Program::Backward => (has_gradients || key.shares_binding, has_gradients),
         Program::BackwardRowSums => (true, true),
         Program::BackwardColumns => (true, has_gradients),
         Program::ReducePartials => (true, false),
