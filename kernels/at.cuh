@@ -5,6 +5,6 @@ struct At {
     int left;
 };
 
-// The address of that column in a matrix, for the `At` that is named `at`. ROW needs a `p`, which
-// the lambda has.
+// The address of that column in a matrix, for the `At` that is named `at`: in pieces. In a schedule
+// `at(u)` makes the `At` of row u. ROW needs a `p`, which the lambda has.
 #define AT(matrix) [&](const Params& p) { return ROW(matrix, at.row) + at.first; }(at.p)

@@ -4,10 +4,13 @@
 // Who: a group of THREADS_PER_ROW threads has UNROLL rows at a time, a thread the same columns in
 // each.
 // Where: a row is loaded for its statistics and loaded again, from the L1, to write y: `h` needs no
-// registers while the sums are exchanged. Hints tell the caches which load is the last. KEEPS_ROW:
-// the row is loaded once and stays in `h`. A tile decides: most have it with a residual before the
-// norm, which doubles the second load, and in calls so small that all rows are in flight at once.
-// What the norm is added to is loaded once, with the row, and waits in `waiting`.
+// registers while the last sums are exchanged. Hints tell the caches which load is the last.
+// LOADS_AT_USE: the second load is pack by pack; without it, all packs are loaded together.
+// KEEPS_ROW: the row is loaded once and stays in `h`. A tile decides: most have it with a residual
+// before the norm, which doubles the second load, and in calls so small that all rows are in flight
+// at once.
+// A residual after the norm is loaded once, with the row, and waits in `waiting`; the sum takes its
+// place there, and the next norm reads it. Before, After, Norm, NextNorm and Store are in pieces/.
 
 static_assert(KEEPS_ROW || !Before::IS_READ_ONCE, "several parts are read once");
 static_assert(CLUSTER == 1, "forward_cluster.cu has rows of several blocks");
@@ -78,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
             }
             store_statistics(thread == 0, N::means(p), N::rstds(p), exists, at, mean, rstd);
         };
+        // `put` stores, and returns what the next norm, if there is one, normalizes.
         run(Norm{}, h, [&](int u, int k, const float (&y)[PACK]) { waiting[u][k] = After::put(at(u), k, y, waiting[u][k]); });
         After::then(waiting, [&](auto next, auto& sum) {
             run(next, sum, [&](int u, int k, const float (&y)[PACK]) { Store::put(at(u), k, y, {}); });

@@ -138,7 +138,7 @@ struct RowSums {
         arrive();
     }
 
-    // The second half of `sum`, with the values that `send` returned.
+    // The second half of `sum`, with the values that `send` left.
     template <int COUNT, int SUMS = COUNT>
     __device__ void receive(float (&values)[COUNT]) {
         if constexpr (SENDERS > 1) {

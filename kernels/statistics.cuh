@@ -63,7 +63,7 @@ __device__ inline void correct_mean(float inv_cols, float deviations, float& mea
     mean = __fadd_rn(mean, missed);
 }
 
-// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that inv_cols them. `sum_of(u)`
+// Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)`
 // returns the thread's partial sum of row u. `about(u, mean, squares, deviations)` computes its
 // partial sums about a mean. `meanwhile` runs during the exchange of the last sums.
 template <int COUNT, class Sums, class SumOf, class About, class Meanwhile>
@@ -117,7 +117,8 @@ __device__ inline void sum_packs_about(const Load& load, float mean, int left, f
     about.total(squares, deviations);
 }
 
-// Mean and rstd of rows that stay on chip. `load(u, k)` returns pack k of row u.
+// The same of rows that stay on chip. `load(u, k)` returns pack k of row u; TOGETHER packs are read
+// before their sums are added.
 template <int TOGETHER, int COUNT, class Sums, class Load, class Meanwhile>
 __device__ inline void find_statistics(
     const Params& p, Sums& sums, const Load& load, int left, const Meanwhile& meanwhile, float (&mean)[COUNT], float (&rstd)[COUNT]

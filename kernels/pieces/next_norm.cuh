@@ -1,4 +1,5 @@
-// The norm of the sum that the first norm is added to: math.md, equation (14).
+// The norm of the sum that the first norm is added to: math.md, equation (14). Kind, eps, weight
+// offset and cast order are those of the first norm.
 struct NextNorm {
     static constexpr bool IS_FIRST = false, SCALES = HAS_NEXT_WEIGHT, SHIFTS = HAS_NEXT_BIAS;
 

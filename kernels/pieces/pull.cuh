@@ -2,7 +2,8 @@
 // row (`AfterPull`). What comes before it makes h, and turns dx at the end (`BeforePull`).
 //
 // A matrix that a piece reads waits in its `Slot` of the ring, or comes from memory: `load` returns
-// the pack at an address. An empty Slot takes no room.
+// the pack at an address. An empty Slot takes no room. A program has one struct of each name: a
+// piece with a gradient of its own brings another, which rmsnorm-cuda/src/source.rs chooses.
 
 // y is stored: dy is the norm's gradient as it is.
 struct AfterPull {
@@ -16,7 +17,8 @@ struct AfterPull {
     template <class Load>
     __device__ static Values values(const At&, const Load&) { return {}; }
 
-    // Finds the piece's gradients from y, the normalized and weighted value, and dy.
+    // Finds the piece's gradients from dy and the normalized and weighted value, to which no bias
+    // is added and which is not rounded before the weight.
     __device__ static void find(Values&, int, float, float) {}
     __device__ static void store(const At&, int, const Values&) {}
 

@@ -1,4 +1,7 @@
-// Before the statistics: x alone.
+// Before the statistics: x alone. What every Before has: `load` makes a pack of h, `load_row` all
+// packs of a thread; `store_h` and `store_h_row` store residual_out, if the call has it, after the
+// last load. `Slot` is the same for rows that wait in shared memory (forward_long.cu). `First` and
+// `add` are for Parts and for sums over ranks.
 struct X {
     using Value = T;
     // What `add` starts from.

@@ -10,7 +10,7 @@ use rmsnorm_spec::{
 use crate::Arithmetic;
 use crate::case::data::{self, Inputs};
 use crate::case::kind::Calls;
-use crate::case::{Case, Kind, presence};
+use crate::case::{Case, Kind};
 use crate::finding::{Check, Finding, Status};
 use crate::run::device::Device;
 use crate::run::harness::Answer;
@@ -176,7 +176,7 @@ pub(crate) fn call(
 
 /// The problem of a case's call, with nothing overwritten.
 fn problem(case: &Case, direction: Direction, inputs: &Inputs) -> Problem {
-    let present = case.present.intersection(presence::ungated(direction));
+    let present = case.present.intersection(direction.reads().union(direction.writes()));
     let (norm, rows, cols, dtype) = (case.norm, case.rows, case.cols, case.dtypes.activation);
     let problem = match (direction, case.quant) {
         (Direction::QuantizedForward, Some(quant)) => {
