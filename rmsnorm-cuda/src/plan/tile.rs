@@ -46,8 +46,8 @@ pub(crate) struct Reads {
     /// `Forward`: the second read of a pack comes just before its use, instead of all packs at
     /// once. `ForwardCluster`: the same for a residual that is added after the norm.
     pub(crate) loads_at_use: bool,
-    /// `ForwardCluster`, `ForwardLong`: weight and bias are read together with the row.
-    /// `ForwardExchange`: they are read once, before all rows.
+    /// `ForwardCluster`, `ForwardLong`: the weight is read together with the row, the bias later.
+    /// `ForwardExchange`: both are read once, before all rows.
     pub(crate) prefetches_weight: bool,
     /// `ForwardCluster`, `ForwardLong`: packs that are read together.
     pub(crate) batch: u32,

@@ -18,10 +18,12 @@ const UNIT: u64 = 8;
 /// the call shares one.
 pub(super) fn most_rows(problem: &Problem, caps: &Caps) -> Option<u64> {
     // Programs bind tensors of the call, and the workspace.
-    let is_possible = problem.tensors.intersection(tensors(problem.direction)).len() >= caps.storage_buffers as usize;
+    if problem.tensors.intersection(tensors(problem.direction)).len() < caps.storage_buffers as usize {
+        return None;
+    }
     let statistics = problem.tensors.iter().filter(|tensor| tensor.shape() == TensorShape::Rows).count().max(1) as u64;
     let most = (caps.available_bytes() / 8).saturating_sub(len(problem, 0)) / statistics;
-    is_possible.then_some(most.saturating_sub(UNIT))
+    Some(most.saturating_sub(UNIT))
 }
 
 /// f32 of the workspace that suffice for shared tensors in every layout.
