@@ -328,6 +328,18 @@ pub struct SettingArgs {
     /// [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,
+    /// Where the activation of the file's tensor `gate` is multiplied: after the norm, or before it;
+    /// or metadata "gate"
+    #[arg(long, value_name = "after|before")]
+    pub gate: Option<String>,
+    /// The function of the gate: silu or sigmoid; required with a gate, here or as metadata
+    /// "activation"
+    #[arg(long, value_name = "FUNCTION")]
+    pub activation: Option<String>,
+    /// The number of groups of columns, each with its own statistics; it divides the columns; or
+    /// metadata "groups" [default: 1]
+    #[arg(long, value_name = "N")]
+    pub groups: Option<String>,
     /// 8-bit results.
     #[command(flatten)]
     pub quantize: QuantizeArgs,
