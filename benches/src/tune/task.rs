@@ -229,7 +229,7 @@ fn large<D: Measurable>(device: &D, calls: Calls, cols: usize) -> Subject {
 
 fn subject(calls: Calls, shape: Shape, weight: f64) -> Subject {
     let Calls { kind, norm, dtype } = calls;
-    let operation = Operation { norm, op: op(kind), reduction: GradReduction::Partials };
+    let operation = Operation::new(norm, op(kind));
     Subject { operation, dtype, shape, weight }
 }
 
