@@ -375,7 +375,7 @@ impl Judge<'_> {
         let adds = self.operation.op.has_residual();
         Ok(Inputs {
             x: self.values(tensors::X, elements.clone()),
-            residual: adds.then(|| self.values(tensors::SECOND, elements)),
+            residual: adds.then(|| self.values(tensors::SECOND, elements.clone())),
             weight: self.vector(tensors::WEIGHT),
             bias: (self.operation.norm == Norm::Layer).then(|| self.vector(tensors::BIAS)),
             gate: self.operation.form.has_gate().then(|| self.values(tensors::GATE, elements.clone())),

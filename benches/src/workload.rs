@@ -317,7 +317,7 @@ fn scales_of<'a, D: Measurable>(
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lens {
     workspace: usize,
-    statistics: usize,
+    pub(crate) statistics: usize,
     gate: usize,
     codes: usize,
     /// Transposed or columnwise codes.
@@ -339,7 +339,7 @@ impl Lens {
                 let backward = problem(Operation { norm, op: Op::Backward, ..*operation }, dtype, shape);
                 grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
             }
-            grow(&mut lens.statistics, rows.checked_mul(self::spec(*operation, shape).groups));
+            grow(&mut lens.statistics, rows.checked_mul(spec(*operation, shape).groups));
             grow(&mut lens.gate, operation.form.has_gate().then_some(shape.elements()));
             let Some(quant) = operation.op.quant() else { continue };
             let (spec, tensors) = (quant.spec(shape), quant.tensors());

@@ -1,6 +1,6 @@
 //! Tasks of the tuner: a rung, and representative shapes of the calls that look it up.
 
-use rmsnorm_core::{DType, GradReduction};
+use rmsnorm_core::DType;
 use rmsnorm_tuning::{Calls, Entry, Kind, Rung, Slot, Table, VALUE};
 
 use super::{Request, asks_for};

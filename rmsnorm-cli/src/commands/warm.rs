@@ -96,6 +96,8 @@ impl HarnessTask for &Calls {
 
 #[cfg(test)]
 mod tests {
+    use rmsnorm_bench::Form;
+
     use super::*;
 
     #[test]
