@@ -268,7 +268,7 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
                 (Kind::Rms, true) => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
                 (Kind::Rms, false) => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
                 (Kind::Layer, _) => {
-                    let norm = rmsnorm_candle::Norm::layer(EPS).bias(of_bias).residual_after(residual);
+                    let norm = Norm::layer(EPS).bias(of_bias).residual_after(residual);
                     norm.next_norm(&next).next_bias(of_next_bias).apply(&x, &w).unwrap()
                 }
             };
