@@ -31,16 +31,17 @@ pub(crate) use tuning::{KEPT, MOST_PACKS, PAIR, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
 
-/// The tensors of calls of a direction. The workspace is left out: the other tensors determine the
-/// part of it that a program uses.
+/// The tensors of calls of a direction, none of which has a gate. The workspace is left out: the
+/// other tensors determine the part of it that a program uses.
 const fn tensors(direction: Direction) -> TensorSet {
-    direction.reads().union(direction.writes()).without(Tensor::Workspace)
+    let tensors = direction.reads().union(direction.writes()).without(Tensor::Workspace);
+    tensors.difference(Piece::GateAfter.tensors(direction))
 }
 
 const FORWARD: TensorSet = tensors(Direction::Forward);
 const BACKWARD: TensorSet = tensors(Direction::Backward);
 /// The inputs of backward's sums over a row: no gradient that is added after them.
-const ROW_SUMS: TensorSet = Direction::Backward.reads().difference(LATE);
+const ROW_SUMS: TensorSet = BACKWARD.intersection(Direction::Backward.reads()).difference(LATE);
 /// The inputs of backward that belong to a piece before the norm, and that only backward has.
 pub(crate) const LATE: TensorSet = {
     let (mut set, mut index) = (TensorSet::NONE, 0);
