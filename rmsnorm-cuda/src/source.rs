@@ -256,6 +256,7 @@ mod tests {
         has_parts: false,
         has_weight_offset: true,
         form: Form::Norm,
+        gate: None,
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };

@@ -129,6 +129,7 @@ impl DrawKeys for Draw {
                 has_row_groups,
                 has_parts: false,
                 form: form_of(program, tensors),
+                gate: None,
                 quant: None,
                 has_weight_offset: true,
             },
