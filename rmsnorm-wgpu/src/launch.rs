@@ -125,9 +125,9 @@ impl Bound {
     }
 }
 
-/// Refuses pieces that this backend lacks: parts, gates and groups of columns.
+/// Refuses pieces that this backend lacks: parts and groups of columns.
 pub(crate) fn require_pieces(problem: &Problem) -> Result<(), Error> {
-    const PIECES: PieceSet = PieceSet::of(&[Piece::Residual, Piece::ResidualAfter, Piece::NextNorm, Piece::Quantize]);
+    const PIECES: PieceSet = PieceSet::of(&Piece::ALL).without(Piece::Parts);
     problem.require_one_group(BACKEND)?;
     problem.require_pieces(BACKEND, PIECES)
 }

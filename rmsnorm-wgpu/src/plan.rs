@@ -31,17 +31,17 @@ pub(crate) use tuning::{KEPT, MOST_PACKS, PAIR, Tuning};
 #[cfg(feature = "conformance")]
 pub(crate) use tuning::{candidates, data::Name};
 
-/// The tensors of calls of a direction, none of which has a gate. The workspace is left out: the
-/// other tensors determine the part of it that a program uses.
+/// The tensors of calls of a direction. The workspace is left out: the other tensors determine the
+/// part of it that a program uses.
 const fn tensors(direction: Direction) -> TensorSet {
-    let tensors = direction.reads().union(direction.writes()).without(Tensor::Workspace);
-    tensors.difference(Piece::GateAfter.tensors(direction))
+    direction.reads().union(direction.writes()).without(Tensor::Workspace)
 }
 
 const FORWARD: TensorSet = tensors(Direction::Forward);
 const BACKWARD: TensorSet = tensors(Direction::Backward);
-/// The inputs of backward's sums over a row: no gradient that is added after them.
-const ROW_SUMS: TensorSet = BACKWARD.intersection(Direction::Backward.reads()).difference(LATE);
+/// The inputs of backward's sums over a row: no gradient that is added after them, and no bias, of
+/// which only the gradient of a gate is made.
+const ROW_SUMS: TensorSet = Direction::Backward.reads().difference(LATE).without(Tensor::Bias);
 /// The inputs of backward that belong to a piece before the norm, and that only backward has.
 pub(crate) const LATE: TensorSet = {
     let (mut set, mut index) = (TensorSet::NONE, 0);
@@ -410,6 +410,11 @@ fn gradients(problem: &Problem) -> u64 {
 /// Whether a matrix is f32: the two quads of a pair are then apart and take twice the registers.
 fn is_split(problem: &Problem) -> bool {
     problem.dtypes.activation == DType::F32 || stream(problem) == Some(DType::F32)
+}
+
+/// Whether a pair takes twice the registers: it is f32, or a gate is held beside it.
+fn is_wide(problem: &Problem) -> bool {
+    is_split(problem) || problem.gate.is_some()
 }
 
 /// The number of threads, a multiple of 32 (the usual subgroup size), with no idle thread, for the

@@ -10,7 +10,7 @@ use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::tuning::{Division, Tuning};
 use super::{
-    Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_split, key,
+    Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_wide, key,
     pairs, ranges, reduction, sharing, threads_without_idle,
 };
 use crate::caps::{Caps, F16};
@@ -274,7 +274,7 @@ fn most_rows(rows: u64, groups: u32) -> u64 {
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
     let [one_gradient, two_gradients, f16, wide] = &tuning.backward;
     match problem.dtypes.activation {
-        _ if is_split(problem) => wide,
+        _ if is_wide(problem) => wide,
         DType::F16 => f16,
         DType::F32 | DType::Bf16 if gradients(problem) == 2 => two_gradients,
         DType::F32 | DType::Bf16 => one_gradient,
@@ -287,7 +287,7 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
 /// Times: see `tuning.rs`.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let pairs = pairs(problem.cols);
-    let is_wide = is_split(problem);
+    let is_wide = is_wide(problem);
     let has_two_sums = gradients(problem) == 2;
     let Division { without_idle: (packs, most), most: wanted } =
         find(ladder(&as_tuned(problem, caps), caps.tuning), pairs)?;
@@ -328,7 +328,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
 fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
     const THREADS: u32 = 1024;
     let packs = pairs(problem.cols).div_ceil(THREADS as usize);
-    let fits = gradients(problem) < 2 && !is_split(problem) && packs <= 4;
+    let fits = gradients(problem) < 2 && !is_wide(problem) && packs <= 4;
     (fits && caps.threads_with(THREADS, THREAD_BYTES) == THREADS)
         .then(|| Tile { reads_again: true, ..Tile::new(THREADS, 1, packs as u32, reduction(THREADS, 1, caps)) })
 }
@@ -359,7 +359,7 @@ fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
 /// - 1024 columns, 128 threads: 792 workgroups 62.9, 924 79
 /// - 7168 columns, 448 threads: 264 workgroups 242, 132 347
 fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
-    let is_wide = is_split(problem);
+    let is_wide = is_wide(problem);
     // Threads per multiprocessor, and its minimum of workgroups.
     let (threads, least) = match (tile.packs, tile.rows_at_once, gradients(problem)) {
         (1, ..) => (1024, 1),

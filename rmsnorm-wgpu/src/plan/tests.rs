@@ -104,7 +104,7 @@ impl Planner for Plans {
 
     /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
-        testing::calls(&MIXES)
+        testing::calls(&MIXES).into_iter().chain(testing::calls_with_gates(&[F32, BF16_STREAM_F32])).collect()
     }
 
     /// All short rows, the lengths around each power of two, and some between whose number of

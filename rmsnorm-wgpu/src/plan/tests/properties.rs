@@ -33,8 +33,8 @@ fn every_column_has_one_thread() {
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
         use Tensor::{
-            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, NextBias, NextMean, NextRstd, NextWeight,
-            Residual, ResidualOut, Rstd, Weight, X, Y,
+            Bias, Dbias, Dgate, Dresidual, DresidualOut, Dweight, Dx, Dy, Gate, Mean, NextBias, NextMean, NextRstd,
+            NextWeight, Residual, ResidualOut, Rstd, Weight, X, Y,
         };
         let problem = call.problem(SOME_ROWS, cols);
         let with_offset = Problem { has_weight_offset: true, ..problem };
@@ -45,13 +45,25 @@ fn keys_have_the_tensors_of_the_call() {
         }
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
-                Program::Forward | Program::ForwardStreaming => {
-                    &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd]
-                }
+                Program::Forward | Program::ForwardStreaming => &[
+                    X,
+                    Residual,
+                    Weight,
+                    Bias,
+                    Y,
+                    ResidualOut,
+                    Mean,
+                    Rstd,
+                    NextWeight,
+                    NextBias,
+                    NextMean,
+                    NextRstd,
+                    Gate,
+                ],
                 Program::Backward | Program::BackwardColumns => {
-                    &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual]
+                    &[X, Dy, Weight, Bias, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual, Gate, Dgate]
                 }
-                Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd],
+                Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd, Gate],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
