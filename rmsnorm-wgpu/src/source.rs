@@ -86,9 +86,32 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
         _ => 0..key.tile.packs,
     };
     let normalized = normalized(key);
-    let files = files(key).into_iter().map(|file| substitute(&unroll(&file, &counts), &[("NORMALIZED", &normalized)]));
+    let names: Vec<_> = [("NORMALIZED", &*normalized)].into_iter().chain(in_group(key)).collect();
+    let files = files(key).into_iter().map(|file| substitute(&unroll(&file, &counts), &names));
     let text: String = [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect();
     Uniform::of(&text).declaration() + &text
+}
+
+/// The places of a row and a column in tensors, of a block of columns among the scales of a row, and
+/// of sums in the workspace, by their names in files: a program on groups of columns counts columns
+/// within the group of its workgroup.
+const fn in_group(key: &KernelKey) -> [(&'static str, &'static str); 5] {
+    match key.has_groups {
+        true => [
+            ("ATROW", "(row * params.groups + column_group)"),
+            ("ATCOL", "(column_group * params.cols + col)"),
+            ("ATBLOCK", "(column_group * (params.cols / SET) + group)"),
+            ("PARTIALS", "(params.workspace + column_group * (partial_stride() / params.groups))"),
+            ("SECTIONS", "(PADDING * params.groups)"),
+        ],
+        false => [
+            ("ATROW", "row"),
+            ("ATCOL", "col"),
+            ("ATBLOCK", "group"),
+            ("PARTIALS", "params.workspace"),
+            ("SECTIONS", "PADDING"),
+        ],
+    }
 }
 
 /// Maximum packs of another matrix that are held in registers in addition to the packs of x (the same
@@ -166,11 +189,15 @@ fn files(key: &KernelKey) -> Vec<String> {
     }
     let schedule = file(key.program.info().stem).lines().map(|line| match included(line) {
         Some(stem) => file(stem).to_owned(),
+        None if key.has_groups && line == MAIN => format!("{line}\n    column_group = me.group.z;\n"),
         None => format!("{line}\n"),
     });
     let schedule = schedule.collect();
     files.into_iter().map(str::to_owned).chain([schedule]).collect()
 }
+
+/// The first line of every entry point.
+const MAIN: &str = "fn main(me: Me) {";
 
 /// The name of a piece's file. A gate has one for both places.
 const fn stem_of(piece: Piece) -> &'static str {

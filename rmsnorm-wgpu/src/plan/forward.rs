@@ -50,7 +50,7 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
 ///
 /// Times: see `tuning.rs`.
 pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
-    let pairs = pairs(problem.cols);
+    let pairs = pairs(problem);
     let is_wide = is_wide(problem);
     let wanted = find(ladder(problem, caps.tuning), pairs)? as usize;
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
@@ -99,7 +99,7 @@ pub(super) fn visits_once(problem: &Problem, caps: &Caps) -> bool {
 pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> Tile {
     // For the longest rows fewer rows at a time, so that the L2 cache still has them for the second
     // pass, as far as arithmetic can hide the latency.
-    let threads = if problem.norm == Norm::Rms && pairs(problem.cols) > 8192 { 1024 } else { 512 };
+    let threads = if problem.norm == Norm::Rms && pairs(problem) > 8192 { 1024 } else { 512 };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
     Tile::new(threads_per_row, 1, packs, reduction(threads_per_row, 1, caps))

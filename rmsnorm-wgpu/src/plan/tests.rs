@@ -18,7 +18,10 @@ use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    TensorShape,
+};
 
 use super::{
     Access, Dispatch, KernelKey, Layout, PAIR, Placed, Plan, Program, Reduction, Step, Tile, plan, workspace_len,

@@ -24,6 +24,9 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
         let of = if role == "0" && holds_gate(key) { HELD_WITH_GATE } else { ROLE };
         text += &substitute(of, &[("ROLE", role), ("DTYPE", dtype.name())]);
     }
+    if key.has_groups {
+        text += COLUMN_GROUP;
+    }
     if let Some(gate) = key.call.gate {
         text += &declared(&[("IS_SILU", gate.activation == Activation::Silu)], &[]);
     }
@@ -137,6 +140,10 @@ fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
 fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
 fn settled_ROLE(kept: Kept_ROLE) -> Kept_ROLE { return settled_DTYPE(kept); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
+";
+
+const COLUMN_GROUP: &str = "
+var<private> column_group: u32;
 ";
 
 /// A pair with its gate.

@@ -35,7 +35,16 @@ fn wide_sample() -> Vec<KernelKey> {
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
     let keys: Vec<_> = samples.map(|program| draw.key(program)).collect();
     let gated: Vec<_> = keys.iter().step_by(2).filter_map(|key| draw.gated_key(key)).collect();
-    keys.into_iter().chain(gated).collect()
+    let in_groups: Vec<_> = keys.iter().chain(&gated).step_by(3).filter_map(in_groups).collect();
+    keys.into_iter().chain(gated).chain(in_groups).collect()
+}
+
+/// The same key with groups of columns, if the program and the call may have them.
+fn in_groups(key: &KernelKey) -> Option<KernelKey> {
+    let is_whole =
+        matches!(key.program, Program::TransposeCodes | Program::TensorScale | Program::Clear | Program::Copy);
+    let may = !is_whole && !key.call.form.is_residual_after();
+    may.then_some(KernelKey { has_groups: true, gathers_scales: false, ..*key })
 }
 
 /// Keys used by plans: the same number of calls for each device.
@@ -155,6 +164,7 @@ impl DrawKeys for Draw {
             is_early: program == Program::Forward && self.yes(),
             visits_once: program == Program::ForwardStreaming && norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            has_groups: false,
             shares_binding: false,
         }
     }
@@ -203,6 +213,7 @@ impl DrawKeys for Draw {
             is_early: false,
             visits_once: program == Program::QuantizedForwardStreaming && call.norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            has_groups: false,
             shares_binding: false,
         };
         if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
@@ -528,6 +539,8 @@ fn the_sample_has_all_that_keys_hold() {
             || program == Program::TransposeCodes;
         assert_eq!(both(&|key| key.call.has_row_groups), takes_parts, "{program:?}");
         assert_eq!(both(&|key| key.is_whole), program.is_on_chip(), "{program:?}");
+        let of_columns = takes_parts && program != Program::TransposeCodes || program == Program::ReducePartials;
+        assert_eq!(both(&|key| key.has_groups), of_columns, "{program:?}");
         assert_eq!(
             both(&|key| key.call.tensors.is_in_place() && key.call.tensors.adds_residual()),
             program.is_forward() && !program.writes_codes(),
