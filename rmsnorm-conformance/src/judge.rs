@@ -6,6 +6,7 @@
 
 pub(crate) mod arithmetic;
 pub mod bounds;
+pub(crate) mod gate;
 pub(crate) mod quantized;
 pub(crate) mod trial;
 pub(crate) mod truth;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use rmsnorm_conformance::bounds::{self, Mode, Model, Statistics};
+use rmsnorm_conformance::bounds::{self, InputErrors, Mode, Model, Statistics};
 use rmsnorm_conformance::judge::judge;
 use rmsnorm_conformance::testing::splitmix;
 use rmsnorm_conformance::{Arithmetic, NonFinite, StoreRounding};
@@ -137,7 +137,7 @@ impl Case {
             bias: bias.as_deref(),
         };
         let forward = reference::forward(&spec, &inputs);
-        let forward_bounds = bounds::forward(&spec, &inputs, activations, &forward, model);
+        let forward_bounds = bounds::forward(&spec, &inputs, (activations, None), &forward, model);
 
         let stored = |values: &[f64]| -> Vec<f64> {
             values.iter().map(|&value| if self.given { round_to(value, DType::F32) } else { value }).collect()
@@ -152,7 +152,7 @@ impl Case {
         };
         let statistics = if self.given { Statistics::Given } else { Statistics::Computed(&forward_bounds) };
         let backward = reference::backward(&spec, &inputs);
-        let backward_bounds = bounds::backward(&spec, &inputs, &backward, statistics, model);
+        let backward_bounds = bounds::backward(&spec, &inputs, InputErrors::default(), &backward, statistics, model);
         BTreeMap::from([
             ("mean", Output { reference: forward.mean, bound: forward_bounds.mean }),
             ("rstd", Output { reference: forward.rstd, bound: forward_bounds.rstd }),

@@ -59,6 +59,7 @@ impl Harness for WgpuBackend {
             mean_roundings: 1.5,
             // A reciprocal, within 2.5 ulp, and a product.
             quotient_error: 3.5 * unit_roundoff,
+            exp_error: |z| (3.0 + 2.0 * z) / f64::from(1u32 << 23),
             store: StoreRounding::NearestEven,
             flushes_subnormals: true,
             non_finite: NonFinite::Unspecified,

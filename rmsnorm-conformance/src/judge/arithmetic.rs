@@ -36,6 +36,9 @@ pub struct Arithmetic {
     /// Relative error of a quotient, such as a result divided by its scale: 1 rounding for a
     /// division, 2 for a product with a rounded reciprocal.
     pub quotient_error: f64,
+    /// Relative error of the computed `exp(-z)`, for a given `z` of at least 0. What underflows is
+    /// not counted.
+    pub exp_error: fn(f64) -> f64,
     /// The rounding of 16-bit stores.
     pub store: StoreRounding,
     /// Whether subnormal inputs and results may be flushed to zero.
@@ -52,12 +55,14 @@ pub struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// IEEE f32 with a correctly rounded square root and division: the CPU backend.
+    /// IEEE f32 with a correctly rounded square root and division, and an exponential function
+    /// that is right to 2 ulp.
     pub const IEEE: Arithmetic = Arithmetic {
         unit_roundoff: F32_ROUNDOFF,
         rstd_error: 2.0 * F32_ROUNDOFF,
         mean_roundings: 2.0,
         quotient_error: 2.0 * F32_ROUNDOFF,
+        exp_error: |_| 4.0 * F32_ROUNDOFF,
         store: StoreRounding::NearestEven,
         flushes_subnormals: false,
         non_finite: NonFinite::Ieee,

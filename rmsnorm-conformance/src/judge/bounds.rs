@@ -46,15 +46,15 @@ pub struct Model<'a> {
 /// Absolute error bounds of a forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBounds {
-    /// (rows); zeros for RMS norm.
+    /// (rows, groups); zeros for RMS norm.
     pub mean: Vec<f64>,
-    /// (rows)
+    /// (rows, groups)
     pub rstd: Vec<f64>,
     /// (rows, cols)
     pub y: Vec<f64>,
     /// (rows, cols); in f32, before any rounding to the dtype of `y`.
     pub x_hat: Vec<f64>,
-    /// (rows); the errors that the backward pass inherits.
+    /// (rows, groups); the errors that the backward pass inherits.
     statistics: Vec<StatisticsError>,
 }
 
@@ -67,6 +67,19 @@ pub struct BackwardBounds {
     pub dweight: Vec<f64>,
     /// (cols)
     pub dbias: Vec<f64>,
+    /// (rows, cols); of the result of forward before any rounding, as backward finds it again.
+    pub(crate) y: Vec<f64>,
+}
+
+/// Absolute errors of a backward pass's inputs that are themselves results, each (rows, cols).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InputErrors<'a> {
+    /// Of `dy`.
+    pub dy: Option<&'a [f64]>,
+    /// Of `x`.
+    pub x: Option<&'a [f64]>,
+    /// Whether forward adds this bias, for the error of its result.
+    pub bias: Option<&'a [f64]>,
 }
 
 /// The origin of the mean and rstd that the backward pass under test used.
@@ -81,20 +94,22 @@ pub enum Statistics<'a> {
 /// The bounds of equations (2) to (6): [math](rmsnorm_spec::math), section 5.2.
 ///
 /// `h_dtype` is the dtype of the stored `h`: that of the residual if there is one, otherwise that
-/// of `x`. `outputs` are the reference's results for `inputs`; a computed value may differ from
-/// them by at most the bound.
+/// of `x`. `h_errors` (rows, cols) are the errors of an `h` that is a result itself. `outputs` are
+/// the reference's results for `inputs`; a computed value may differ from them by at most the
+/// bound.
 pub fn forward(
     spec: &NormSpec,
     inputs: &ForwardInputs<'_>,
-    h_dtype: DType,
+    (h_dtype, h_errors): (DType, Option<&[f64]>),
     outputs: &ForwardOutputs,
     model: Model<'_>,
 ) -> ForwardBounds {
     let arithmetic = model.arithmetic;
-    let u = arithmetic.unit_roundoff;
     let mut bounds = ForwardBounds::default();
-    for (row, h) in outputs.h.chunks_exact(spec.cols).enumerate() {
-        let row = Row { h, mean: outputs.mean[row], var: outputs.var[row], rstd: outputs.rstd[row] };
+    let width = spec.cols / spec.groups;
+    for (index, h) in outputs.h.chunks_exact(width).enumerate() {
+        let errors = h_errors.map(|errors| &errors[index * width..][..width]);
+        let row = Row { h, errors, mean: outputs.mean[index], var: outputs.var[index], rstd: outputs.rstd[index] };
         let statistics = statistics_error(spec, h_dtype, &row, model);
         bounds.mean.push(match spec.norm {
             Norm::Rms => 0.0,
@@ -102,18 +117,11 @@ pub fn forward(
         });
         bounds.rstd.push(statistics.bound(statistics.rstd * row.rstd * SECOND_ORDER));
 
-        for (col, h) in h.iter().enumerate() {
-            let x_hat = XHat::new(spec.norm, h - row.mean, row.rstd, statistics, arithmetic);
+        for (i, h) in h.iter().enumerate() {
+            let col = index % spec.groups * width + i;
+            let x_hat = XHat::new(spec.norm, (h - row.mean, row.error(i)), row.rstd, statistics, arithmetic);
             let weight = Weight::new(spec, inputs.weight, col);
-            let product = (x_hat.value * weight.value).abs();
-            let bias = match inputs.bias {
-                None => 0.0,
-                Some(_) if overflows(product) => f64::INFINITY,
-                Some(_) => u * outputs.y[bounds.y.len()].abs() + arithmetic.flush_loss(1.0),
-            };
-            let flushed = arithmetic.flush_loss(x_hat.value) * weight.flushes;
-            let y = weight.value.abs() * x_hat.error() + product * weight.roundings * u + flushed + bias;
-            bounds.y.push(statistics.bound(y * SECOND_ORDER + underflow(row.rstd, weight.value)));
+            bounds.y.push(y_error(&x_hat, weight, inputs.bias.map(|bias| bias[col]), row.rstd, statistics, arithmetic));
             bounds.x_hat.push(statistics.bound(x_hat.error() * SECOND_ORDER + underflow(row.rstd, 0.0)));
         }
         bounds.statistics.push(statistics);
@@ -124,28 +132,34 @@ pub fn forward(
 /// The bounds of equations (7) to (12): [math](rmsnorm_spec::math), section 5.3.
 ///
 /// `outputs` are the reference's results for `inputs`. `statistics` is the origin of the `mean` and
-/// `rstd` in `inputs`.
+/// `rstd` in `inputs`; `errors` are those of other inputs.
 pub fn backward(
     spec: &NormSpec,
     inputs: &BackwardInputs<'_>,
+    errors: InputErrors<'_>,
     outputs: &BackwardOutputs,
     statistics: Statistics<'_>,
     model: Model<'_>,
 ) -> BackwardBounds {
-    let pass = Pass { spec, inputs, outputs, model };
-    let mut dx = Vec::with_capacity(outputs.dx.len());
+    let pass = Pass { spec, inputs, errors, outputs, model };
+    let (mut dx, mut y) = (Vec::with_capacity(outputs.dx.len()), Vec::with_capacity(outputs.dx.len()));
     let mut columns = vec![Column::default(); spec.cols];
-    for row in 0..spec.rows {
+    let width = spec.cols / spec.groups;
+    for index in 0..spec.rows * spec.groups {
         let statistics = match statistics {
             Statistics::Given => StatisticsError { mean: 0.0, rstd: 0.0 },
-            Statistics::Computed(forward) => forward.statistics[row],
+            Statistics::Computed(forward) => forward.statistics[index],
         };
-        let row = BackwardRow::new(pass, row, statistics);
+        let row = BackwardRow::new(pass, index, statistics);
         let means = row.means_error();
-        for (column, element) in columns.iter_mut().zip(&row.elements) {
-            column.add(element, statistics, model.arithmetic);
-            let underflow = underflow(row.rstd, element.weight.value) * (1.0 + row.rstd);
+        let first_col = index % spec.groups * width;
+        for (i, element) in row.elements.iter().enumerate() {
+            let BackwardElement { x_hat, weight, .. } = element;
+            columns[first_col + i].add(element, statistics, model.arithmetic);
+            let underflow = underflow(row.rstd, weight.value) * (1.0 + row.rstd);
             dx.push(statistics.bound(row.dx_error(element, means) * SECOND_ORDER + underflow));
+            let bias = errors.bias.map(|bias| bias[first_col + i]);
+            y.push(y_error(x_hat, *weight, bias, row.rstd, statistics, model.arithmetic));
         }
     }
     let depth = (model.arithmetic.depth_rows)(spec.rows);
@@ -155,7 +169,8 @@ pub fn backward(
     BackwardBounds {
         dx,
         dweight: columns.iter().map(|column| finish(column.dweight_error(depth, model))).collect(),
-        dbias: columns.iter().map(|column| finish(column.dbias.error(depth, model))).collect(),
+        dbias: columns.iter().map(|column| finish(column.dbias.error(depth, model) + column.of_dy)).collect(),
+        y,
     }
 }
 
@@ -200,12 +215,26 @@ impl Sum {
     }
 }
 
-/// A row of the forward pass.
+/// A row of the forward pass, or a group of its columns.
 struct Row<'a> {
     h: &'a [f64],
+    /// Absolute errors of `h`.
+    errors: Option<&'a [f64]>,
     mean: f64,
     var: f64,
     rstd: f64,
+}
+
+impl Row<'_> {
+    fn error(&self, index: usize) -> f64 {
+        self.errors.map_or(0.0, |errors| errors[index])
+    }
+
+    /// The average of a function of each element and its error; 0 if there are no errors.
+    fn average_error(&self, of: impl Fn(f64, f64) -> f64) -> f64 {
+        let sum = |errors: &[f64]| self.h.iter().zip(errors).map(|(h, error)| of(*h, *error)).sum::<f64>();
+        self.errors.map_or(0.0, sum) / self.h.len() as f64
+    }
 }
 
 /// The errors of a row's statistics: absolute for the mean, relative for rstd.
@@ -225,9 +254,9 @@ impl StatisticsError {
 fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model<'_>) -> StatisticsError {
     let arithmetic = model.arithmetic;
     let u = arithmetic.unit_roundoff;
-    let (cols, eps) = (spec.cols as f64, f64::from(spec.eps));
-    let depth = (arithmetic.depth_cols)(spec.cols);
-    let division = division_roundings(spec.cols, arithmetic);
+    let (cols, eps) = (row.h.len() as f64, f64::from(spec.eps));
+    let depth = (arithmetic.depth_cols)(row.h.len());
+    let division = division_roundings(row.h.len(), arithmetic);
     let mean = match spec.norm {
         Norm::Rms => MeanError::default(),
         Norm::Layer => MeanError::new(row, depth, division, model),
@@ -250,9 +279,16 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 4.0,
     };
     let underflow = TINY + arithmetic.flush_loss(3.0);
+    // The mean of the computed h.
+    let shift = match spec.norm {
+        Norm::Rms => 0.0,
+        Norm::Layer => row.average_error(|_, error| error),
+    };
+    let of_h = row.average_error(|h, error| (2.0 * (h - row.mean).abs() + error + shift) * (error + shift));
     let var = squares.error(depth, model) / cols
         + row.var * (square_roundings + division) * u
         + mean.of_squares(depth, division, u)
+        + of_h
         + underflow;
     let mean = mean.corrected;
     if !var.is_finite() {
@@ -296,7 +332,8 @@ impl MeanError {
         };
         let deviations = added + u * sum.of_abs / cols + (depth + 1) as f64 * u * first + loss;
         let before = deviations + division * u * (first + deviations);
-        let corrected = rounded_apart(row.mean, before, model.arithmetic);
+        let of_h = row.average_error(|_, error| error);
+        let corrected = rounded_apart(row.mean, before + of_h, model.arithmetic);
         MeanError { first, deviations, corrected }
     }
 
@@ -327,7 +364,7 @@ fn division_roundings(cols: usize, arithmetic: &Arithmetic) -> f64 {
 
 /// Whether an intermediate may overflow f32 although the result is finite. False for infinite
 /// inputs: these propagate.
-fn overflows(magnitude: f64) -> bool {
+pub(crate) fn overflows(magnitude: f64) -> bool {
     magnitude.is_finite() && magnitude > NO_OVERFLOW
 }
 
@@ -360,6 +397,27 @@ impl Weight {
     }
 }
 
+/// The error of `x_hat * weight + bias` before any store: [math](rmsnorm_spec::math), section 5.2.
+fn y_error(
+    x_hat: &XHat,
+    weight: Weight,
+    bias: Option<f64>,
+    rstd: f64,
+    statistics: StatisticsError,
+    arithmetic: &Arithmetic,
+) -> f64 {
+    let u = arithmetic.unit_roundoff;
+    let product = x_hat.value * weight.value;
+    let of_bias = match bias {
+        None => 0.0,
+        Some(_) if overflows(product.abs()) => f64::INFINITY,
+        Some(bias) => u * (product + bias).abs() + arithmetic.flush_loss(1.0),
+    };
+    let flushed = arithmetic.flush_loss(x_hat.value) * weight.flushes;
+    let y = weight.value.abs() * x_hat.error() + product.abs() * weight.roundings * u + flushed + of_bias;
+    statistics.bound(y * SECOND_ORDER + underflow(rstd, weight.value))
+}
+
 /// `x_hat` of an element and its errors.
 #[derive(Clone, Copy)]
 struct XHat {
@@ -370,12 +428,20 @@ struct XHat {
     local: f64,
     /// Sum of `common`, `local` and the error from rstd.
     rounded: f64,
-    /// From flushing `h`, the mean and `x_hat` to zero. Separate, because it does not average out.
-    flushed: f64,
+    /// From flushing `h`, the mean and `x_hat` to zero, and from the error of `h`. Separate, because
+    /// it does not average out.
+    lost: f64,
 }
 
 impl XHat {
-    fn new(norm: Norm, deviation: f64, rstd: f64, statistics: StatisticsError, arithmetic: &Arithmetic) -> XHat {
+    /// `deviation` is `h - mean`, beside the error of `h`.
+    fn new(
+        norm: Norm,
+        (deviation, error): (f64, f64),
+        rstd: f64,
+        statistics: StatisticsError,
+        arithmetic: &Arithmetic,
+    ) -> XHat {
         let u = arithmetic.unit_roundoff;
         let value = deviation * rstd;
         let rstd_high = rstd * (1.0 + statistics.rstd);
@@ -387,12 +453,13 @@ impl XHat {
         let common = rstd_high * statistics.mean;
         let local = subtraction + value.abs() * u;
         let rounded = common + value.abs() * statistics.rstd + local;
-        XHat { value, common, local, rounded, flushed: arithmetic.flush_loss(1.0 + operands * rstd_high) }
+        let lost = arithmetic.flush_loss(1.0 + operands * rstd_high) + rstd_high * error;
+        XHat { value, common, local, rounded, lost }
     }
 
     /// The total error.
     fn error(&self) -> f64 {
-        self.rounded + self.flushed
+        self.rounded + self.lost
     }
 }
 
@@ -401,6 +468,7 @@ impl XHat {
 struct Pass<'a> {
     spec: &'a NormSpec,
     inputs: &'a BackwardInputs<'a>,
+    errors: InputErrors<'a>,
     outputs: &'a BackwardOutputs,
     model: Model<'a>,
 }
@@ -408,8 +476,10 @@ struct Pass<'a> {
 /// An element of the backward pass.
 struct BackwardElement {
     dy: f64,
+    /// The error of dy.
+    dy_error: f64,
     wdy: f64,
-    /// Loss of wdy if dy and the weight are flushed to zero.
+    /// Loss of wdy if dy and the weight are flushed to zero, and by the error of dy.
     wdy_loss: f64,
     weight: Weight,
     x_hat: XHat,
@@ -417,7 +487,7 @@ struct BackwardElement {
     dx: f64,
 }
 
-/// A row of the backward pass.
+/// A row of the backward pass, or a group of its columns.
 struct BackwardRow<'a> {
     pass: Pass<'a>,
     elements: Vec<BackwardElement>,
@@ -429,17 +499,19 @@ struct BackwardRow<'a> {
 
 impl<'a> BackwardRow<'a> {
     fn new(pass: Pass<'a>, row: usize, statistics: StatisticsError) -> Self {
-        let Pass { spec, inputs, outputs, model } = pass;
-        let (mean, rstd) = (inputs.mean[row], inputs.rstd[row]);
+        let Pass { spec, inputs, errors, outputs, model } = pass;
+        let (mean, rstd, width) = (inputs.mean[row], inputs.rstd[row], spec.cols / spec.groups);
         let element = |col| {
-            let i = row * spec.cols + col;
-            let weight = Weight::new(spec, inputs.weight, col);
-            let x_hat = XHat::new(spec.norm, inputs.x[i] - mean, rstd, statistics, model.arithmetic);
+            let i = row * width + col;
+            let [dy_error, x_error] = [errors.dy, errors.x].map(|errors| errors.map_or(0.0, |errors| errors[i]));
+            let weight = Weight::new(spec, inputs.weight, i % spec.cols);
+            let x_hat = XHat::new(spec.norm, (inputs.x[i] - mean, x_error), rstd, statistics, model.arithmetic);
             let (dy, arithmetic) = (inputs.dy[i], model.arithmetic);
-            let wdy_loss = arithmetic.flush_loss(weight.value) + arithmetic.flush_loss(dy) * weight.flushes;
-            BackwardElement { dy, wdy: dy * weight.value, wdy_loss, weight, x_hat, dx: outputs.dx[i] }
+            let flushed = arithmetic.flush_loss(weight.value) + arithmetic.flush_loss(dy) * weight.flushes;
+            let wdy_loss = flushed + weight.value.abs() * dy_error;
+            BackwardElement { dy, dy_error, wdy: dy * weight.value, wdy_loss, weight, x_hat, dx: outputs.dx[i] }
         };
-        let elements = (0..spec.cols).map(element).collect();
+        let elements = (0..width).map(element).collect();
         BackwardRow {
             pass,
             elements,
@@ -456,12 +528,13 @@ impl<'a> BackwardRow<'a> {
     fn means_error(&self) -> [f64; 2] {
         let Pass { spec, model, .. } = self.pass;
         let u = model.arithmetic.unit_roundoff;
-        let depth = (model.arithmetic.depth_cols)(spec.cols);
-        let division = division_roundings(spec.cols, model.arithmetic);
+        let cols = self.elements.len();
+        let depth = (model.arithmetic.depth_cols)(cols);
+        let division = division_roundings(cols, model.arithmetic);
         let average =
-            |term: &dyn Fn(&BackwardElement) -> f64| self.elements.iter().map(term).sum::<f64>() / spec.cols as f64;
+            |term: &dyn Fn(&BackwardElement) -> f64| self.elements.iter().map(term).sum::<f64>() / cols as f64;
         let sum_error = |term: &dyn Fn(&BackwardElement) -> f64| {
-            Sum::of(self.elements.iter().map(term)).error(depth, model) / spec.cols as f64
+            Sum::of(self.elements.iter().map(term)).error(depth, model) / cols as f64
         };
         // The term, the running sum and the average may be flushed.
         let sum_loss = model.arithmetic.flush_loss(3.0);
@@ -475,7 +548,7 @@ impl<'a> BackwardRow<'a> {
         let common = self.elements.first().map_or(0.0, |e| e.x_hat.common);
         let terms = average(&|e| {
             let product = (e.wdy * e.x_hat.value).abs();
-            e.wdy.abs() * ((1.0 + self.statistics.rstd) * e.x_hat.local + e.x_hat.flushed)
+            e.wdy.abs() * ((1.0 + self.statistics.rstd) * e.x_hat.local + e.x_hat.lost)
                 + product * (1.0 + e.weight.roundings) * u
                 + e.x_hat.value.abs() * e.wdy_loss
         });
@@ -529,8 +602,10 @@ struct Column {
     dbias: Sum,
     /// Sum of the errors that `x_hat` brings into the terms of `dweight`.
     x_hat: Sum,
-    /// Loss in these terms if values are flushed to zero.
-    flushed: f64,
+    /// Loss in these terms if values are flushed to zero, and by the errors of dy and x.
+    lost: f64,
+    /// Sum of the errors of dy.
+    of_dy: f64,
     /// Whether rstd has no bound in some row.
     unbounded: bool,
 }
@@ -540,7 +615,10 @@ impl Column {
         self.dweight.add(element.dy * element.x_hat.value);
         self.dbias.add(element.dy);
         self.x_hat.add(element.dy.abs() * element.x_hat.rounded);
-        self.flushed += element.dy.abs() * element.x_hat.flushed + arithmetic.flush_loss(element.x_hat.value);
+        let BackwardElement { x_hat, dy_error, .. } = element;
+        let of_x_hat = (element.dy.abs() + dy_error) * x_hat.lost;
+        self.lost += of_x_hat + (dy_error * x_hat.value).abs() + arithmetic.flush_loss(x_hat.value);
+        self.of_dy += dy_error;
         self.unbounded |= statistics.rstd == f64::INFINITY;
     }
 
@@ -559,7 +637,7 @@ impl Column {
                     + DEVIATIONS * u * self.dweight.of_squares.sqrt(),
             ),
         };
-        self.dweight.error(depth, model) + terms + self.flushed
+        self.dweight.error(depth, model) + terms + self.lost
     }
 }
 
@@ -575,7 +653,7 @@ mod tests {
     fn bounds_of(spec: &NormSpec, x: &[f64], model: Model<'_>) -> (ForwardOutputs, ForwardBounds) {
         let inputs = ForwardInputs { x, residual: None, weight: None, bias: None };
         let outputs = reference::forward(spec, &inputs);
-        let bounds = forward(spec, &inputs, DType::F32, &outputs, model);
+        let bounds = forward(spec, &inputs, (DType::F32, None), &outputs, model);
         (outputs, bounds)
     }
 
@@ -584,7 +662,8 @@ mod tests {
         let (mean, rstd) = (&forward.mean[..], &forward.rstd[..]);
         let inputs = BackwardInputs { dy, x, weight: None, mean, rstd, dresidual_out: None };
         let outputs = reference::backward(spec, &inputs);
-        let bounds = backward(spec, &inputs, &outputs, Statistics::Computed(&forward_bounds), WORST);
+        let statistics = Statistics::Computed(&forward_bounds);
+        let bounds = backward(spec, &inputs, InputErrors::default(), &outputs, statistics, WORST);
         (outputs, bounds)
     }
 
@@ -614,7 +693,7 @@ mod tests {
         let spec = NormSpec::rms(1, 4096, 1e-6);
         let outputs = reference::forward(&spec, &inputs);
         let model = Model { arithmetic: &arithmetic, mode: Mode::Worst };
-        let bounds = forward(&spec, &inputs, DType::Bf16, &outputs, model);
+        let bounds = forward(&spec, &inputs, (DType::Bf16, None), &outputs, model);
         assert!((bounds.rstd[0] / outputs.rstd[0] / U - 56.6).abs() < 0.2);
         assert!((bounds.y[0] / outputs.y[0].abs() / U - 58.6).abs() < 0.2);
     }
@@ -687,7 +766,7 @@ mod tests {
         let outputs = reference::backward(&spec, &inputs);
         let bound = |arithmetic: &Arithmetic| {
             let model = Model { arithmetic, mode: Mode::Worst };
-            backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0]
+            backward(&spec, &inputs, InputErrors::default(), &outputs, Statistics::Given, model).dweight[0]
         };
         let lost = outputs.dweight[0];
         assert!(bound(&Arithmetic::IEEE) < lost && lost < bound(&flushing) && bound(&flushing) < 3.0 * lost);
@@ -703,7 +782,7 @@ mod tests {
         let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
         let outputs = reference::backward(&spec, &inputs);
         let model = Model { arithmetic: &flushing, mode: Mode::Worst };
-        let bound = backward(&spec, &inputs, &outputs, Statistics::Given, model).dweight[0];
+        let bound = backward(&spec, &inputs, InputErrors::default(), &outputs, Statistics::Given, model).dweight[0];
         assert!(outputs.dweight[0].abs() < bound && bound < 2.0 * outputs.dweight[0].abs());
     }
 

@@ -5,18 +5,19 @@
 //! the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Tensor};
+use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Slot, Tensor};
 
 use super::{Expected, judge_expected};
 use crate::judge::Verdict;
-use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, Model, Statistics, TINY};
+use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, InputErrors, Model, Statistics, TINY};
+use crate::judge::gate::{Computed, Gated, activated, slope};
 use crate::pieces::math::PieceMath;
 use crate::pieces::residual::Residual;
 use crate::pieces::residual_after::ResidualAfter;
 use crate::run::memory::Bits;
 use crate::{Arithmetic, NonFinite};
 
-/// The requirement for a row, or for a column of a weight gradient.
+/// The requirement for a row (of each group of columns), or for a column of a weight gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     /// The acceptance interval.
@@ -42,6 +43,7 @@ pub struct ForwardTruth<'a> {
     /// Whether the call computed x as a sum of parts. The sum has one exact value and may have been
     /// stored.
     is_sum: bool,
+    gated: Option<Gated<'a>>,
 }
 
 impl<'a> ForwardTruth<'a> {
@@ -63,19 +65,39 @@ impl<'a> ForwardTruth<'a> {
         residual_out: Option<&[f64]>,
         model: Model<'a>,
     ) -> Self {
+        ForwardTruth::gated(spec, inputs, None, x_dtype, residual_out, model)
+    }
+
+    /// As [`new`](Self::new), for a call with a gate. `outputs.y` is the norm without the gate.
+    pub fn gated(
+        spec: &NormSpec,
+        inputs: ForwardInputs<'a>,
+        gated: Option<Gated<'a>>,
+        x_dtype: DType,
+        residual_out: Option<&[f64]>,
+        model: Model<'a>,
+    ) -> Self {
         let arithmetic = model.arithmetic;
         let is_before = spec.residual_placement == ResidualPlacement::Before;
-        let h_dtype = inputs.residual.filter(|_| is_before).map_or(x_dtype, |(_, dtype)| dtype);
+        let of_x = gated.filter(|gated| gated.gate.slot == Slot::Before);
+        let product = of_x.map(|gated| gated.products(inputs.x, arithmetic));
+        let h_dtype = match &product {
+            Some(_) => DType::F32,
+            None => inputs.residual.filter(|_| is_before).map_or(x_dtype, |(_, dtype)| dtype),
+        };
         let given = match residual_out {
             Some(h) if is_before && inputs.residual.is_some() && !arithmetic.adds_to_nearest() => {
                 ForwardInputs { x: h, residual: None, weight: inputs.weight, bias: inputs.bias }
             }
             Some(_) | None => inputs,
         };
+        let (h, errors) = product.as_ref().map_or((given.x, None), |(h, errors)| (&h[..], Some(&errors[..])));
+        let given = ForwardInputs { x: h, ..given };
         let outputs = reference::forward(spec, &given);
-        let bounds = bounds::forward(spec, &given, h_dtype, &outputs, model);
-        let due = (0..spec.rows).map(|row| forward_due(spec, &outputs, row, arithmetic)).collect();
-        ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due, is_sum: false }
+        let bounds = bounds::forward(spec, &given, (h_dtype, errors), &outputs, model);
+        let z = gated.map(|gated| gated.z);
+        let due = (0..spec.rows * spec.groups).map(|row| forward_due(spec, &outputs, z, row, arithmetic)).collect();
+        ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due, is_sum: false, gated }
     }
 
     /// The expected result of a call whose `x` is the sum of several parts. `inputs` has the sum as
@@ -107,7 +129,7 @@ impl<'a> ForwardTruth<'a> {
             Some(_) if tensor == Tensor::Rstd => plain(&outputs.rstd, &bounds.rstd),
             Some(dtype) => self.y(dtype),
         };
-        let width = if tensor.is_matrix() { self.spec.cols } else { 1 };
+        let width = if tensor.is_matrix() { self.spec.cols / self.spec.groups } else { 1 };
         judge_due(got, expected, &self.due, width, self.arithmetic)
     }
 
@@ -135,7 +157,7 @@ impl<'a> ForwardTruth<'a> {
     /// be anything; its reference is NaN if it is NaN. `rstd` is the stored rstd, if any.
     pub(crate) fn values_of_y(&self, dtype: DType, rstd: Option<&Bits>) -> Vec<Option<Expected>> {
         let value = |(i, expected): (usize, Expected)| {
-            let (row, col) = (i / self.spec.cols, i % self.spec.cols);
+            let (row, col) = (i / (self.spec.cols / self.spec.groups), i % self.spec.cols);
             let Expected { reference, low, high } = expected;
             let is_nan = || Some(Expected::new(f64::NAN, 0.0));
             let is_exact = || {
@@ -166,22 +188,30 @@ impl<'a> ForwardTruth<'a> {
     fn is_exactly_the_bias(&self, index: usize, col: usize) -> bool {
         let is_bounded = self.bounds.x_hat[index].is_finite();
         let weight = reference::effective_weight(&self.spec, self.inputs.weight, col);
-        is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0)
+        let is_bias = is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0);
+        // A gate multiplies the bias, with an error unless it is zero.
+        is_bias && (self.gate_after().is_none() || self.outputs.y[index] == 0.0)
     }
 
     /// Whether y is exactly the weight or its negative: then x_hat is 1 or -1, because h is 1 or -1
     /// and the stored `rstd` is 1. `rstd` is checked, because a device need not compute exactly 1.
     fn is_exactly_the_weight(&self, index: usize, rstd: f64) -> bool {
         let is_one = rstd == 1.0 && self.outputs.h[index].abs() == 1.0;
-        is_one && self.spec.norm == Norm::Rms && self.spec.weight_offset == 0.0 && self.inputs.bias.is_none()
+        let is_plain = self.spec.weight_offset == 0.0 && self.inputs.bias.is_none() && self.gated.is_none();
+        is_one && self.spec.norm == Norm::Rms && is_plain
+    }
+
+    fn gate_after(&self) -> Option<Gated<'a>> {
+        self.gated.filter(|gated| gated.gate.slot == Slot::After)
     }
 
     /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.
     fn y(&self, dtype: DType) -> Vec<Expected> {
-        match self.spec.cast_order {
-            CastOrder::AtStore => plain(&self.outputs.y, &self.bounds.y),
-            CastOrder::BeforeWeight => self.before_weight(dtype),
-        }
+        let rounds = self.spec.cast_order == CastOrder::BeforeWeight;
+        let norm = if rounds { self.before_weight(dtype) } else { plain(&self.outputs.y, &self.bounds.y) };
+        let Some(gated) = self.gate_after() else { return norm };
+        let scale = |(index, norm)| gated.scale(index, norm, rounds, self.arithmetic);
+        norm.into_iter().enumerate().map(scale).collect()
     }
 
     fn before_weight(&self, dtype: DType) -> Vec<Expected> {
@@ -196,13 +226,24 @@ impl<'a> ForwardTruth<'a> {
     }
 }
 
-fn forward_due(spec: &NormSpec, outputs: &ForwardOutputs, row: usize, arithmetic: &Arithmetic) -> Due {
-    let h = &outputs.h[row * spec.cols..(row + 1) * spec.cols];
-    if h.iter().any(|h| !h.is_finite()) {
+fn forward_due(
+    spec: &NormSpec,
+    outputs: &ForwardOutputs,
+    gate: Option<&[f64]>,
+    row: usize,
+    arithmetic: &Arithmetic,
+) -> Due {
+    let width = spec.cols / spec.groups;
+    let is_finite = |values: &[f64]| values[row * width..][..width].iter().all(|value| value.is_finite());
+    if !is_finite(&outputs.h) {
         return tainted(arithmetic);
     }
+    // A gate that is not finite spoils its own element alone.
+    if arithmetic.non_finite == NonFinite::Unspecified && !gate.is_none_or(is_finite) {
+        return Due::Nothing;
+    }
     // The sums of this row overflow f32, with a factor of two for the rounding of partial sums.
-    let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * spec.cols as f64;
+    let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * width as f64;
     if squares > f64::from(f32::MAX) / 2.0 { Due::Nothing } else { Due::Interval }
 }
 
@@ -217,18 +258,22 @@ fn tainted(arithmetic: &Arithmetic) -> Due {
 /// The expected result of a backward call.
 #[derive(Debug)]
 pub struct BackwardTruth {
-    cols: usize,
+    /// Columns of a group.
+    width: usize,
     arithmetic: Arithmetic,
     /// The reference, not rounded to the dtypes of the outputs.
     pub outputs: BackwardOutputs,
     /// Bounds of the difference between a computed result and the reference.
     pub bounds: BackwardBounds,
+    /// The gradient of the gate, if there is one, and its error. (rows, cols)
+    dgate: (Vec<f64>, Vec<f64>),
     rows_due: Vec<Due>,
 }
 
 impl BackwardTruth {
     /// The judged outputs, in the order of reports.
-    pub(crate) const OUTPUTS: [Tensor; 4] = [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias];
+    pub(crate) const OUTPUTS: [Tensor; 5] =
+        [Tensor::Dx, Tensor::Dresidual, Tensor::Dweight, Tensor::Dbias, Tensor::Dgate];
 
     /// The expected result for `inputs`, with gradients summed as `reduction` says.
     ///
@@ -241,12 +286,64 @@ impl BackwardTruth {
         reduction: GradReduction,
         model: Model<'_>,
     ) -> Self {
+        BackwardTruth::gated(spec, inputs, None, statistics, reduction, model)
+    }
+
+    /// As [`new`](Self::new), for a call with a gate, and with the bias of forward if the gate is
+    /// after the norm.
+    pub fn gated(
+        spec: &NormSpec,
+        inputs: &BackwardInputs<'_>,
+        gated: Option<(Gated<'_>, Option<&[f64]>)>,
+        statistics: Statistics<'_>,
+        reduction: GradReduction,
+        model: Model<'_>,
+    ) -> Self {
         let arithmetic = summed_as(reduction, model.arithmetic);
         let model = Model { arithmetic: &arithmetic, ..model };
-        let outputs = reference::backward(spec, inputs);
-        let bounds = bounds::backward(spec, inputs, &outputs, statistics, model);
-        let rows_due = (0..spec.rows).map(|row| backward_due(spec, inputs, row, &arithmetic)).collect();
-        BackwardTruth { cols: spec.cols, arithmetic, outputs, bounds, rows_due }
+        let width = spec.cols / spec.groups;
+        let of_norm = |inputs: &BackwardInputs<'_>, errors: InputErrors<'_>, z: Option<&[f64]>| {
+            let outputs = reference::backward(spec, inputs);
+            let bounds = bounds::backward(spec, inputs, errors, &outputs, statistics, model);
+            let due = |row| backward_due(width, inputs, z, row, &arithmetic);
+            let rows_due = (0..spec.rows * spec.groups).map(due).collect();
+            BackwardTruth { width, arithmetic, outputs, bounds, dgate: Default::default(), rows_due }
+        };
+        let Some((gated, bias)) = gated else { return of_norm(inputs, InputErrors::default(), None) };
+        let Gated { gate, z, .. } = gated;
+        let given = |value| Computed::given(value, &arithmetic);
+        let slope = |index: usize| slope(gate.activation, z[index], &arithmetic);
+        match gate.slot {
+            Slot::Before => {
+                let (h, errors) = gated.products(inputs.x, &arithmetic);
+                let errors = InputErrors { x: Some(&errors), ..InputErrors::default() };
+                let mut truth = of_norm(&BackwardInputs { x: &h, ..*inputs }, errors, Some(z));
+                for (index, (dx, error)) in truth.outputs.dx.iter_mut().zip(&mut truth.bounds.dx).enumerate() {
+                    let dh = Computed { value: *dx, error: *error };
+                    let dgate = dh.times(given(inputs.x[index]), &arithmetic).times(slope(index), &arithmetic);
+                    truth.dgate.0.push(dgate.value);
+                    truth.dgate.1.push(dgate.error);
+                    let of_x = dh.times(activated(gate.activation, z[index], &arithmetic), &arithmetic);
+                    (*dx, *error) = (of_x.value, of_x.error);
+                }
+                truth
+            }
+            Slot::After => {
+                let (dy, errors) = gated.products(inputs.dy, &arithmetic);
+                let errors = InputErrors { dy: Some(&errors), x: None, bias };
+                let mut truth = of_norm(&BackwardInputs { dy: &dy, ..*inputs }, errors, Some(z));
+                for (index, error) in truth.bounds.y.iter().enumerate() {
+                    let (group, col) = (index / width, index % spec.cols);
+                    let x_hat = (inputs.x[index] - inputs.mean[group]) * inputs.rstd[group];
+                    let weight = reference::effective_weight(spec, inputs.weight, col);
+                    let y = Computed { value: x_hat * weight + bias.map_or(0.0, |bias| bias[col]), error: *error };
+                    let dgate = y.times(given(inputs.dy[index]), &arithmetic).times(slope(index), &arithmetic);
+                    truth.dgate.0.push(dgate.value);
+                    truth.dgate.1.push(dgate.error);
+                }
+                truth
+            }
+        }
     }
 
     /// The expected result of a call that adds its weight and bias gradients, as f32 sums, to
@@ -276,13 +373,14 @@ impl BackwardTruth {
 
     /// As [`judge`](Self::judge), for an output whose dtype is known only at run time.
     pub fn judge_bits(&self, tensor: Tensor, got: &Bits) -> Verdict {
-        let BackwardTruth { cols, arithmetic, outputs, bounds, rows_due } = self;
+        let BackwardTruth { width, arithmetic, outputs, bounds, dgate, rows_due } = self;
         let judged = [
             // Both have one value, rounded to the dtype of each.
-            (Tensor::Dx, (&outputs.dx, &bounds.dx, *cols)),
-            (Tensor::Dresidual, (&outputs.dx, &bounds.dx, *cols)),
+            (Tensor::Dx, (&outputs.dx, &bounds.dx, *width)),
+            (Tensor::Dresidual, (&outputs.dx, &bounds.dx, *width)),
             (Tensor::Dweight, (&outputs.dweight, &bounds.dweight, 1)),
             (Tensor::Dbias, (&outputs.dbias, &bounds.dbias, 1)),
+            (Tensor::Dgate, (&dgate.0, &dgate.1, *width)),
         ];
         let Some((_, (reference, error, width))) = judged.into_iter().find(|(judged, _)| *judged == tensor) else {
             return judge_due(got, Vec::new(), &[], 1, arithmetic);
@@ -293,11 +391,17 @@ impl BackwardTruth {
     }
 }
 
-fn backward_due(spec: &NormSpec, given: &BackwardInputs<'_>, row: usize, arithmetic: &Arithmetic) -> Due {
-    let elements = row * spec.cols..(row + 1) * spec.cols;
-    let finite = |values: &[f64]| values[elements.clone()].iter().all(|value| value.is_finite());
+fn backward_due(
+    width: usize,
+    given: &BackwardInputs<'_>,
+    gate: Option<&[f64]>,
+    row: usize,
+    arithmetic: &Arithmetic,
+) -> Due {
+    let finite = |values: &[f64]| values[row * width..][..width].iter().all(|value| value.is_finite());
     let statistics = given.mean[row].is_finite() && given.rstd[row].is_finite();
-    if statistics && finite(given.dy) && finite(given.x) && given.dresidual_out.is_none_or(finite) {
+    let optional = [given.dresidual_out, gate].into_iter().flatten().all(finite);
+    if statistics && finite(given.dy) && finite(given.x) && optional {
         return Due::Interval;
     }
     tainted(arithmetic)
