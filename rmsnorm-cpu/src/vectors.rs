@@ -18,9 +18,9 @@ pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     weight: Option<&'a [W]>,
     bias: Option<&'a [W]>,
     residual: Option<Rows<&'a [R]>>,
-    gate: Option<Rows<&'a [T]>>,
     next_weight: Option<&'a [W]>,
     next_bias: Option<&'a [W]>,
+    gate: Option<Rows<&'a [T]>>,
 }
 
 impl<'a, T: Element> ForwardInputs<'a, T> {
@@ -34,8 +34,8 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// As [`new`](ForwardInputs::new), with separate dtypes for weight and bias (`W`) and the
     /// residual stream (`R`): each the activations' dtype or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
-        let (weight, bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None, None);
-        ForwardInputs { x: x.into(), weight, bias, residual, gate, next_weight, next_bias }
+        let (x, weight, bias, residual, next_weight, next_bias) = (x.into(), None, None, None, None, None);
+        ForwardInputs { x, weight, bias, residual, next_weight, next_bias, gate: None }
     }
 
     /// With this weight (cols).
@@ -54,11 +54,6 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
         ForwardInputs { residual: Some(residual.into()), ..self }
     }
 
-    /// With the gate of [`NormSpec::gate_after`] or [`NormSpec::gate_before`].
-    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
-        ForwardInputs { gate: Some(gate.into()), ..self }
-    }
-
     /// With this weight of the next norm, which normalizes the sum after the norm.
     pub fn next_weight(self, next_weight: &'a [W]) -> Self {
         ForwardInputs { next_weight: Some(next_weight), ..self }
@@ -67,6 +62,11 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// With this bias (cols) of the next norm.
     pub fn next_bias(self, next_bias: &'a [W]) -> Self {
         ForwardInputs { next_bias: Some(next_bias), ..self }
+    }
+
+    /// With this gate (rows, cols), for a [`NormSpec`] with one.
+    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
+        ForwardInputs { gate: Some(gate.into()), ..self }
     }
 }
 
@@ -79,9 +79,9 @@ pub struct ForwardOutputs<T, R = T> {
     /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or, with
     /// [`NormSpec::residual_after`], of the norm and `residual`.
     pub residual_out: Vec<R>,
-    /// The mean of every row (rows, groups).
+    /// The mean of every row (rows).
     pub mean: Vec<f32>,
-    /// `1 / sqrt(var + eps)` of every row (rows, groups).
+    /// `1 / sqrt(var + eps)` of every row (rows).
     pub rstd: Vec<f32>,
     /// The mean of every row of `residual_out`, for the next norm.
     pub next_mean: Vec<f32>,
@@ -96,10 +96,10 @@ pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     dy: Rows<&'a [T]>,
     x: Rows<&'a [R]>,
     weight: Option<&'a [W]>,
-    bias: Option<&'a [W]>,
     mean: Option<&'a [f32]>,
     rstd: &'a [f32],
     dresidual_out: Option<Rows<&'a [R]>>,
+    bias: Option<&'a [W]>,
     gate: Option<Rows<&'a [T]>>,
 }
 
@@ -115,8 +115,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
     /// As [`new`](BackwardInputs::new), with separate dtypes for the weight (`W`) and the residual
     /// stream (`R`: `x` and `dresidual_out`): each the activations' dtype or f32.
     pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
-        let (weight, bias, mean, dresidual_out, gate) = (None, None, None, None, None);
-        BackwardInputs { dy: dy.into(), x: x.into(), weight, bias, mean, rstd, dresidual_out, gate }
+        let (dy, x, weight, mean, dresidual_out) = (dy.into(), x.into(), None, None, None);
+        BackwardInputs { dy, x, weight, mean, rstd, dresidual_out, bias: None, gate: None }
     }
 
     /// With the forward pass's weight (cols).
@@ -124,12 +124,12 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
         BackwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With the forward pass's bias (cols), which only a gate after the norm needs.
+    /// With the forward pass's bias (cols), which a gate after the norm needs.
     pub fn bias(self, bias: &'a [W]) -> Self {
         BackwardInputs { bias: Some(bias), ..self }
     }
 
-    /// With the forward pass's gate.
+    /// With the forward pass's gate (rows, cols).
     pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
         BackwardInputs { gate: Some(gate.into()), ..self }
     }
@@ -213,7 +213,6 @@ impl CpuBackend {
         args.weight = inputs.weight;
         args.bias = inputs.bias;
         args.residual = inputs.residual.map(Source::Read);
-        args.gate = inputs.gate;
         args.residual_out = residual_out.wanted().map(Rows::dense);
         args.mean = mean.wanted();
         args.rstd = rstd.wanted();
@@ -221,6 +220,7 @@ impl CpuBackend {
         args.next_bias = inputs.next_bias;
         args.next_mean = next_mean.wanted();
         args.next_rstd = next_rstd.wanted();
+        args.gate = inputs.gate;
         self.uninit().forward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
@@ -258,13 +258,13 @@ impl CpuBackend {
         let mut args =
             Backward::<UninitBackend, T, W, R>::mixed(inputs.dy, inputs.x, inputs.rstd, Rows::dense(dx.elements()));
         args.weight = inputs.weight;
-        args.bias = inputs.bias;
-        args.gate = inputs.gate;
         args.mean = inputs.mean;
         args.dresidual_out = inputs.dresidual_out;
         args.dresidual = dresidual.wanted().map(Rows::dense);
         args.dweight = dweight.wanted();
         args.dbias = dbias.wanted();
+        args.bias = inputs.bias;
+        args.gate = inputs.gate;
         args.dgate = dgate.wanted().map(Rows::dense);
         self.uninit().backward(spec, args)?;
         // SAFETY:
@@ -310,7 +310,8 @@ impl<E: Element> Output<E> {
         let len = match tensor.shape() {
             _ if !is_wanted => 0,
             TensorShape::Cols => cols,
-            TensorShape::Rows => rows.saturating_mul(groups),
+            // Beyond usize, the call refuses groups that do not divide the columns.
+            TensorShape::Rows => rows.saturating_mul(groups.min(cols)),
             TensorShape::One => 1,
             // Scales are never wanted here.
             TensorShape::Matrix

@@ -13,6 +13,14 @@ pub(crate) struct Vectors<'a> {
     pub(crate) bias: Option<In<'a, Any>>,
 }
 
+impl<'a> Vectors<'a> {
+    /// Some columns.
+    pub(crate) fn columns(self, first: usize, len: usize) -> Self {
+        let part = |vector: In<'a, Any>| vector.part(first, len);
+        Vectors { weight: self.weight.map(part), bias: self.bias.map(part) }
+    }
+}
+
 /// The affine slot: what becomes of a normalized row.
 pub(crate) trait Affine: Copy {
     /// The type of activations.
@@ -33,10 +41,16 @@ pub(crate) trait Affine: Copy {
     #[inline(always)]
     fn prefetch<S: Simd, P: Piece>(self, _: P) {}
 
+    /// Equation (5).
+    #[inline(always)]
+    fn x_hat<S: Simd, P: Piece>(self, _: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
+        statistics.x_hat::<S>(h)
+    }
+
     /// Equations (5) and (6).
     #[inline(always)]
     fn value<S: Simd, P: Piece, const PLAIN: bool>(self, piece: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
-        let mut y = statistics.x_hat::<S>(h);
+        let mut y = self.x_hat::<S, _>(piece, h, statistics);
         if !PLAIN && self.rounds() {
             y = lanes::round_through::<S>(Self::T::dtype(self.activation()), y);
         }
