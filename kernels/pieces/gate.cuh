@@ -86,12 +86,12 @@ struct GateAfterPull {
 
     template <bool FINDS>
     __device__ static Values values(const Slot& slot, const At& at, int k) {
-        return {slot.gate[k][threadIdx.x], load_parameter<FINDS && HAS_BIAS>(at.p.bias + at.first, k, at.left), {}};
+        return {slot.gate[k][threadIdx.x], load_parameter<FINDS && HAS_BIAS>(at.p.bias + group_column(at.p) + at.first, k, at.left), {}};
     }
 
     template <bool FINDS, class Load>
     __device__ static Values values(const At& at, const Load& load) {
-        return {load(AT(gate)), load_parameter<FINDS && HAS_BIAS>(at.p.bias + at.first, 0, at.left), {}};
+        return {load(AT(gate)), load_parameter<FINDS && HAS_BIAS>(at.p.bias + group_column(at.p) + at.first, 0, at.left), {}};
     }
 
     __device__ static void find(Values& values, int i, float weighted, float dy) {

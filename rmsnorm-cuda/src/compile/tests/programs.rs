@@ -223,7 +223,27 @@ fn with_gates() -> Vec<Job> {
     }
     // The second stage of gradients is that of calls without a gate.
     jobs.retain(|job| job.key.call.gate.is_some());
+    jobs.extend(with_groups());
     unique(jobs)
+}
+
+/// Groups of columns, as in Mamba2: every program of one group.
+fn with_groups() -> Vec<Job> {
+    const GROUPS: usize = 8;
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::Before });
+    let forward = TensorSet::of(&[Tensor::Weight, Tensor::Gate, Tensor::Rstd]);
+    let backward = forward.with(Tensor::Dweight).with(Tensor::Dgate);
+    let mut jobs = Vec::new();
+    for cols in [512, 4096, 65536, 300_000, 600_000] {
+        let problems = [
+            Problem::forward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, forward),
+            Problem::backward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, backward),
+            Problem::backward(Norm::Rms, FEW_ROWS, GROUPS * cols, DType::Bf16, backward),
+        ];
+        let problems = problems.map(|problem| Problem { gate, groups: GROUPS, ..problem });
+        jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+    }
+    jobs
 }
 
 /// A sample of all calls, the same number for each device.
@@ -348,8 +368,11 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks }, arch, cols } =
-            self.job;
+        let Job {
+            key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks, .. },
+            arch,
+            cols,
+        } = self.job;
         let Usage { registers, spills, .. } = self.usage;
         let (kernel, norm) = (program.info().stem, norm.name());
         format!(
