@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput};
-use rmsnorm_bench::{Measurable, Measurement, Op, Operation, Shape, Workload, workload_bytes};
+use rmsnorm_bench::{Form, Measurable, Measurement, Op, Operation, Shape, Workload, workload_bytes};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm, available};
 
 fn main() {
@@ -49,8 +49,7 @@ impl Measurement for Bench<'_> {
 
 /// Every operation and norm on one backend, in one dtype and shape.
 fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shape, dtype): (Shape, DType)) {
-    let reduction = GradReduction::default();
-    let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[reduction]);
+    let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[Form::Plain], &[GradReduction::default()]);
     if let Err(rule) = device.admit(shape, workload_bytes(device, shape, dtype, &operations)) {
         eprintln!("{} {shape}: skipped: {rule}", name);
         return;
@@ -59,7 +58,7 @@ fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shap
     let mut workload = None;
     for op in Op::USUAL {
         for norm in Norm::ALL {
-            let operation = Operation { norm, op, reduction };
+            let operation = Operation::new(norm, op);
             let mut group = criterion.benchmark_group(operation.id(dtype, shape));
             group.throughput(Throughput::Bytes(operation.bytes(dtype, shape) as u64));
             let (mut batch, mut set) = (None, 0);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
 use rmsnorm_core::conformance::judge::Verdict;
-use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth, Given, QuantizedTruth};
+use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth, Gated, Given, QuantizedTruth};
 use rmsnorm_core::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_core::reference::{BackwardInputs, ForwardInputs};
 use rmsnorm_core::{DType, Error, Norm, NormSpec, Tensor, TensorSet, TensorShape};
@@ -107,8 +107,13 @@ impl<D: Measurable> Workload<'_, D> {
     /// Writes NaN to all checked results, so that an element that is not written fails.
     fn poison(&mut self) -> Result<(), Error> {
         let (device, Shape { rows, cols }) = (self.device, self.shape);
-        for statistic in [&mut self.mean, &mut self.rstd, &mut self.next_mean, &mut self.next_rstd] {
-            *statistic = Buffer::nan(device, DType::F32, rows)?;
+        for (statistic, len) in [
+            (&mut self.mean, self.lens.statistics),
+            (&mut self.rstd, self.lens.statistics),
+            (&mut self.next_mean, rows),
+            (&mut self.next_rstd, rows),
+        ] {
+            *statistic = Buffer::nan(device, DType::F32, len)?;
         }
         for gradient in [&mut self.dweight, &mut self.dbias] {
             *gradient = Buffer::nan(device, self.dtype, cols)?;
@@ -168,6 +173,7 @@ impl<D: Measurable> Results for Workload<'_, D> {
             (Tensor::Y, &set.out),
             (Tensor::Dx, &set.out),
             (Tensor::ResidualOut, &set.residual_out),
+            (Tensor::Dgate, &set.residual_out),
             (Tensor::Codes, &set.codes),
             (Tensor::CodesT, &set.codes_t),
             (Tensor::CodesColumnwise, &set.codes_t),
@@ -205,6 +211,7 @@ struct Inputs {
     residual: Option<Vec<f64>>,
     weight: Vec<f64>,
     bias: Option<Vec<f64>>,
+    gate: Option<Vec<f64>>,
     sum: Option<Vec<f64>>,
 }
 
@@ -313,7 +320,7 @@ impl Judge<'_> {
 
     fn wrong_in_backward(&self) -> Result<usize, Error> {
         // The statistics that backward has read; the mean of an RMS norm is zero.
-        let count = self.shape.rows;
+        let count = self.shape.rows * self.groups();
         let rstd = self.results.part(self.operation, Tensor::Rstd, 0..count)?.values();
         let mean = match self.operation.norm {
             Norm::Rms => vec![0.0; count],
@@ -324,26 +331,37 @@ impl Judge<'_> {
         let mut wrong = rstd.iter().chain(&mean).filter(|value| !value.is_finite()).count();
         for rows in judged_rows(self.shape) {
             let elements = elements(self.shape, &rows);
-            let (dy, x) = (self.values(tensors::SECOND, elements.clone()), self.values(tensors::X, elements));
-            let (mean, rstd) = (&mean[rows.clone()], &rstd[rows.clone()]);
+            let (dy, x) = (self.values(tensors::SECOND, elements.clone()), self.values(tensors::X, elements.clone()));
+            let (z, bias) = (self.values(tensors::GATE, elements), self.vector(tensors::BIAS));
+            let statistics = rows.start * self.groups()..rows.end * self.groups();
+            let (mean, rstd) = (&mean[statistics.clone()], &rstd[statistics]);
             let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
-            let truth = self.gradients(&self.spec(&rows), &inputs);
-            wrong += failures(&truth.judge_bits(Tensor::Dx, &self.rows_of(Tensor::Dx, &rows)?));
+            let gated = self.gated(&z).map(|gated| (gated, self.tensors.has(Tensor::Bias).then_some(&*bias)));
+            let truth = self.gradients(&self.spec(&rows), &inputs, gated);
+            for gradient in [Tensor::Dx, Tensor::Dgate].into_iter().filter(|tensor| self.tensors.has(*tensor)) {
+                wrong += failures(&truth.judge_bits(gradient, &self.rows_of(gradient, &rows)?));
+            }
         }
         Ok(wrong + self.wrong_in_columns(&mean, &rstd)?)
     }
 
     /// Checks the sums over all rows, in evenly spaced columns from the first to the last. With
     /// given statistics a column's sum depends on no other column, so the columns are checked as a
-    /// matrix of their own.
+    /// matrix of their own, in which each column is a group.
     fn wrong_in_columns(&self, mean: &[f64], rstd: &[f64]) -> Result<usize, Error> {
         let Shape { rows, cols } = self.shape;
         let count = (JUDGED_TERMS / rows).clamp(2, cols.max(2)).min(cols);
         let columns = || (0..count).map(move |i| i * (cols - 1) / (count - 1).max(1));
         let gather = |tensor| self.values(tensor, (0..rows).flat_map(|row| columns().map(move |col| row * cols + col)));
-        let (dy, x) = (gather(tensors::SECOND), gather(tensors::X));
+        let (dy, x, z) = (gather(tensors::SECOND), gather(tensors::X), gather(tensors::GATE));
+        let of_columns = |values: &[f64]| -> Vec<f64> {
+            let groups = || columns().map(|col| col * self.groups() / cols);
+            values.chunks(self.groups()).flat_map(|row| groups().map(|group| row[group])).collect()
+        };
+        let (mean, rstd) = (&of_columns(mean)[..], &of_columns(rstd)[..]);
         let inputs = BackwardInputs { dy: &dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
-        let truth = self.gradients(&spec(self.operation, Shape { rows, cols: count }), &inputs);
+        let of_columns = spec(self.operation, Shape { rows, cols: count }).groups(count);
+        let truth = self.gradients(&of_columns, &inputs, self.gated(&z).map(|gated| (gated, None)));
         let mut wrong = 0;
         for gradient in [Tensor::Dweight, Tensor::Dbias].into_iter().filter(|tensor| self.tensors.has(*tensor)) {
             wrong += failures(&truth.judge_bits(gradient, &pick(&self.all(gradient, cols)?, columns())));
@@ -357,19 +375,26 @@ impl Judge<'_> {
         let adds = self.operation.op.has_residual();
         Ok(Inputs {
             x: self.values(tensors::X, elements.clone()),
-            residual: adds.then(|| self.values(tensors::SECOND, elements)),
+            residual: adds.then(|| self.values(tensors::SECOND, elements.clone())),
             weight: self.vector(tensors::WEIGHT),
             bias: (self.operation.norm == Norm::Layer).then(|| self.vector(tensors::BIAS)),
+            gate: self.operation.form.has_gate().then(|| self.values(tensors::GATE, elements.clone())),
             sum: adds.then(|| Ok::<_, Error>(self.rows_of(Tensor::ResidualOut, rows)?.values())).transpose()?,
         })
     }
 
     /// The expected results of forward for these inputs.
     fn truth<'a>(&'a self, rows: &Range<usize>, inputs: &'a Inputs) -> ForwardTruth<'a> {
-        let Inputs { x, residual, weight, bias, sum } = inputs;
+        let Inputs { x, residual, weight, bias, gate, sum } = inputs;
         let residual = residual.as_deref().map(|residual| (residual, self.dtype));
         let inputs = ForwardInputs { x, residual, weight: Some(weight), bias: bias.as_deref() };
-        ForwardTruth::new(&self.spec(rows), inputs, self.dtype, sum.as_deref(), self.model())
+        let gated = gate.as_deref().and_then(|z| self.gated(z));
+        ForwardTruth::gated(&self.spec(rows), inputs, gated, self.dtype, sum.as_deref(), self.model())
+    }
+
+    /// The gate of the operation, with these values.
+    fn gated<'a>(&self, z: &'a [f64]) -> Option<Gated<'a>> {
+        Some(Gated { gate: spec(self.operation, self.shape).gate?, z, wide: self.dtype })
     }
 
     /// The expected codes and scales. `scale` is used if `quant` has a given scale.
@@ -385,8 +410,18 @@ impl Judge<'_> {
         Ok(QuantizedTruth::new(&self.spec(rows), quant, given, truth, stored, &self.arithmetic))
     }
 
-    fn gradients(&self, spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardTruth {
-        BackwardTruth::new(spec, inputs, Statistics::Given, self.operation.reduction, self.model())
+    fn gradients(
+        &self,
+        spec: &NormSpec,
+        inputs: &BackwardInputs<'_>,
+        gated: Option<(Gated<'_>, Option<&[f64]>)>,
+    ) -> BackwardTruth {
+        BackwardTruth::gated(spec, inputs, gated, Statistics::Given, self.operation.reduction, self.model())
+    }
+
+    /// Groups of columns.
+    fn groups(&self) -> usize {
+        spec(self.operation, self.shape).groups
     }
 
     /// The number of wrong elements in some rows of outputs. A pair is (the tensor with whose
@@ -403,7 +438,8 @@ impl Judge<'_> {
 
     /// Downloads some rows of a matrix or of statistics.
     fn rows_of(&self, tensor: Tensor, rows: &Range<usize>) -> Result<Bits, Error> {
-        let elements = if tensor.shape() == TensorShape::Rows { rows.clone() } else { elements(self.shape, rows) };
+        let statistics = rows.start * self.groups()..rows.end * self.groups();
+        let elements = if tensor.shape() == TensorShape::Rows { statistics } else { elements(self.shape, rows) };
         self.results.part(self.operation, tensor, elements)
     }
 
@@ -451,26 +487,33 @@ const fn failures(verdict: &Verdict) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Form;
     use rmsnorm_core::GradReduction;
     use rmsnorm_core::cpu::CpuBackend;
 
-    fn operations() -> Vec<Operation> {
-        Operation::product(&Norm::ALL, &Op::all(), &[GradReduction::Partials])
+    /// The operations on rows of this length.
+    fn operations(cols: usize) -> Vec<Operation> {
+        let of_form = |form| {
+            let ops = if form == Form::Plain { Op::all() } else { Op::USUAL.to_vec() };
+            Operation::product(&Norm::ALL, &ops, &[form], &[GradReduction::Partials])
+        };
+        let divides = |form: &Form| cols.is_multiple_of(form.of(NormSpec::rms(1, cols, 0.0)).groups);
+        Form::ALL.into_iter().filter(divides).flat_map(of_form).collect()
     }
 
     type OnCpu<'a> = Workload<'a, CpuBackend>;
 
     fn workload(backend: &CpuBackend, dtype: DType, rows: usize, cols: usize) -> OnCpu<'_> {
-        Workload::new(backend, Shape { rows, cols }, dtype, &operations()).unwrap()
+        Workload::new(backend, Shape { rows, cols }, dtype, &operations(cols)).unwrap()
     }
 
     #[test]
     fn every_operation_is_within_its_bounds() {
         let backend = CpuBackend::new();
-        for (rows, cols) in [(1, 1), (1, 100), (20, 100), (40, 33), (3000, 7)] {
+        for (rows, cols) in [(1, 1), (1, 104), (20, 104), (40, 33), (3000, 7)] {
             for dtype in DType::ALL {
                 let mut workload = workload(&backend, dtype, rows, cols);
-                for operation in operations() {
+                for operation in operations(cols) {
                     let wrong = workload.wrong_elements(operation).unwrap();
                     assert_eq!(wrong, 0, "{operation:?} {dtype} {rows}x{cols}");
                 }
@@ -482,19 +525,20 @@ mod tests {
     #[test]
     fn what_is_not_written_is_wrong() {
         let backend = CpuBackend::new();
-        let mut workload = workload(&backend, DType::Bf16, 100, 10);
+        let mut workload = workload(&backend, DType::Bf16, 100, 8);
         workload.poison().unwrap();
         let judged = 2 * JUDGED_ROWS;
-        let forward = |norm, op| Operation { norm, op, reduction: GradReduction::Partials };
-        assert_eq!(workload.wrong_results(forward(Norm::Rms, Op::Forward)).unwrap(), judged * 10 + judged);
+        let forward = Operation::new;
+        assert_eq!(workload.wrong_results(forward(Norm::Rms, Op::Forward)).unwrap(), judged * 8 + judged);
         let added = workload.wrong_results(forward(Norm::Layer, Op::AddForward));
-        assert_eq!(added.unwrap(), 2 * judged * 10 + 2 * judged);
-        for operation in operations().into_iter().filter(|operation| operation.op == Op::Backward) {
+        assert_eq!(added.unwrap(), 2 * judged * 8 + 2 * judged);
+        for operation in operations(8).into_iter().filter(|operation| operation.op == Op::Backward) {
             workload.poison().unwrap();
             workload.call(Operation { op: Op::Forward, ..operation }, 0).unwrap();
             workload.poison_rows_of_out().unwrap();
-            let sums = if operation.norm == Norm::Layer { 20 } else { 10 };
-            assert_eq!(workload.wrong_results(operation).unwrap(), judged * 10 + sums);
+            let sums = if operation.norm == Norm::Layer { 16 } else { 8 };
+            let matrices = if operation.form.has_gate() { 2 } else { 1 };
+            assert_eq!(workload.wrong_results(operation).unwrap(), matrices * judged * 8 + sums);
         }
     }
 
@@ -502,15 +546,15 @@ mod tests {
     #[test]
     fn what_an_earlier_call_left_is_wrong() {
         let backend = CpuBackend::new();
-        let mut workload = workload(&backend, DType::F32, 20, 100);
-        for operation in operations() {
+        let mut workload = workload(&backend, DType::F32, 20, 104);
+        for operation in operations(104) {
             assert_eq!(workload.wrong_elements(operation).unwrap(), 0);
             // All 20 rows are checked. Backward gets its statistics.
             let all_but_this = |workload: &mut OnCpu<'_>, made: Operation| {
                 if made.op == operation.op { Ok(()) } else { workload.call(made, 0) }
             };
             let wrong = workload.wrong_after(operation, &all_but_this).unwrap();
-            assert!(wrong >= 20 * 100, "{operation:?}: {wrong}");
+            assert!(wrong >= 20 * 104, "{operation:?}: {wrong}");
         }
     }
 
@@ -518,8 +562,8 @@ mod tests {
     #[test]
     fn statistics_that_are_not_numbers_are_wrong() {
         let backend = CpuBackend::new();
-        let mut workload = workload(&backend, DType::F32, 20, 100);
-        for operation in operations().into_iter().filter(|operation| operation.op == Op::Backward) {
+        let mut workload = workload(&backend, DType::F32, 20, 104);
+        for operation in operations(104).into_iter().filter(|operation| operation.op == Op::Backward) {
             let backward_alone = |workload: &mut OnCpu<'_>, made: Operation| {
                 if made.op == Op::Backward { workload.call(made, 0) } else { Ok(()) }
             };
@@ -579,7 +623,7 @@ mod tests {
     fn norms_are_told_apart() {
         let backend = CpuBackend::new();
         let mut workload = workload(&backend, DType::F32, 2, 100);
-        let layer = Operation { norm: Norm::Layer, op: Op::Forward, reduction: GradReduction::Partials };
+        let layer = Operation::new(Norm::Layer, Op::Forward);
         workload.poison().unwrap();
         workload.call(layer, 0).unwrap();
         assert_eq!(workload.wrong_results(layer).unwrap(), 0);
@@ -591,7 +635,7 @@ mod tests {
     fn a_row_that_is_missing_from_the_sums_is_seen() {
         let backend = CpuBackend::new();
         let [rows, cols] = [500, 12];
-        let whole = Operation { norm: Norm::Layer, op: Op::Backward, reduction: GradReduction::Partials };
+        let whole = Operation::new(Norm::Layer, Op::Backward);
         let mut workload = workload(&backend, DType::F32, rows, cols);
         assert_eq!(workload.wrong_elements(whole).unwrap(), 0);
         // The same sums, without the last row.

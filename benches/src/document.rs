@@ -8,7 +8,7 @@ use std::path::Path;
 use rmsnorm_core::{AnyBackend, DType, Device, GradReduction};
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchError, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
+use crate::{BenchError, Form, Mode, Op, Operation, Samples, Shape, Timing, reduction_name};
 
 /// The commit that the program was built from, with a `+` if the tree had uncommitted changes;
 /// `unknown` outside a repository.
@@ -166,8 +166,10 @@ impl Document {
 impl Report {
     fn append(&mut self, later: Report) {
         let subject = |row: &Measured| {
-            let op = Op::all().iter().position(|op| op.name() == row.op);
-            (row.norm.clone(), op, row.dtype.clone(), row.cols, row.rows, row.reduction.clone())
+            let plain = row.op.rsplit_once('.').filter(|(_, name)| Form::ALL.iter().any(|form| form.name() == *name));
+            let op = plain.map_or(&*row.op, |(op, _)| op);
+            let op = Op::all().iter().position(|known| known.name() == op);
+            (row.norm.clone(), op, row.op.clone(), row.dtype.clone(), row.cols, row.rows, row.reduction.clone())
         };
         let again: Vec<_> = later.rows.iter().map(subject).collect();
         self.rows.retain(|row| !again.contains(&subject(row)));
@@ -228,7 +230,7 @@ impl Measured {
         timing: &Timing,
         copy: &Samples,
     ) -> Self {
-        let (Operation { norm, op, reduction }, samples) = (operation, &timing.samples);
+        let (Operation { norm, op, reduction, .. }, samples) = (operation, &timing.samples);
         // Criterion measures the default reduction only, so its ids do not name it.
         let is_default = reduction == GradReduction::default();
         let behind = if is_default { String::new() } else { format!("/{}", reduction_name(reduction)) };
@@ -239,7 +241,7 @@ impl Measured {
         let copy_gbs = copy_bytes as f64 / copy.median() * 1e-9;
         Measured {
             id: Some(format!("{}/{device}{behind}", operation.id(dtype, shape))),
-            op: op.name(),
+            op: operation.name(),
             norm: norm.name().into(),
             reduction: (op == Op::Backward).then(|| reduction_name(reduction).into()),
             dtype: dtype.name().into(),
@@ -338,7 +340,7 @@ mod tests {
     #[test]
     fn rates_are_of_bytes_that_move() {
         let shape = Shape { rows: 10, cols: 3 };
-        let operation = Operation { norm: Norm::Rms, op: Op::Forward, reduction: GradReduction::Partials };
+        let operation = Operation::new(Norm::Rms, Op::Forward);
         let (samples, mode) = (Samples::new(vec![1e-6, 2e-6, 3e-6]), Mode::Wall);
         let copy = Samples::new(vec![1e-6]);
         let row = Measured::new(operation, (DType::F32, shape), Device::Cpu, &Timing { samples, mode }, &copy);

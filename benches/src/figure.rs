@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
-use rmsnorm_core::{DType, Norm};
+use rmsnorm_core::DType;
 use serde::Deserialize;
 
 use crate::BenchError;
 use crate::document::{Document, Measured, Report, read_text};
 use crate::shapes::MOST_ELEMENTS;
-use crate::{Op, Shape};
+use crate::{Operation, Shape};
 
 /// What is measured: figures of equal subjects compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -222,9 +222,9 @@ fn parse(text: &str) -> Result<Found, String> {
 
 impl Figure {
     /// A figure that is yet to be measured.
-    pub fn planned(source: &str, norm: Norm, op: Op, dtype: DType, shape: Shape) -> Self {
+    pub fn planned(source: &str, operation: Operation, dtype: DType, shape: Shape) -> Self {
         let Shape { rows, cols } = shape;
-        let (norm, op) = (norm.name().into(), op.name());
+        let (norm, op) = (operation.norm.name().into(), operation.name());
         let subject = Subject { norm, op, dtype: dtype.name().into(), rows, cols };
         let (us, gbs, copy_gbs) = (1.0, 1.0, Some(1.0));
         let (source, device) = (source.to_owned(), None);

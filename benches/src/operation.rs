@@ -1,7 +1,8 @@
 //! The measured operations and the bytes that they move.
 
-use rmsnorm_core::{DType, GradReduction, Norm};
+use rmsnorm_core::{DType, GradReduction, Norm, NormSpec};
 
+use crate::form::Form;
 use crate::quant::Quant;
 use crate::shapes::Shape;
 
@@ -83,27 +84,45 @@ pub struct Operation {
     pub norm: Norm,
     /// The kind of operation.
     pub op: Op,
+    /// The form of the norm.
+    pub form: Form,
     /// The reduction of dweight and dbias in backward. Forward ignores it.
     pub reduction: GradReduction,
 }
 
 impl Operation {
-    /// Every norm with every op, and backward with every reduction.
-    pub fn product(norms: &[Norm], ops: &[Op], reductions: &[GradReduction]) -> Vec<Operation> {
+    /// A plain operation with the default reduction.
+    pub fn new(norm: Norm, op: Op) -> Self {
+        Operation { norm, op, form: Form::Plain, reduction: GradReduction::default() }
+    }
+
+    /// Every norm with every op in every form, and backward with every reduction.
+    pub fn product(norms: &[Norm], ops: &[Op], forms: &[Form], reductions: &[GradReduction]) -> Vec<Operation> {
         let mut operations = Vec::new();
         for &norm in norms {
             for &op in ops {
-                let reductions = if op == Op::Backward { reductions } else { &[GradReduction::Partials] };
-                operations.extend(reductions.iter().map(|&reduction| Operation { norm, op, reduction }));
+                for &form in forms {
+                    let reductions = if op == Op::Backward { reductions } else { &[GradReduction::Partials] };
+                    operations.extend(reductions.iter().map(|&reduction| Operation { norm, op, form, reduction }));
+                }
             }
         }
         operations
     }
 
+    /// The name in bench ids and reports: the op's, followed by a dot and the form's name if it is
+    /// not plain.
+    pub fn name(self) -> String {
+        match self.form {
+            Form::Plain => self.op.name(),
+            form => format!("{}.{}", self.op.name(), form.name()),
+        }
+    }
+
     /// The id in benchmarks and reports, without the backend's name:
     /// `forward/rms_norm/bf16/4096x1024`.
     pub fn id(self, dtype: DType, shape: Shape) -> String {
-        format!("{}/{}/{dtype}/{shape}", self.op.name(), self.norm.name())
+        format!("{}/{}/{dtype}/{shape}", self.name(), self.norm.name())
     }
 
     /// The fewest bytes that must move: every matrix once, every vector once.
@@ -115,6 +134,8 @@ impl Operation {
             Op::ForwardAdd | Op::Backward | Op::AddQuantizedForward(_) => 3,
             Op::AddForward | Op::ForwardAddForward => 4,
         };
+        // The gate, and in backward its gradient.
+        let of_gate = if self.form.has_gate() { 1 + usize::from(self.op == Op::Backward) } else { 0 };
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
         // Weight and rstd; for layer norm also bias and mean.
         let vectors = match self.norm {
@@ -124,9 +145,12 @@ impl Operation {
         // Backward reads no bias, and writes a gradient for each parameter: one vector more than
         // forward.
         let gradients = usize::from(self.op == Op::Backward);
+        // With a gate after the norm it reads the bias.
+        let bias = gradients * usize::from(self.norm == Norm::Layer && self.form == Form::GateAfter);
+        let statistics = shape.rows * self.form.of(NormSpec::new(self.norm, shape.rows, shape.cols, 0.0)).groups;
         let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
-        let elements = matrices * shape.elements() + (vectors + gradients) * shape.cols;
-        elements * dtype.size() + vectors * shape.rows * DType::F32.size() + codes
+        let elements = (matrices + of_gate) * shape.elements() + (vectors + gradients + bias) * shape.cols;
+        elements * dtype.size() + vectors * statistics * DType::F32.size() + codes
     }
 }
 
@@ -148,7 +172,25 @@ mod tests {
     use super::*;
 
     fn bytes(norm: Norm, op: Op, dtype: DType) -> usize {
-        Operation { norm, op, reduction: GradReduction::Partials }.bytes(dtype, Shape { rows: 10, cols: 3 })
+        Operation::new(norm, op).bytes(dtype, Shape { rows: 10, cols: 3 })
+    }
+
+    #[test]
+    fn bytes_of_a_gate_are_a_matrix_forward_and_two_backward() {
+        let bytes = |norm, op, form| {
+            Operation { form, ..Operation::new(norm, op) }.bytes(DType::Bf16, Shape { rows: 10, cols: 16 })
+        };
+        for (op, matrices) in [(Op::Forward, 1), (Op::AddForward, 1), (Op::Backward, 2)] {
+            let more = |norm, form| bytes(norm, op, form) - bytes(norm, op, Form::Plain);
+            assert_eq!(more(Norm::Rms, Form::GateAfter), 2 * 160 * matrices);
+            assert_eq!(more(Norm::Layer, Form::GateBefore), 2 * 160 * matrices);
+            // Backward reads the bias.
+            let bias = if op == Op::Backward { 2 * 16 } else { 0 };
+            assert_eq!(more(Norm::Layer, Form::GateAfter), 2 * 160 * matrices + bias);
+            // Eight times the statistics.
+            assert_eq!(more(Norm::Rms, Form::Groups), 7 * 4 * 10);
+            assert_eq!(more(Norm::Layer, Form::GateBeforeGroups), 2 * 160 * matrices + 2 * 7 * 4 * 10);
+        }
     }
 
     #[test]
@@ -198,7 +240,7 @@ mod tests {
 
     #[test]
     fn only_backward_is_multiplied_by_the_reductions() {
-        let operations = Operation::product(&Norm::ALL, &Op::USUAL, &REDUCTIONS);
+        let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[Form::Plain], &REDUCTIONS);
         assert_eq!(operations.len(), 2 * (1 + 1 + 3));
         let forward = operations.iter().filter(|operation| operation.op != Op::Backward);
         assert!(forward.clone().all(|operation| operation.reduction == GradReduction::Partials));
@@ -217,7 +259,9 @@ mod tests {
 
     #[test]
     fn ids_are_those_of_criterion() {
-        let default = Operation { norm: Norm::Rms, op: Op::Backward, reduction: GradReduction::default() };
+        let default = Operation::new(Norm::Rms, Op::Backward);
         assert_eq!(default.id(DType::Bf16, Shape { rows: 8, cols: 4 }), "backward/rms_norm/bf16/8x4");
+        let gated = Operation { form: Form::GateAfter, ..default };
+        assert_eq!(gated.id(DType::Bf16, Shape { rows: 8, cols: 4 }), "backward.gate_after/rms_norm/bf16/8x4");
     }
 }

@@ -11,7 +11,8 @@ use rmsnorm_core::{AnyBackend, DType, Device, Error, GradReduction, Norm};
 
 use crate::document::Measured;
 use crate::{
-    BenchError, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate, workload_bytes,
+    BenchError, Form, Measurable, Measurement, Op, Operation, Samples, Sampling, Shape, Workload, alternate,
+    workload_bytes,
 };
 
 /// The measurements to make: the product of all lists.
@@ -21,6 +22,8 @@ pub struct Selection {
     pub norms: Vec<Norm>,
     /// The operations.
     pub ops: Vec<Op>,
+    /// The forms of the norms.
+    pub forms: Vec<Form>,
     /// The reductions of the weight gradients in backward.
     pub reductions: Vec<GradReduction>,
     /// The sizes.
@@ -236,8 +239,9 @@ impl Selection {
         sizes
     }
 
-    fn operations(&self) -> Vec<Operation> {
-        Operation::product(&self.norms, &self.ops, &self.reductions)
+    /// The operations.
+    pub fn operations(&self) -> Vec<Operation> {
+        Operation::product(&self.norms, &self.ops, &self.forms, &self.reductions)
     }
 
     fn admit<D: Measurable>(&self, device: &D, shape: Shape, dtype: DType) -> Result<(), String> {
@@ -273,7 +277,7 @@ impl Selection {
                     done(Outcome::Measured(Box::new(Measured { first_call_us, ..row })));
                 }
                 Ok((_, wrong)) => {
-                    let (norm, op) = (operation.norm.name(), operation.op.name());
+                    let (norm, op) = (operation.norm.name(), operation.name());
                     let what = format!("{norm} {op} {dtype} {shape}: {wrong} elements outside their bounds");
                     return Err(BenchError::Wrong(what));
                 }

@@ -11,7 +11,7 @@ use rmsnorm_core::{
 
 use crate::buffer::Buffer;
 use crate::pattern::Pattern;
-use crate::{Measurable, Op, Operation, Quant, Shape};
+use crate::{Form, Measurable, Op, Operation, Quant, Shape};
 
 const EPS: f32 = 1e-6;
 
@@ -20,6 +20,7 @@ pub(crate) mod tensors {
     pub(crate) const X: usize = 1;
     /// The residual of forward; dy of backward.
     pub(crate) const SECOND: usize = 2;
+    pub(crate) const GATE: usize = 7;
     pub(crate) const WEIGHT: usize = 3;
     pub(crate) const BIAS: usize = 4;
     pub(crate) const NEXT_WEIGHT: usize = 5;
@@ -34,7 +35,10 @@ pub(crate) struct Set<D: Measurable> {
     pub(crate) second: Buffer<D>,
     /// y of forward; dx of backward.
     pub(crate) out: Buffer<D>,
+    /// The sum of forward; dgate of backward.
     pub(crate) residual_out: Buffer<D>,
+    /// Empty if no operation has a gate.
+    pub(crate) gate: Buffer<D>,
     /// Empty if no operation writes codes.
     pub(crate) codes: Buffer<D>,
     /// Transposed or columnwise codes. Empty if no operation writes these.
@@ -86,10 +90,11 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let mut x = matrices(tensors::X, 3 * sets.count)?;
         let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
         let second = matrices(tensors::SECOND, sets.count)?;
-        let pairs = x.into_iter().zip(second).zip(out.into_iter().zip(residual_out));
-        let set = |((x, second), (out, residual_out))| {
+        let gate = Buffer::repeat(device, &pattern.period(tensors::GATE, lens.gate), lens.gate, sets.count)?;
+        let pairs = x.into_iter().zip(second).zip(gate).zip(out.into_iter().zip(residual_out));
+        let set = |(((x, second), gate), (out, residual_out))| {
             let [codes, codes_t] = unset_codes(device, &lens)?;
-            Ok(Set { x, second, out, residual_out, codes, codes_t })
+            Ok(Set { x, second, out, residual_out, gate, codes, codes_t })
         };
         // NaN, not zeros: a kernel that adds to the workspace must clear it first.
         let unset = |len| Buffer::nan(device, DType::F32, len);
@@ -105,8 +110,8 @@ impl<'d, D: Measurable> Workload<'d, D> {
             next_bias: vector(tensors::NEXT_BIAS)?,
             next_mean: unset(shape.rows)?,
             next_rstd: unset(shape.rows)?,
-            mean: unset(shape.rows)?,
-            rstd: unset(shape.rows)?,
+            mean: unset(lens.statistics)?,
+            rstd: unset(lens.statistics)?,
             dweight: vector(tensors::WEIGHT)?,
             dbias: vector(tensors::WEIGHT)?,
             workspace: unset(lens.workspace)?,
@@ -200,9 +205,9 @@ impl<'d, D: Measurable> Workload<'d, D> {
 
     fn forward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         let (is_layer, has_next) = (operation.norm == Norm::Layer, operation.op == Op::ForwardAddForward);
-        let count = self.sets.len();
+        let (spec, count) = (spec(operation, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
-        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
+        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
         let x = set.x.view(device, matrix.clone());
         let mut args = match operation.op == Op::ForwardAdd {
             true => AnyForward::<D::Backend>::added_to_residual(x),
@@ -215,6 +220,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.bias = Some(self.bias.view(device, row.clone()));
             args.mean = Some(self.mean.view_mut(device, stat.clone()));
         }
+        args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
         if operation.op.has_residual() {
             args.residual = Some(Source::Read(set.second.view(device, matrix.clone()).into()));
             args.residual_out = Some(set.residual_out.view_mut(device, matrix).into());
@@ -227,14 +233,15 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.next_bias = Some(self.next_bias.view(device, row));
             args.next_mean = Some(self.next_mean.view_mut(device, stat));
         }
-        device.backend().launch(AnyCall::Forward(Checked::forward(spec(operation, self.shape), args)?))
+        device.backend().launch(AnyCall::Forward(Checked::forward(spec, args)?))
     }
 
     fn quantized_forward(&mut self, device: &D, operation: Operation, quant: Quant, set: usize) -> Result<(), Error> {
         let Shape { rows, cols } = self.shape;
-        let (quant_spec, tensors, count) = (quant.spec(self.shape), quant.tensors(), self.sets.len());
+        let (spec, quant_spec, tensors) = (spec(operation, self.shape), quant.spec(self.shape), quant.tensors());
+        let count = self.sets.len();
         let set = &mut self.sets[set % count];
-        let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows);
+        let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows * spec.groups);
         let (x, codes) = (set.x.view(device, matrix.clone()), set.codes.view_mut(device, matrix.clone()));
         let mut args = AnyQuantizedForward::<D::Backend>::new(quant_spec, x, codes);
         args.dtypes = DTypes::uniform(self.dtype);
@@ -244,6 +251,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.bias = Some(self.bias.view(device, row));
             args.mean = Some(self.mean.view_mut(device, stat));
         }
+        args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
         if operation.op.has_residual() {
             args.residual = Some(set.second.view(device, matrix.clone()).into());
             args.residual_out = Some(set.residual_out.view_mut(device, matrix.clone()).into());
@@ -265,17 +273,15 @@ impl<'d, D: Measurable> Workload<'d, D> {
             args.codes_columnwise = Some(set.codes_t.view_mut(device, matrix).into());
             args.scales_columnwise = Some(scales_of(device, &mut self.scales_along, along.scale_type(), len));
         }
-        device
-            .backend()
-            .launch(AnyCall::QuantizedForward(Checked::quantized_forward(spec(operation, self.shape), args)?))
+        device.backend().launch(AnyCall::QuantizedForward(Checked::quantized_forward(spec, args)?))
     }
 
     fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
         let (spec, count) = (spec(operation, self.shape), self.sets.len());
         let set = &mut self.sets[set % count];
-        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..self.shape.rows);
+        let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
         let (dy, x) = (set.second.view(device, matrix.clone()), set.x.view(device, matrix.clone()));
-        let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out.view_mut(device, matrix));
+        let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out.view_mut(device, matrix.clone()));
         let is_layer = operation.norm == Norm::Layer;
         let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx);
         args.grad_reduction = operation.reduction;
@@ -284,6 +290,10 @@ impl<'d, D: Measurable> Workload<'d, D> {
         args.dweight = Some(self.dweight.view_mut(device, row.clone()));
         args.workspace = Some(self.workspace.view_mut(device, 0..self.lens.workspace));
         args.mean = is_layer.then(|| self.mean.view(device, stat));
+        args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
+        args.dgate = spec.gate.map(|_| set.residual_out.view_mut(device, matrix).into());
+        let has_bias = is_layer && operation.form == Form::GateAfter;
+        args.bias = has_bias.then(|| self.bias.view(device, row.clone()));
         args.dbias = is_layer.then(|| self.dbias.view_mut(device, row));
         device.backend().launch(AnyCall::Backward(Checked::backward(device.backend(), spec, args)?))
     }
@@ -307,6 +317,8 @@ fn scales_of<'a, D: Measurable>(
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lens {
     workspace: usize,
+    pub(crate) statistics: usize,
+    gate: usize,
     codes: usize,
     /// Transposed or columnwise codes.
     codes_t: usize,
@@ -327,6 +339,8 @@ impl Lens {
                 let backward = problem(Operation { norm, op: Op::Backward, ..*operation }, dtype, shape);
                 grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
             }
+            grow(&mut lens.statistics, rows.checked_mul(spec(*operation, shape).groups));
+            grow(&mut lens.gate, operation.form.has_gate().then_some(shape.elements()));
             let Some(quant) = operation.op.quant() else { continue };
             let (spec, tensors) = (quant.spec(shape), quant.tensors());
             lens.codes = shape.elements();
@@ -347,8 +361,10 @@ impl Lens {
 pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, operations: &[Operation]) -> usize {
     let lens = Lens::new(device, shape, dtype, operations);
     let matrix = shape.elements().saturating_mul(dtype.size());
-    let set = matrix.saturating_mul(4).saturating_add(lens.codes).saturating_add(lens.codes_t);
-    let floats = [lens.workspace, shape.rows.saturating_mul(4), lens.scales[0], lens.scales_along[0]];
+    let gate = if lens.gate == 0 { 0 } else { matrix };
+    let set = [gate, lens.codes, lens.codes_t].into_iter().fold(matrix.saturating_mul(4), usize::saturating_add);
+    let statistics = shape.rows.saturating_add(lens.statistics).saturating_mul(2);
+    let floats = [lens.workspace, statistics, lens.scales[0], lens.scales_along[0]];
     let bytes = [
         set.saturating_mul(device.sets(matrix).count),
         shape.cols.saturating_mul(6 * dtype.size()),
@@ -359,7 +375,7 @@ pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, ope
 }
 
 pub(crate) fn spec(operation: Operation, shape: Shape) -> NormSpec {
-    let spec = NormSpec::new(operation.norm, shape.rows, shape.cols, EPS);
+    let spec = operation.form.of(NormSpec::new(operation.norm, shape.rows, shape.cols, EPS));
     match operation.op {
         Op::ForwardAdd | Op::ForwardAddForward => spec.residual_after(),
         Op::Forward | Op::AddForward | Op::Backward | Op::QuantizedForward(_) | Op::AddQuantizedForward(_) => spec,
@@ -380,13 +396,15 @@ pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Resul
 /// The problem of a workload's call. Forward has a weight and rstd, layer norm also bias and mean,
 /// and a next norm the same tensors again. Backward has the gradients of all parameters.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
-    let Operation { norm, op, reduction } = operation;
+    let Operation { norm, op, reduction, form } = operation;
     let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);
+    let NormSpec { gate, groups, .. } = spec(operation, shape);
     let weight = TensorSet::of(&[Tensor::Weight]);
     let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
     let added = op.has_residual();
     let forward = forward.set(Tensor::Residual, added).set(Tensor::ResidualOut, added);
-    match op {
+    let forward = forward.set(Tensor::Gate, gate.is_some());
+    let problem = match op {
         Op::Forward | Op::AddForward => Problem::forward(norm, rows, cols, dtype, forward),
         Op::ForwardAdd | Op::ForwardAddForward => {
             let has_next = op == Op::ForwardAddForward;
@@ -402,7 +420,10 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
         }
         Op::Backward => {
             let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);
+            let tensors = tensors.set(Tensor::Gate, gate.is_some()).set(Tensor::Dgate, gate.is_some());
+            let tensors = tensors.set(Tensor::Bias, is_layer && form == Form::GateAfter);
             Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, tensors) }
         }
-    }
+    };
+    Problem { gate, groups, ..problem }
 }

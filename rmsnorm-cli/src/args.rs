@@ -152,6 +152,10 @@ pub struct BenchArgs {
     /// second copy that is quantized along the columns) [default: all]
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
+    /// The forms of the norms: plain, gate_after (the result multiplied by silu of a gate), gate_before
+    /// (x multiplied by it), groups8 (8 groups of columns), gate_before_groups8 [default: plain]
+    #[arg(long, value_name = "FORM,..", value_delimiter = ',')]
+    pub form: Vec<String>,
     /// The way in which backward sums weight gradients over the rows: partials, locks, atomics
     /// [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
@@ -162,7 +166,7 @@ pub struct BenchArgs {
     /// residual divided by rows, and forward_columns the norm of rows whose columns are divided
     /// among the ranks. Shapes are per rank. GPUs run one fused kernel and, if NCCL is found, NCCL
     /// followed by rmsnorm's kernels. Each time is the time of the slowest rank.
-    #[arg(long, value_name = "N", conflicts_with_all = ["sweep", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["sweep", "form", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
     pub ranks: Option<NonZero<usize>>,
     /// The shapes to measure, rows x columns, such as 4096x1024; @NAME is a list of
     /// benches/shapes.toml, such as @h200-forward [default: a list for each backend]
@@ -247,6 +251,9 @@ pub struct WarmArgs {
     /// The scales of quantized_forward, as in rmsnorm bench [default: all]
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
+    /// The forms of the norms, as in rmsnorm bench [default: plain]
+    #[arg(long, value_name = "FORM,..", value_delimiter = ',')]
+    pub form: Vec<String>,
     /// The dtypes of the activations: f32, f16, bf16 [default: bf16]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,
@@ -328,6 +335,18 @@ pub struct SettingArgs {
     /// [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,
+    /// Where the activation of the file's tensor `gate` is multiplied: after the norm, or before it;
+    /// or metadata "gate"
+    #[arg(long, value_name = "after|before")]
+    pub gate: Option<String>,
+    /// The function of the gate: silu or sigmoid; required with a gate, here or as metadata
+    /// "activation"
+    #[arg(long, value_name = "FUNCTION")]
+    pub activation: Option<String>,
+    /// The number of groups of columns, each with its own statistics; it divides the columns; or
+    /// metadata "groups" [default: 1]
+    #[arg(long, value_name = "N")]
+    pub groups: Option<String>,
     /// 8-bit results.
     #[command(flatten)]
     pub quantize: QuantizeArgs,

@@ -51,6 +51,7 @@ mod sweep;
 mod values;
 
 pub use crate::case::data::Given;
+pub use crate::judge::gate::Gated;
 pub use crate::judge::quantized::QuantizedTruth;
 pub use crate::judge::truth::{BackwardTruth, ForwardTruth};
 pub use crate::run::harness::{Answer, TransferError};

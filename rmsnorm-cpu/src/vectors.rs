@@ -18,6 +18,7 @@ pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     weight: Option<&'a [W]>,
     bias: Option<&'a [W]>,
     residual: Option<Rows<&'a [R]>>,
+    gate: Option<Rows<&'a [T]>>,
     next_weight: Option<&'a [W]>,
     next_bias: Option<&'a [W]>,
 }
@@ -33,7 +34,8 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// As [`new`](ForwardInputs::new), with separate dtypes for weight and bias (`W`) and the
     /// residual stream (`R`): each the activations' dtype or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
-        ForwardInputs { x: x.into(), weight: None, bias: None, residual: None, next_weight: None, next_bias: None }
+        let (weight, bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None, None);
+        ForwardInputs { x: x.into(), weight, bias, residual, gate, next_weight, next_bias }
     }
 
     /// With this weight (cols).
@@ -50,6 +52,11 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// [`NormSpec::residual_after`].
     pub fn residual(self, residual: impl Into<Rows<&'a [R]>>) -> Self {
         ForwardInputs { residual: Some(residual.into()), ..self }
+    }
+
+    /// With the gate of [`NormSpec::gate_after`] or [`NormSpec::gate_before`].
+    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
+        ForwardInputs { gate: Some(gate.into()), ..self }
     }
 
     /// With this weight of the next norm, which normalizes the sum after the norm.
@@ -72,9 +79,9 @@ pub struct ForwardOutputs<T, R = T> {
     /// The rounded sum of `x` and `residual`, which backward takes as its `x`; or, with
     /// [`NormSpec::residual_after`], of the norm and `residual`.
     pub residual_out: Vec<R>,
-    /// The mean of every row (rows).
+    /// The mean of every row (rows, groups).
     pub mean: Vec<f32>,
-    /// `1 / sqrt(var + eps)` of every row (rows).
+    /// `1 / sqrt(var + eps)` of every row (rows, groups).
     pub rstd: Vec<f32>,
     /// The mean of every row of `residual_out`, for the next norm.
     pub next_mean: Vec<f32>,
@@ -89,9 +96,11 @@ pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     dy: Rows<&'a [T]>,
     x: Rows<&'a [R]>,
     weight: Option<&'a [W]>,
+    bias: Option<&'a [W]>,
     mean: Option<&'a [f32]>,
     rstd: &'a [f32],
     dresidual_out: Option<Rows<&'a [R]>>,
+    gate: Option<Rows<&'a [T]>>,
 }
 
 impl<'a, T: Element> BackwardInputs<'a, T> {
@@ -106,7 +115,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
     /// As [`new`](BackwardInputs::new), with separate dtypes for the weight (`W`) and the residual
     /// stream (`R`: `x` and `dresidual_out`): each the activations' dtype or f32.
     pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
-        BackwardInputs { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, dresidual_out: None }
+        let (weight, bias, mean, dresidual_out, gate) = (None, None, None, None, None);
+        BackwardInputs { dy: dy.into(), x: x.into(), weight, bias, mean, rstd, dresidual_out, gate }
     }
 
     /// With the forward pass's weight (cols).
@@ -114,7 +124,17 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
         BackwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With the forward pass's mean (rows).
+    /// With the forward pass's bias (cols), which only a gate after the norm needs.
+    pub fn bias(self, bias: &'a [W]) -> Self {
+        BackwardInputs { bias: Some(bias), ..self }
+    }
+
+    /// With the forward pass's gate.
+    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
+        BackwardInputs { gate: Some(gate.into()), ..self }
+    }
+
+    /// With the forward pass's mean (rows, groups).
     pub fn mean(self, mean: &'a [f32]) -> Self {
         BackwardInputs { mean: Some(mean), ..self }
     }
@@ -137,6 +157,8 @@ pub struct BackwardOutputs<T, W = T, R = T> {
     pub dweight: Vec<W>,
     /// The gradient of `bias` (cols).
     pub dbias: Vec<W>,
+    /// The gradient of `gate` (rows, cols).
+    pub dgate: Vec<T>,
 }
 
 impl CpuBackend {
@@ -191,6 +213,7 @@ impl CpuBackend {
         args.weight = inputs.weight;
         args.bias = inputs.bias;
         args.residual = inputs.residual.map(Source::Read);
+        args.gate = inputs.gate;
         args.residual_out = residual_out.wanted().map(Rows::dense);
         args.mean = mean.wanted();
         args.rstd = rstd.wanted();
@@ -215,7 +238,7 @@ impl CpuBackend {
     }
 
     /// As [`backward`](Self::backward), with results in new vectors: `dx`, and those of
-    /// `dresidual`, `dweight` and `dbias` that `wanted` lists. [`forward_vec`](Self::forward_vec)
+    /// `dresidual`, `dweight`, `dbias` and `dgate` that `wanted` lists. [`forward_vec`](Self::forward_vec)
     /// has an example.
     ///
     /// # Errors
@@ -231,14 +254,18 @@ impl CpuBackend {
         let mut dresidual = Output::new(spec, wanted, Tensor::Dresidual)?;
         let mut dweight = Output::new(spec, wanted, Tensor::Dweight)?;
         let mut dbias = Output::new(spec, wanted, Tensor::Dbias)?;
+        let mut dgate = Output::new(spec, wanted, Tensor::Dgate)?;
         let mut args =
             Backward::<UninitBackend, T, W, R>::mixed(inputs.dy, inputs.x, inputs.rstd, Rows::dense(dx.elements()));
         args.weight = inputs.weight;
+        args.bias = inputs.bias;
+        args.gate = inputs.gate;
         args.mean = inputs.mean;
         args.dresidual_out = inputs.dresidual_out;
         args.dresidual = dresidual.wanted().map(Rows::dense);
         args.dweight = dweight.wanted();
         args.dbias = dbias.wanted();
+        args.dgate = dgate.wanted().map(Rows::dense);
         self.uninit().backward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
@@ -249,6 +276,7 @@ impl CpuBackend {
                 dresidual: dresidual.written(),
                 dweight: dweight.written(),
                 dbias: dbias.written(),
+                dgate: dgate.written(),
             })
         }
     }
@@ -277,12 +305,12 @@ struct Output<E> {
 impl<E: Element> Output<E> {
     /// Room for a tensor, if it is wanted.
     fn new(spec: &NormSpec, wanted: TensorSet, tensor: Tensor) -> Result<Self, Error> {
-        let NormSpec { rows, cols, .. } = *spec;
+        let NormSpec { rows, cols, groups, .. } = *spec;
         let is_wanted = wanted.has(tensor);
         let len = match tensor.shape() {
             _ if !is_wanted => 0,
             TensorShape::Cols => cols,
-            TensorShape::Rows => rows,
+            TensorShape::Rows => rows.saturating_mul(groups),
             TensorShape::One => 1,
             // Scales are never wanted here.
             TensorShape::Matrix

@@ -204,6 +204,9 @@ impl Program {
         let tensors = problem.tensors;
         let adds_residual =
             if self.optional.has(Tensor::X) { tensors.has(Tensor::Residual) } else { tensors.adds_residual() };
+        // Backward reads the bias for the gradient of a gate.
+        let reads_bias = !matches!(self.direction, Direction::Backward) || tensors.has(Tensor::Dgate);
+        let tensors = if reads_bias { tensors } else { tensors.without(Tensor::Bias) };
         tensors.set(Tensor::Residual, adds_residual).intersection(self.optional)
     }
 
@@ -347,6 +350,10 @@ mod tests {
         let program = Program { optional: binds, ..FORWARD };
         assert_eq!(program.key(&in_place).tensors, IN_PLACE);
         assert_eq!(program.key(&forward(&[Tensor::Residual])).tensors, binds.without(Tensor::ResidualOut));
+        // Backward makes the gradient of a gate of the bias, and nothing else.
+        let program = Program { optional: TensorSet::of(&[Tensor::Bias, Tensor::Dgate]), ..BACKWARD };
+        assert_eq!(program.key(&backward(&[Tensor::Bias])).tensors, TensorSet::NONE);
+        assert_eq!(program.key(&backward(&[Tensor::Bias, Tensor::Dgate])).tensors, program.optional);
         assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
     }
 

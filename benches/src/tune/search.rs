@@ -197,7 +197,7 @@ fn words(task: &Task) -> String {
     let Some(Subject { operation, dtype, shape, .. }) = task.subjects.first() else { return String::new() };
     let others = task.subjects.len() - 1;
     let others = if others > 0 { format!(" and {others} more") } else { String::new() };
-    format!("{} {} {dtype} {shape}{others}", operation.op.name(), operation.norm.name())
+    format!("{} {} {dtype} {shape}{others}", operation.name(), operation.norm.name())
 }
 
 /// The comparison of the built-in with the best entry, in seconds per call.

@@ -1,6 +1,6 @@
 //! Tasks of the tuner: a rung, and representative shapes of the calls that look it up.
 
-use rmsnorm_core::{DType, GradReduction};
+use rmsnorm_core::DType;
 use rmsnorm_tuning::{Calls, Entry, Kind, Rung, Slot, Table, VALUE};
 
 use super::{Request, asks_for};
@@ -229,7 +229,7 @@ fn large<D: Measurable>(device: &D, calls: Calls, cols: usize) -> Subject {
 
 fn subject(calls: Calls, shape: Shape, weight: f64) -> Subject {
     let Calls { kind, norm, dtype } = calls;
-    let operation = Operation { norm, op: op(kind), reduction: GradReduction::Partials };
+    let operation = Operation::new(norm, op(kind));
     Subject { operation, dtype, shape, weight }
 }
 

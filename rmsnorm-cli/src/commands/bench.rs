@@ -9,7 +9,7 @@ use rmsnorm_bench::document::{Document, Machine, Measured, Report};
 use rmsnorm_bench::figure::Figure;
 use rmsnorm_bench::ranks::RanksOp;
 use rmsnorm_bench::selection::{Outcome, Selection, Shapes, Sweep, admit, measure, sizes};
-use rmsnorm_bench::{Op, Operation, Quant, REDUCTIONS, Shape, reduction_name};
+use rmsnorm_bench::{Form, Op, Quant, REDUCTIONS, Shape, reduction_name};
 use rmsnorm_bench::{figure, plot, shapes, side_by_side};
 use rmsnorm_core::{AnyBackend, DType, GradReduction, Norm};
 
@@ -129,10 +129,8 @@ fn require_points(
     for backend in backends {
         let name = backend.device().to_string();
         for (shape, dtype, is_cold) in sizes(backend, selection)? {
-            for &norm in &selection.norms {
-                let planned = |&op| Figure { is_cold, ..Figure::planned(&name, norm, op, dtype, shape) };
-                now.extend(selection.ops.iter().map(planned));
-            }
+            let planned = |operation| Figure { is_cold, ..Figure::planned(&name, operation, dtype, shape) };
+            now.extend(selection.operations().into_iter().map(planned));
         }
     }
     Ok(plot::require(&figure::join_with_earlier(now, earlier.to_vec()))?)
@@ -143,6 +141,7 @@ pub fn brief() -> Selection {
     Selection {
         norms: Norm::ALL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
+        forms: vec![Form::Plain],
         reductions: vec![GradReduction::default()],
         shapes: Shapes::Two,
         dtypes: vec![DType::F32, DType::Bf16],
@@ -152,8 +151,7 @@ pub fn brief() -> Selection {
 
 /// Measures a backend, with a table of its own on stdout if `show` is set.
 fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mut Report) -> Result<(), Failure> {
-    let Selection { norms, ops, reductions, .. } = selection;
-    let width = table::width(Operation::product(norms, ops, reductions));
+    let width = table::width(selection.operations());
     if show {
         print(&format!("{backend}\ntuning: {}\n{}", backend.tuning(), table::heading(width)))?;
     }
@@ -203,7 +201,7 @@ pub fn fill(
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
     let norms = backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
-    let ops = ops(&args.op, &args.quant)?;
+    let (ops, forms) = (ops(&args.op, &args.quant)?, forms(&args.form)?);
     let reductions = if args.reduction.is_empty() {
         vec![GradReduction::default()]
     } else {
@@ -224,7 +222,12 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
     if !(args.seconds.is_finite() && (0.0..=60.0).contains(&args.seconds)) {
         return Err(Failure::Input(format!("--seconds: expected 0 to 60, got {}", args.seconds)));
     }
-    Ok(Selection { norms, ops, reductions, shapes, dtypes, seconds: args.seconds })
+    Ok(Selection { norms, ops, forms, reductions, shapes, dtypes, seconds: args.seconds })
+}
+
+/// The forms that `--form` names.
+pub fn forms(names: &[String]) -> Result<Vec<Form>, Failure> {
+    if names.is_empty() { Ok(vec![Form::Plain]) } else { backends::choose("--form", names, &Form::ALL, Form::name) }
 }
 
 /// The operations that `--op` and `--quant` name: a quantized operation once for each kind of

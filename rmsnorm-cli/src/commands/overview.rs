@@ -1,7 +1,6 @@
 //! `rmsnorm` without a command: lists the devices, proves each one and measures it briefly. Every
 //! line is printed as soon as it is known.
 
-use rmsnorm_bench::Operation;
 use rmsnorm_core::conformance::{Options, Summary};
 use rmsnorm_core::wgpu::WgpuBackend;
 use rmsnorm_core::{AnyBackend, available};
@@ -75,7 +74,7 @@ fn grouped(number: usize) -> String {
 /// One table of all devices, and the meaning of its columns.
 fn speeds(backends: &[AnyBackend]) -> Result<(), Failure> {
     let selection = bench::brief();
-    let width = table::width(Operation::product(&selection.norms, &selection.ops, &selection.reductions));
+    let width = table::width(selection.operations());
     print(&format!("{:<6} {}", "device", table::heading(width)))?;
     let mut reports = Vec::new();
     for backend in backends {

@@ -7,7 +7,7 @@ use rmsnorm_bench::{Operation, Shape, problem};
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, Norm, NormBackend, Problem};
 
-use super::bench::ops;
+use super::bench::{forms, ops};
 use crate::args::WarmArgs;
 use crate::backends;
 use crate::failure::Failure;
@@ -24,6 +24,7 @@ pub fn run(args: &WarmArgs) -> Result<(), Failure> {
         operations: Operation::product(
             &backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?,
             &ops(&args.op, &args.quant)?,
+            &forms(&args.form)?,
             &[GradReduction::default()],
         ),
         dtypes: match &args.dtype[..] {
@@ -95,6 +96,8 @@ impl HarnessTask for &Calls {
 
 #[cfg(test)]
 mod tests {
+    use rmsnorm_bench::Form;
+
     use super::*;
 
     #[test]
@@ -108,7 +111,12 @@ mod tests {
     fn calls_are_of_every_length_dtype_and_operation() {
         let calls = Calls {
             cols: vec![64, 4096],
-            operations: Operation::product(&Norm::ALL, &ops(&[], &[]).unwrap(), &[GradReduction::default()]),
+            operations: Operation::product(
+                &Norm::ALL,
+                &ops(&[], &[]).unwrap(),
+                &[Form::Plain],
+                &[GradReduction::default()],
+            ),
             dtypes: vec![DType::Bf16, DType::F16],
             f32_weight: true,
         };

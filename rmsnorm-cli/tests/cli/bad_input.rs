@@ -94,13 +94,14 @@ fn wrong_dtypes_are_refused_with_tensor_and_dtype() {
 #[test]
 fn shapes_that_do_not_fit_are_refused_with_both_shapes() {
     let x: (_, _, &[usize]) = ("x", DType::F32, &[2, 3, 8]);
-    let cases: [(&'static str, &[usize], &[&str]); 8] = [
+    let cases: [(&'static str, &[usize], &[&str]); 9] = [
         ("weight", &[7], &["weight has shape [7]", "[2, 3, 8]"]),
         ("weight", &[2, 8], &["weight has shape [2, 8]", "[2, 3, 8]"]),
         ("weight", &[1, 2, 3, 8], &["weight has shape [1, 2, 3, 8]", "[2, 3, 8]"]),
         ("weight", &[], &["weight has shape []", "[2, 3, 8]"]),
         ("bias", &[1], &["bias has shape [1]", "[2, 3, 8]"]),
         ("residual", &[6, 8], &["residual has shape [6, 8]", "x has [2, 3, 8]"]),
+        ("gate", &[2, 3, 4], &["gate has shape [2, 3, 4]", "x has [2, 3, 8]"]),
         ("dy", &[2, 3, 9], &["dy has shape [2, 3, 9]", "x has [2, 3, 8]"]),
         ("dresidual_out", &[8], &["dresidual_out has shape [8]", "x has [2, 3, 8]"]),
     ];
@@ -209,6 +210,10 @@ fn bad_settings_are_refused_with_their_source() {
         ("eps", "--eps", "small", "a number"),
         ("weight_offset", "--weight-offset", "one", "a number"),
         ("cast_order", "--cast-order", "never", "at_store or before_weight"),
+        ("gate", "--gate", "around", "after or before"),
+        ("activation", "--activation", "swish", "silu or sigmoid"),
+        ("groups", "--groups", "0", "a count of at least 1"),
+        ("groups", "--groups", "two", "a count of at least 1"),
     ];
     for (key, flag, value, expected) in cases {
         refuse(&file(&good(), &GOOD), &[flag, value], &[flag, value, expected]);
@@ -220,6 +225,28 @@ fn bad_settings_are_refused_with_their_source() {
         refuse(&file(&good(), &[("op", "layer_norm"), ("eps", value)]), &[], &["eps must be finite", got]);
     }
     refuse(&file(&good(), &GOOD), &["--weight-offset", "-inf"], &["weight_offset must be finite", "-inf"]);
+}
+
+/// A gate needs its tensor, its place and its activation, and a gate before the norm no residual.
+#[test]
+fn gates_and_groups_that_do_not_fit_are_refused() {
+    let shapes: [(&'static str, DType, &[usize]); 2] = [("x", DType::F32, &[2, 8]), ("gate", DType::F32, &[2, 8])];
+    let gated = tensors(&shapes);
+    let after = ["--gate", "after", "--activation", "silu"];
+    refuse(&file(&gated, &GOOD), &[], &["there is a tensor gate", "--gate after", "--activation"]);
+    refuse(&file(&gated, &GOOD), &["--gate", "after"], &["activation is missing", "--activation silu"]);
+    refuse(&file(&gated, &GOOD), &["--activation", "silu"], &["an activation but no gate", "--gate after"]);
+    refuse(&file(&tensors(&shapes[..1]), &GOOD), &after, &["a gate is asked for", "no tensor gate"]);
+    let other = tensors(&[shapes[0], ("gate", DType::F16, &[2, 8])]);
+    refuse(&file(&other, &GOOD), &after, &["gate has dtype F16", "F32, like x"]);
+    let residual = tensors(&[shapes[0], shapes[1], ("residual", DType::F32, &[2, 8])]);
+    let before = ["--gate", "before", "--activation", "sigmoid"];
+    refuse(&file(&residual, &GOOD), &before, &["no call adds a residual to a gated x"]);
+    refuse(
+        &file(&gated, &GOOD),
+        &[&after[..], &["--groups", "3"]].concat(),
+        &["groups", "divide the 8 columns", "got 3"],
+    );
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
-use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth};
+use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth, Gated};
 use rmsnorm_core::reference::{BackwardInputs, ForwardInputs, round_to};
-use rmsnorm_core::{CastOrder, DType, GradReduction, Norm, NormSpec, Tensor as Role};
+use rmsnorm_core::{CastOrder, DType, Gate, GradReduction, Norm, NormSpec, Slot, Tensor as Role};
 
 use crate::support::{Tensor, Tensors};
 
@@ -21,6 +21,8 @@ pub struct Inputs {
     pub eps: f32,
     pub weight_offset: f32,
     pub cast_order: CastOrder,
+    pub gate: Option<Gate>,
+    pub groups: usize,
     pub tensors: Tensors,
 }
 
@@ -31,17 +33,26 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
         (&inputs.tensors["x"], input(Role::Residual), input(Role::Weight), input(Role::Bias));
     let norm_shape = weight.or(bias).map_or(&x.shape[x.shape.len() - 1..], |tensor| &tensor.shape);
     let batch_shape = &x.shape[..x.shape.len() - norm_shape.len()];
-    let spec = NormSpec::new(inputs.norm, batch_shape.iter().product(), norm_shape.iter().product(), inputs.eps)
+    let plain = NormSpec::new(inputs.norm, batch_shape.iter().product(), norm_shape.iter().product(), inputs.eps)
         .weight_offset(inputs.weight_offset)
-        .cast_order(inputs.cast_order);
-    let mut expected = vec![(Role::Y, x.dtype, &x.shape[..]), (Role::Rstd, DType::F32, batch_shape)];
+        .cast_order(inputs.cast_order)
+        .groups(inputs.groups);
+    let spec = match inputs.gate {
+        Some(Gate { activation, slot: Slot::After }) => plain.gate_after(activation),
+        Some(Gate { activation, slot: Slot::Before }) => plain.gate_before(activation),
+        None => plain,
+    };
+    let groups = (spec.groups > 1).then_some(spec.groups);
+    let statistics_shape = &batch_shape.iter().copied().chain(groups).collect::<Vec<_>>()[..];
+    let mut expected = vec![(Role::Y, x.dtype, &x.shape[..]), (Role::Rstd, DType::F32, statistics_shape)];
     if inputs.norm == Norm::Layer {
-        expected.push((Role::Mean, DType::F32, batch_shape));
+        expected.push((Role::Mean, DType::F32, statistics_shape));
     }
     expected.extend(residual.map(|residual| (Role::ResidualOut, residual.dtype, &x.shape[..])));
     let dy = input(Role::Dy);
     if dy.is_some() {
         expected.push((Role::Dx, x.dtype, &x.shape));
+        expected.extend(inputs.gate.map(|_| (Role::Dgate, x.dtype, &x.shape[..])));
         expected.extend(weight.map(|weight| (Role::Dweight, weight.dtype, norm_shape)));
         expected.extend(bias.map(|bias| (Role::Dbias, bias.dtype, norm_shape)));
     }
@@ -52,12 +63,14 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
     assert_eq!(outputs.len(), expected.len(), "{context}: {:?}", outputs.keys());
 
     let output = |role: Role| outputs.get(role.name()).map(|tensor| &tensor.values[..]);
+    let wide = weight.or(bias).map_or(x.dtype, |vector| if vector.dtype == DType::F32 { DType::F32 } else { x.dtype });
     let (weight, bias) = (weight.map(|weight| &weight.values[..]), bias.map(|bias| &bias.values[..]));
+    let gated = inputs.gate.zip(input(Role::Gate)).map(|(gate, z)| Gated { gate, z: &z.values, wide });
     let given = residual.map(|residual| (&residual.values[..], residual.dtype));
     let given = ForwardInputs { x: &x.values, residual: given, weight, bias };
     let model = Model { arithmetic, mode: Mode::Worst };
-    let forward = ForwardTruth::new(&spec, given, x.dtype, output(Role::ResidualOut), model);
-    let no_mean = vec![0.0; spec.rows];
+    let forward = ForwardTruth::gated(&spec, given, gated, x.dtype, output(Role::ResidualOut), model);
+    let no_mean = vec![0.0; spec.rows * spec.groups];
     // From the statistics that the run wrote, which are checked too.
     let backward = dy.zip(output(Role::Rstd)).map(|(dy, rstd)| {
         let given = BackwardInputs {
@@ -68,12 +81,15 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
             rstd,
             dresidual_out: input(Role::DresidualOut).map(|tensor| &tensor.values[..]),
         };
-        BackwardTruth::new(&spec, &given, Statistics::Given, GradReduction::Partials, model)
+        let gated = gated.map(|gated| (gated, bias));
+        BackwardTruth::gated(&spec, &given, gated, Statistics::Given, GradReduction::Partials, model)
     });
     for (role, dtype, _) in expected {
         let got = Bits::rounded(output(role).unwrap(), dtype);
         let verdict = match &backward {
-            Some(truth) if matches!(role, Role::Dx | Role::Dweight | Role::Dbias) => truth.judge_bits(role, &got),
+            Some(truth) if matches!(role, Role::Dx | Role::Dgate | Role::Dweight | Role::Dbias) => {
+                truth.judge_bits(role, &got)
+            }
             Some(_) | None => forward.judge_bits(role, &got),
         };
         assert!(verdict.is_pass(), "{role} of {context}: {verdict:?}");

@@ -1,7 +1,8 @@
 //! `rmsnorm run` on good files: each output lies inside its interval.
 
 use rmsnorm_core::conformance::Arithmetic;
-use rmsnorm_core::{CastOrder, DType, Norm};
+use rmsnorm_core::{Activation, CastOrder, DType, Gate, Norm, Slot};
+use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::definition::{self, Inputs};
@@ -12,7 +13,8 @@ pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs
     let painted =
         |(seed, &(name, dtype, shape)): (usize, &(_, _, &[usize]))| (name, Tensor::painted(dtype, shape, seed as u64));
     let tensors: Tensors = tensors.iter().enumerate().map(painted).collect();
-    Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order: CastOrder::AtStore, tensors }
+    let cast_order = CastOrder::AtStore;
+    Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order, gate: None, groups: 1, tensors }
 }
 
 /// Runs `in` to `out` on the CPU and compares the outputs with the definition.
@@ -116,6 +118,63 @@ fn run_dresidual_out_without_residual_is_added_to_dx() {
     let inputs = inputs(Norm::Rms, &shapes);
     folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
     check(&folder, &inputs, &[]);
+}
+
+/// Both places and activations, with groups or without, forward and backward.
+#[test]
+fn run_gates_and_groups_are_those_of_the_definition() {
+    let folder = Folder::new();
+    let x = &[2usize, 3, 40] as &[_];
+    for (norm, dtype) in Norm::ALL.into_iter().flat_map(|norm| [(norm, DType::F32), (norm, DType::Bf16)]) {
+        for (activation, slot) in
+            Activation::ALL.into_iter().flat_map(|each| [(each, Slot::After), (each, Slot::Before)])
+        {
+            for (groups, order) in [(1, CastOrder::BeforeWeight), (5, CastOrder::AtStore)] {
+                let vector = &[40usize] as &[_];
+                let shapes = [("x", dtype, x), ("gate", dtype, x), ("dy", dtype, x)];
+                let tensors = [&shapes[..], &[("weight", DType::F32, vector), ("bias", DType::F32, vector)]].concat();
+                let inputs = inputs(norm, &tensors);
+                let inputs = Inputs { gate: Some(Gate { activation, slot }), groups, cast_order: order, ..inputs };
+                let (count, order) = (groups.to_string(), if groups == 1 { "before_weight" } else { "at_store" });
+                let place = if slot == Slot::After { "after" } else { "before" };
+                let of_gate = [("gate", place), ("activation", activation.name())];
+                let metadata = [&metadata(norm)[..], &of_gate, &[("groups", &count), ("cast_order", order)]].concat();
+                folder.write("in", &file(&inputs.tensors, &metadata));
+                check(&folder, &inputs, &[]);
+            }
+        }
+    }
+}
+
+/// A residual before a gated norm, and codes of a gated result.
+#[test]
+fn run_gates_go_with_a_residual_and_with_codes() {
+    let folder = Folder::new();
+    let (x, weight) = (&[6usize, 40] as &[_], &[40usize] as &[_]);
+    let names = ["x", "gate", "residual", "dy", "dresidual_out", "weight"];
+    let tensors = names.map(|name| (name, DType::F32, if name == "weight" { weight } else { x }));
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::After });
+    let inputs = Inputs { gate, ..inputs(Norm::Rms, &tensors) };
+    folder.write("in", &file(&inputs.tensors, &metadata(Norm::Rms)));
+    let flags = ["--gate", "after", "--activation", "silu"];
+    check(&folder, &inputs, &flags);
+    let y = read(&folder.path("out"))["y"].clone();
+    let args = [&["run", "in", "-o", "codes", "--codes", "int8", "--keep-y", "1"][..], &flags].concat();
+    assert_eq!(folder.rmsnorm(&args).code, Some(0));
+    let bytes = std::fs::read(folder.path("codes")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = file.tensor("y").unwrap().data().to_vec();
+    assert_eq!(kept, y.bytes(), "the result that was quantized");
+    let scales: Vec<f32> =
+        file.tensor("scales").unwrap().data().as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+    for (index, (code, y)) in file.tensor("codes").unwrap().data().iter().zip(&y.values).enumerate() {
+        // Half a code, and two roundings of 127 codes.
+        let decoded = f64::from(code.cast_signed()) * f64::from(scales[index / 40]);
+        assert!(
+            (decoded - y).abs() <= (0.5 + 127.0 * 2f64.powi(-22)) * f64::from(scales[index / 40]),
+            "{index}: {decoded} and {y}"
+        );
+    }
 }
 
 #[test]
@@ -242,7 +301,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     });
     let expected = json!({
         "input": "in", "output": "out", "backend": "cpu", "device": null, "op": "layer_norm", "rows": 3, "cols": 32,
-        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "quant": null, "tensors": tensors,
+        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "gate": null, "activation": null, "groups": 1, "quant": null, "tensors": tensors,
         "ignored": { "metadata": [], "tensors": ["a\nb", "z"] },
     });
     assert_eq!(report, expected);

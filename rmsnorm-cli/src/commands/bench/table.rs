@@ -37,9 +37,9 @@ pub fn line(row: &Measured, width: usize) -> String {
 /// The name of an operation, such as `rms_norm backward`. A gradient reduction other than the
 /// default follows it.
 pub fn name(operation: Operation) -> String {
-    let Operation { norm, op, reduction } = operation;
+    let reduction = operation.reduction;
     let reduction = if reduction == GradReduction::default() { "" } else { reduction_name(reduction) };
-    format!("{} {} {reduction}", norm.name(), op.name()).trim_end().to_owned()
+    format!("{} {} {reduction}", operation.norm.name(), operation.name()).trim_end().to_owned()
 }
 
 /// The width of the first column: the longest [`name`], and at least 24.

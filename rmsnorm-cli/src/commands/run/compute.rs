@@ -5,7 +5,7 @@ use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::quant::{CodeType, ScaleKind, ScaleType};
 use rmsnorm_core::{
     AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, F8E4M3,
-    F8E5M2, HarnessTask, Norm, NormBackend, Scales, Source, Storage, bf16, f16,
+    F8E5M2, Gate, HarnessTask, Norm, NormBackend, Scales, Slot, Source, Storage, bf16, f16,
 };
 
 use super::quantize::Quantize;
@@ -88,10 +88,10 @@ struct Saved<'h, H: Harness> {
 impl<H: Harness> Saved<'_, H> {
     /// Copies all of them from the device.
     fn download(&self, request: &Request<'_>) -> Result<Vec<OutputTensor>, Failure> {
-        let Request { batch_shape, x, .. } = request;
-        let mut outputs = vec![self.rstd.download("rstd", batch_shape)?];
+        let (shape, x) = (request.statistics_shape(), &request.x);
+        let mut outputs = vec![self.rstd.download("rstd", &shape)?];
         if let Some(mean) = &self.mean {
-            outputs.push(mean.download("mean", batch_shape)?);
+            outputs.push(mean.download("mean", &shape)?);
         }
         if let Some(residual_out) = &self.residual_out {
             outputs.push(residual_out.download("residual_out", &x.shape)?);
@@ -122,6 +122,7 @@ impl<'h, H: Harness> On<'h, H> {
         let x = self.load(input)?;
         let bias = self.upload(self.request.bias.as_ref())?;
         let residual = self.upload(self.request.residual.as_ref())?;
+        let gate = self.upload(self.request.gate.as_ref())?;
         let mut y = self.zeros("y", self.dtypes.activation, spec.rows * spec.cols)?;
         let mut saved = self.saved(residual.is_some())?;
 
@@ -132,6 +133,7 @@ impl<'h, H: Harness> On<'h, H> {
         args.mean = saved.mean.as_mut().map(|mean| mean.view_mut());
         args.residual = residual.as_ref().map(|residual| Source::Read(residual.view().into()));
         args.residual_out = saved.residual_out.as_mut().map(|residual_out| residual_out.view_mut().into());
+        args.gate = gate.as_ref().map(|gate| gate.view().into());
         self.harness.backend().launch(AnyCall::Forward(Checked::forward(*spec, args)?))?;
 
         let mut outputs = vec![y.download("y", &input.shape)?];
@@ -156,6 +158,7 @@ impl<'h, H: Harness> On<'h, H> {
         let x = self.load(input)?;
         let bias = self.upload(self.request.bias.as_ref())?;
         let residual = self.upload(self.request.residual.as_ref())?;
+        let gate = self.upload(self.request.gate.as_ref())?;
         let scale = self.upload(self.request.scale.as_ref())?;
         let mut codes = self.zeros("codes", codes_type, all)?;
         let mut codes_t = is_transposed.then(|| self.zeros("codes_t", codes_type, all)).transpose()?;
@@ -183,6 +186,7 @@ impl<'h, H: Harness> On<'h, H> {
         args.y = y.as_mut().map(|y| y.view_mut().into());
         args.residual = residual.as_ref().map(|residual| residual.view().into());
         args.residual_out = saved.residual_out.as_mut().map(|residual_out| residual_out.view_mut().into());
+        args.gate = gate.as_ref().map(|gate| gate.view().into());
         self.harness.backend().launch(AnyCall::QuantizedForward(Checked::quantized_forward(*spec, args)?))?;
 
         let scales_shape = quantize.scales_shape(batch_shape, rows, cols);
@@ -211,7 +215,13 @@ impl<'h, H: Harness> On<'h, H> {
         let Request { spec, norm_shape, x, .. } = self.request;
         let dy = self.load(dy)?;
         let dresidual_out = self.upload(self.request.dresidual_out.as_ref())?;
+        let gate = self.upload(self.request.gate.as_ref())?;
+        // Only a gate after the norm makes backward need the bias.
+        let is_after = matches!(spec.gate, Some(Gate { slot: Slot::After, .. }));
+        let bias = self.upload(self.request.bias.as_ref().filter(|_| is_after))?;
         let mut dx = self.zeros("dx", self.dtypes.activation, spec.rows * spec.cols)?;
+        let dgate = || self.zeros("dgate", self.dtypes.activation, spec.rows * spec.cols);
+        let mut dgate = gate.is_some().then(dgate).transpose()?;
         let gradient = |name| self.zeros(name, self.dtypes.weight, spec.cols);
         let mut dweight = weight.is_some().then(|| gradient("dweight")).transpose()?;
         let mut dbias = self.request.bias.is_some().then(|| gradient("dbias")).transpose()?;
@@ -227,6 +237,9 @@ impl<'h, H: Harness> On<'h, H> {
         args.mean = saved.mean.as_ref().map(|mean| mean.view());
         args.dweight = dweight.as_mut().map(|dweight| dweight.view_mut());
         args.dbias = dbias.as_mut().map(|dbias| dbias.view_mut());
+        args.bias = bias.as_ref().map(|bias| bias.view());
+        args.gate = gate.as_ref().map(|gate| gate.view().into());
+        args.dgate = dgate.as_mut().map(|dgate| dgate.view_mut().into());
         args.dresidual_out = dresidual_out.as_ref().map(|dresidual_out| dresidual_out.view().into());
         let call = Checked::backward(self.harness.backend(), *spec, args)?;
         let workspace = self.harness.backend().workspace_len(call.problem());
@@ -234,8 +247,10 @@ impl<'h, H: Harness> On<'h, H> {
         self.harness.backend().launch(AnyCall::Backward(call))?;
 
         let mut outputs = vec![dx.download("dx", &x.shape)?];
-        for (name, gradient) in [("dweight", dweight), ("dbias", dbias)] {
-            outputs.extend(gradient.map(|gradient| gradient.download(name, norm_shape)).transpose()?);
+        for (name, gradient, shape) in
+            [("dgate", dgate, &x.shape), ("dweight", dweight, norm_shape), ("dbias", dbias, norm_shape)]
+        {
+            outputs.extend(gradient.map(|gradient| gradient.download(name, shape)).transpose()?);
         }
         Ok(outputs)
     }
@@ -244,10 +259,11 @@ impl<'h, H: Harness> On<'h, H> {
     fn saved(&self, has_residual: bool) -> Result<Saved<'h, H>, Failure> {
         let spec = &self.request.spec;
         let residual_out = || self.zeros("residual_out", self.dtypes.residual, spec.rows * spec.cols);
+        let statistics = spec.rows * spec.groups;
         Ok(Saved {
             residual_out: has_residual.then(residual_out).transpose()?,
-            mean: (spec.norm == Norm::Layer).then(|| self.zeros("mean", DType::F32, spec.rows)).transpose()?,
-            rstd: self.zeros("rstd", DType::F32, spec.rows)?,
+            mean: (spec.norm == Norm::Layer).then(|| self.zeros("mean", DType::F32, statistics)).transpose()?,
+            rstd: self.zeros("rstd", DType::F32, statistics)?,
         })
     }
 

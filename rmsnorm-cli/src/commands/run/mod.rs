@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use self::compute::{Compute, Computed};
 use self::request::Request;
-use self::settings::{Settings, cast_order_name};
+use self::settings::{Settings, cast_order_name, slot_name};
 use self::unread::Unread;
 use crate::args::RunArgs;
 use crate::failure::{Failure, tell};
@@ -84,6 +84,9 @@ impl Report<'_> {
             "eps": spec.eps,
             "weight_offset": spec.weight_offset,
             "cast_order": cast_order_name(spec.cast_order),
+            "gate": spec.gate.map(|gate| slot_name(gate.slot)),
+            "activation": spec.gate.map(|gate| gate.activation.name()),
+            "groups": spec.groups,
             "quant": self.request.quantize.map(|quantize| quantize.described()),
             "tensors": outputs,
             "ignored": { "metadata": self.unread.metadata, "tensors": self.unread.tensors },

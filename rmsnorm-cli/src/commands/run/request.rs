@@ -3,29 +3,29 @@
 //!
 //! The library has no shapes, only lengths, so the errors of shapes are here.
 
-use rmsnorm_core::{DType, NormSpec};
+use rmsnorm_core::{DType, Gate, NormSpec, Slot};
 
 use super::quantize::Quantize;
 use super::settings::Settings;
 use crate::tensors::{Tensor, TensorFile, file_dtype};
 
 /// The names of the input tensors.
-pub const INPUTS: [&str; 6] = ["x", "weight", "bias", "residual", "dy", "dresidual_out"];
+pub const INPUTS: [&str; 7] = ["x", "weight", "bias", "residual", "gate", "dy", "dresidual_out"];
 
 /// The name of one more input tensor, with `--codes`.
 pub const SCALE: &str = "scale";
 
 /// The tensors of a file, and the norm that they describe.
 ///
-/// - Shapes: `residual`, `dy` and `dresidual_out` have the shape of `x`; `weight` and `bias` have
+/// - Shapes: `residual`, `gate`, `dy` and `dresidual_out` have the shape of `x`; `weight` and `bias` have
 ///   its trailing dimensions.
-/// - Dtypes: `weight` and `bias` share one; `residual` and `dresidual_out` share one; `dy` has the
-///   dtype of `x`.
+/// - Dtypes: `weight` and `bias` share one; `residual` and `dresidual_out` share one; `gate` and
+///   `dy` have the dtype of `x`.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// The norm.
     pub spec: NormSpec,
-    /// The leading dimensions of `x`, with `rows` elements: the shape of the statistics.
+    /// The leading dimensions of `x`, with `rows` elements.
     pub batch_shape: Vec<usize>,
     /// The trailing dimensions of `x`, with `cols` elements: the shape of the weight.
     pub norm_shape: Vec<usize>,
@@ -37,6 +37,8 @@ pub struct Request<'a> {
     pub bias: Option<Tensor<'a>>,
     /// Input.
     pub residual: Option<Tensor<'a>>,
+    /// Input.
+    pub gate: Option<Tensor<'a>>,
     /// Input; asks for the backward pass.
     pub dy: Option<Tensor<'a>>,
     /// Input of the backward pass.
@@ -58,19 +60,29 @@ impl<'a> Request<'a> {
         let weight = file.tensor("weight")?;
         let bias = file.tensor("bias")?;
         let residual = file.tensor("residual")?;
+        let gate = file.tensor("gate")?;
         let dy = file.tensor("dy")?;
         let dresidual_out = file.tensor("dresidual_out")?;
         let scale = if settings.quantize.is_some() { file.tensor(SCALE)? } else { None };
 
-        for tensor in [&residual, &dy, &dresidual_out].into_iter().flatten() {
+        for tensor in [&residual, &gate, &dy, &dresidual_out].into_iter().flatten() {
             check_shape(tensor, &x)?;
         }
         if let (Some(weight), Some(bias)) = (&weight, &bias) {
             check_shape(bias, weight)?;
             check_dtype(bias, weight)?;
         }
-        if let Some(dy) = &dy {
-            check_dtype(dy, &x)?;
+        for tensor in [&gate, &dy].into_iter().flatten() {
+            check_dtype(tensor, &x)?;
+        }
+        match (&gate, settings.gate) {
+            (Some(_), None) => {
+                return Err("there is a tensor gate, but nothing says where it belongs: pass --gate after or --gate \
+                            before, with --activation, or add these as metadata"
+                    .into());
+            }
+            (None, Some(_)) => return Err("a gate is asked for, but there is no tensor gate of the shape of x".into()),
+            (None, None) | (Some(_), Some(_)) => {}
         }
         if let Some(dresidual_out) = &dresidual_out {
             check_dtype(dresidual_out, residual.as_ref().unwrap_or(&x))?;
@@ -94,12 +106,37 @@ impl<'a> Request<'a> {
         }
         let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
             .weight_offset(settings.weight_offset)
-            .cast_order(settings.cast_order);
+            .cast_order(settings.cast_order)
+            .groups(settings.groups);
+        let spec = match settings.gate {
+            Some(Gate { activation, slot: Slot::After }) => spec.gate_after(activation),
+            Some(Gate { activation, slot: Slot::Before }) => spec.gate_before(activation),
+            None => spec,
+        };
         let quantize = settings.quantize.map(|quantize| quantize.for_shape(spec.rows, spec.cols)).transpose()?;
         if let Some(scale) = &scale {
             check_scale(scale)?;
         }
-        Ok(Request { spec, batch_shape, norm_shape, x, weight, bias, residual, dy, dresidual_out, quantize, scale })
+        Ok(Request {
+            spec,
+            batch_shape,
+            norm_shape,
+            x,
+            weight,
+            bias,
+            residual,
+            gate,
+            dy,
+            dresidual_out,
+            quantize,
+            scale,
+        })
+    }
+
+    /// The shape of the statistics: `batch_shape`, and the groups of columns if there are several.
+    pub fn statistics_shape(&self) -> Vec<usize> {
+        let groups = (self.spec.groups > 1).then_some(self.spec.groups);
+        self.batch_shape.iter().copied().chain(groups).collect()
     }
 
     /// The dtype of weight and bias.

@@ -1,6 +1,6 @@
 //! The settings of `rmsnorm run`, from options or from the metadata of the file.
 
-use rmsnorm_core::{CastOrder, Norm};
+use rmsnorm_core::{Activation, CastOrder, Gate, Norm, Slot};
 
 use super::quantize::Quantize;
 use super::setting::{Setting, parse_number};
@@ -9,7 +9,7 @@ use crate::tensors::TensorFile;
 
 /// The names of the settings, without those of [`QuantizeArgs`](crate::args::QuantizeArgs) other
 /// than `codes`.
-pub const KEYS: [&str; 5] = ["op", "eps", "weight_offset", "cast_order", "codes"];
+pub const KEYS: [&str; 8] = ["op", "eps", "weight_offset", "cast_order", "gate", "activation", "groups", "codes"];
 
 /// The norm without its size. The library validates the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,6 +22,10 @@ pub struct Settings {
     pub weight_offset: f32,
     /// Where `x_hat` is rounded.
     pub cast_order: CastOrder,
+    /// The gate, which the file has a tensor for.
+    pub gate: Option<Gate>,
+    /// The number of groups of columns.
+    pub groups: usize,
     /// The format of the codes, for a quantized result.
     pub quantize: Option<Quantize>,
 }
@@ -38,11 +42,23 @@ impl Settings {
         let eps = find("eps", &flags.eps).ok_or_else(|| missing("eps", "1e-6"))?.parse(parse_number)?;
         let weight_offset = find("weight_offset", &flags.weight_offset);
         let cast_order = find("cast_order", &flags.cast_order);
+        let slot = find("gate", &flags.gate).map(|setting| setting.parse(parse_slot)).transpose()?;
+        let activation = find("activation", &flags.activation);
+        let activation = activation.map(|setting| setting.parse(parse_activation)).transpose()?;
+        let gate = match (slot, activation) {
+            (Some(slot), Some(activation)) => Some(Gate { activation, slot }),
+            (None, None) => None,
+            (Some(_), None) => return Err(missing("activation", "silu")),
+            (None, Some(_)) => return Err(format!("there is an activation but no gate: {}", missing("gate", "after"))),
+        };
+        let groups = find("groups", &flags.groups);
         Ok(Settings {
             norm,
             eps,
             weight_offset: weight_offset.map_or(Ok(0.0), |setting| setting.parse(parse_number))?,
             cast_order: cast_order.map_or(Ok(CastOrder::default()), |setting| setting.parse(parse_cast_order))?,
+            gate,
+            groups: groups.map_or(Ok(1), |setting| setting.parse(parse_count))?,
             quantize: Quantize::read(&flags.quantize, file)?,
         })
     }
@@ -59,6 +75,26 @@ fn parse_norm(name: &str) -> Result<Norm, &'static str> {
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {
     let order = [CastOrder::AtStore, CastOrder::BeforeWeight].into_iter().find(|&order| cast_order_name(order) == name);
     order.ok_or("at_store or before_weight")
+}
+
+fn parse_slot(name: &str) -> Result<Slot, &'static str> {
+    [Slot::After, Slot::Before].into_iter().find(|&slot| slot_name(slot) == name).ok_or("after or before")
+}
+
+fn parse_activation(name: &str) -> Result<Activation, &'static str> {
+    Activation::from_name(name).ok_or("silu or sigmoid")
+}
+
+fn parse_count(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|count| *count > 0).ok_or("a count of at least 1")
+}
+
+/// The name of a gate's place in options and metadata.
+pub const fn slot_name(slot: Slot) -> &'static str {
+    match slot {
+        Slot::After => "after",
+        Slot::Before => "before",
+    }
 }
 
 /// The name in options and metadata.
