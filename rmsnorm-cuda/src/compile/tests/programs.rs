@@ -285,7 +285,11 @@ fn wide_sample() -> Vec<Job> {
             };
             // Half of the forward calls add a residual after the norm, and are left out.
             if problem.residual_placement == ResidualPlacement::Before {
-                jobs.extend(of_plan(&gates.gated(&problem), gates.of([2, 4, 8, 16, 16]), &caps));
+                let problem = gates.gated(&problem);
+                // Codes of several groups of columns are refused.
+                let groups = if problem.quant.is_some() { 1 } else { gates.of([1, 1, 3]) };
+                let problem = Problem { groups, cols: groups * problem.cols, ..problem };
+                jobs.extend(of_plan(&problem, gates.of([2, 4, 8, 16, 16]), &caps));
             }
         }
     }
