@@ -47,7 +47,7 @@ struct Worker {
     __device__ void load_weights() {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k)
-            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + group_column(p) + first, k, left);
     }
 
     // A block, or a cluster of blocks, has one chunk of rows.
@@ -75,7 +75,7 @@ struct Worker {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             statistics[u] = {0.0f, 0.0f};
-            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[row(step, u)] : 0.0f, p.rstd[row(step, u)]};
+            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[statistic(row(step, u))] : 0.0f, p.rstd[statistic(row(step, u))]};
         }
     }
 

@@ -74,7 +74,7 @@ __device__ inline void sum_rows(
             dy[u] = load(ROW(dy, of) + col);
             befores[u] = BeforePull::values(At{p, of, col, left}, load);
             pulls[u] = AfterPull::values<false>(At{p, of, col, left}, load);
-            statistics[u] = {IS_LAYER ? p.mean[of] : 0.0f, p.rstd[of]};
+            statistics[u] = {IS_LAYER ? p.mean[statistic(of)] : 0.0f, p.rstd[statistic(of)]};
         }
         #pragma unroll
         for (int u = 0; u < COLUMN_BATCH; ++u) {
@@ -132,7 +132,7 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
             const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
             float sum = block_sums[g][place];
             for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&block_sums[g][place], block);
-            G* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
+            G* gradient = (HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias) + group_column(p);
             if (begin + place < p.cols) store_gradient(gradient + begin + place, sum);
         }
     // Keep shared memory until other blocks have read it.

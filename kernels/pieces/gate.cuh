@@ -1,10 +1,8 @@
 // A gate before or after the norm: math.md, equations (19) to (21). The activated gate is multiplied
 // with x, and the product is not rounded, or with the norm's result.
 
-// exp(-|z|), at most 1, so that nothing overflows. With u = 2^-24, its relative error is at most
-// `(4 + 1.25 |z|) u`: ex2.approx is right to 2 ulp, and its argument, a product with a rounded
-// constant, to 1.25 u of itself. Results below 2^-126 are 0. Rows of f32 have the time for expf, which
-// is right to 2 ulp.
+// exp(-|z|), at most 1, so that nothing overflows. math.md, section 8, has its error. Results below
+// 2^-126 are 0. Rows of f32 have the time for expf.
 __device__ inline float falling_power(float z) {
     if constexpr (sizeof(T) == 4) return expf(-fabsf(z));
     constexpr float MINUS_LOG2_E = -1.44269504f;
@@ -13,9 +11,6 @@ __device__ inline float falling_power(float z) {
     return power;
 }
 
-// Of `1 + power` the rounding is u / (1 + power), and the reciprocal is right to one ulp, (1 + power) u.
-// The product of the two adds u. Together that is at most 3.5 u for z < 0 and 2.5 u for z >= 0, of which
-// the suite counts 3 u, and the rest as an error of the power (`Arithmetic::exp_error` in harness.rs).
 struct Sigmoids {
     // sigmoid(z) and sigmoid(-z), which is 1 - sigmoid(z) without its cancellation.
     float of, of_minus;
@@ -86,12 +81,12 @@ struct GateAfterPull {
 
     template <bool FINDS>
     __device__ static Values values(const Slot& slot, const At& at, int k) {
-        return {slot.gate[k][threadIdx.x], load_parameter<FINDS && HAS_BIAS>(at.p.bias + at.first, k, at.left), {}};
+        return {slot.gate[k][threadIdx.x], load_parameter<FINDS && HAS_BIAS>(at.p.bias + group_column(at.p) + at.first, k, at.left), {}};
     }
 
     template <bool FINDS, class Load>
     __device__ static Values values(const At& at, const Load& load) {
-        return {load(AT(gate)), load_parameter<FINDS && HAS_BIAS>(at.p.bias + at.first, 0, at.left), {}};
+        return {load(AT(gate)), load_parameter<FINDS && HAS_BIAS>(at.p.bias + group_column(at.p) + at.first, 0, at.left), {}};
     }
 
     __device__ static void find(Values& values, int i, float weighted, float dy) {

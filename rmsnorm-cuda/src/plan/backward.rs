@@ -277,7 +277,7 @@ fn sums(problem: &Problem, chunks: u64, slices: u64) -> Sums {
         GradReduction::Atomics => (0, 0..partials),
     };
     let len = partials + locks + reduction::ALIGNMENT_SLACK as usize;
-    Sums { partial_rows, workspace: Workspace { locks: partials, row_sums: 0, len }, zeroed }
+    Sums { partial_rows, workspace: Workspace { locks: partials, len, ..Workspace::default() }, zeroed }
 }
 
 /// A step without shared partial sums: each chunk has its own row.

@@ -223,7 +223,27 @@ fn with_gates() -> Vec<Job> {
     }
     // The second stage of gradients is that of calls without a gate.
     jobs.retain(|job| job.key.call.gate.is_some());
+    jobs.extend(with_groups());
     unique(jobs)
+}
+
+/// Groups of columns, as in Mamba2: every program of one group.
+fn with_groups() -> Vec<Job> {
+    const GROUPS: usize = 8;
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::Before });
+    let forward = TensorSet::of(&[Tensor::Weight, Tensor::Gate, Tensor::Rstd]);
+    let backward = forward.with(Tensor::Dweight).with(Tensor::Dgate);
+    let mut jobs = Vec::new();
+    for cols in [512, 4096, 65536, 300_000, 600_000] {
+        let problems = [
+            Problem::forward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, forward),
+            Problem::backward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, backward),
+            Problem::backward(Norm::Rms, FEW_ROWS, GROUPS * cols, DType::Bf16, backward),
+        ];
+        let problems = problems.map(|problem| Problem { gate, groups: GROUPS, ..problem });
+        jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+    }
+    jobs
 }
 
 /// A sample of all calls, the same number for each device.
@@ -265,7 +285,11 @@ fn wide_sample() -> Vec<Job> {
             };
             // Half of the forward calls add a residual after the norm, and are left out.
             if problem.residual_placement == ResidualPlacement::Before {
-                jobs.extend(of_plan(&gates.gated(&problem), gates.of([2, 4, 8, 16, 16]), &caps));
+                let problem = gates.gated(&problem);
+                // Codes of several groups of columns are refused.
+                let groups = if problem.quant.is_some() { 1 } else { gates.of([1, 1, 3]) };
+                let problem = Problem { groups, cols: groups * problem.cols, ..problem };
+                jobs.extend(of_plan(&problem, gates.of([2, 4, 8, 16, 16]), &caps));
             }
         }
     }
@@ -348,8 +372,11 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks }, arch, cols } =
-            self.job;
+        let Job {
+            key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks, .. },
+            arch,
+            cols,
+        } = self.job;
         let Usage { registers, spills, .. } = self.usage;
         let (kernel, norm) = (program.info().stem, norm.name());
         format!(

@@ -79,6 +79,7 @@ impl Job {
             program,
             call: CallKey { norm, dtypes, tensors, form, gate, has_parts, quant, .. },
             tile,
+            has_column_groups,
             ranks,
         } = self.key;
         let (stem, norm, parts) = (program.info().stem, norm.name(), if has_parts { " parts" } else { "" });
@@ -94,6 +95,7 @@ impl Job {
         let gate = gate.map_or(String::new(), |Gate { activation, slot }| {
             format!(" {}.{}", if slot == Slot::Before { "gate_before" } else { "gate_after" }, activation.name())
         });
+        let of_groups = if has_column_groups { " groups" } else { "" };
         let quant = quant.map_or(String::new(), |quant| {
             let QuantNumbers { scale, form, set, .. } = QuantNumbers::of(&quant);
             format!(" scale{scale}.{form}.{set}")
@@ -105,7 +107,7 @@ impl Job {
         let reads = [(reads.keeps_row, " held"), (reads.loads_at_use, " late"), (reads.prefetches_weight, " early")];
         let reads: String = reads.into_iter().filter_map(|(is_it, word)| is_it.then_some(word)).collect();
         format!(
-            "{stem} {norm} {dtypes} {}{form}{gate}{parts}{quant}{ranks} {has} \
+            "{stem} {norm} {dtypes} {}{form}{gate}{of_groups}{parts}{quant}{ranks} {has} \
              {pack}x{packs}x{threads_per_row}x{groups}x{cluster}x{unroll}x{stages}{reads} {access_bytes}",
             self.cols
         )
