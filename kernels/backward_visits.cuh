@@ -21,9 +21,9 @@ __device__ inline void load_terms(
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
     const auto at = [&] { return At{p, row, col, left}; };
     const auto load = [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); };
-    BeforePull::unpack_h(load(ROW(x, row) + col), at(), load, x_hat);
+    BeforePull::unpack_h(load(ROW(x, row) + col), BeforePull::values(at(), load), x_hat);
     unpack(load(ROW(dy, row) + col), dy);
-    AfterPull::Values values = AfterPull::values(at(), load);
+    AfterPull::Values values = AfterPull::values<STORES>(at(), load);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.

@@ -20,9 +20,11 @@ impl Harness for CudaBackend {
 
     /// The reciprocal root is the device's estimate plus one Newton step, within 2 u, the error of
     /// a root and a division (math.md, section 8). Averages are products with a rounded `1 / cols`.
-    /// Subnormals are kept.
+    /// Subnormals are kept. An exponential has `(4 + 1.25 |z|) u`, and 1 u more for what a sigmoid's
+    /// quotient has beyond 2 u: `kernels/pieces/gate.cuh`.
     fn arithmetic(&self) -> Arithmetic {
-        Arithmetic { depth_cols: sum_depth, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
+        let exp_error = |z| (5.0 + 1.25 * z) * Arithmetic::IEEE.unit_roundoff;
+        Arithmetic { exp_error, depth_cols: sum_depth, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
     }
 
     fn device(&self) -> String {

@@ -10,8 +10,7 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Piece, PieceSet, Problem, Span, Statistics, Storage,
-    Tensor, TensorShape,
+    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -86,16 +85,10 @@ fn span<T>(view: &impl DevicePtr<T>) -> Span {
     Span { allocation: 0, start, len: view.len() }
 }
 
-/// Refuses pieces that this backend lacks: gates and groups of columns.
-fn require_pieces(problem: &Problem) -> Result<(), Error> {
-    problem.require_one_group(BACKEND)?;
-    problem.require_pieces(BACKEND, PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter))
-}
-
 /// Plans a call and enqueues its steps.
 fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    require_pieces(&problem)?;
+    problem.require_one_group(BACKEND)?;
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     match call.visit(&mut tensors)? {
         None => enqueue(backend, &spec, &problem, &tensors),
@@ -223,7 +216,7 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Problem) -> usize) -> Result<(), Error> {
     let kernels = backend.kernels();
     for problem in problems {
-        require_pieces(problem)?;
+        problem.require_one_group(BACKEND)?;
         rows_per_group(problem)?;
     }
     let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());

@@ -47,7 +47,7 @@ pub(crate) use tuning::{
 };
 
 /// Tensors for which no program is compiled anew: those of every call; those whose address kernels
-/// test (all that forward saves); and those that follow from the kind of scale or belong to programs of their own.
+/// test (all that forward saves, and the gradient of a gate); and those that follow from the kind of scale or belong to programs of their own.
 const NO_OPTIONS: TensorSet = TensorSet::of(&[
     Tensor::X,
     Tensor::Dy,
@@ -68,8 +68,12 @@ const NO_OPTIONS: TensorSet = TensorSet::of(&[
 const FORWARD: TensorSet = Direction::Forward.reads().difference(NO_OPTIONS);
 /// The optional tensors of backward, and of its statistics, to which the residual's gradient is added afterwards.
 const BACKWARD: TensorSet = Direction::Backward.reads().union(Direction::Backward.writes()).difference(NO_OPTIONS);
-const BACKWARD_STATISTICS: TensorSet =
-    Direction::Backward.reads().difference(NO_OPTIONS).difference(Piece::Residual.tensors(Direction::Backward));
+/// Nor does a bias, which a gate's gradient needs, belong to these.
+const BACKWARD_STATISTICS: TensorSet = Direction::Backward
+    .reads()
+    .difference(NO_OPTIONS)
+    .difference(Piece::Residual.tensors(Direction::Backward))
+    .without(Tensor::Bias);
 /// The optional tensors of a quantized forward, and of its copy along columns, which reads them again.
 const CODES: TensorSet = COLUMNWISE.union(Direction::QuantizedForward.writes().difference(NO_OPTIONS));
 const COLUMNWISE: TensorSet = Direction::QuantizedForward.reads().difference(NO_OPTIONS);

@@ -68,7 +68,7 @@ impl Planner for Plans {
 
     /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
-        [testing::calls(&MIXES), testing::calls_of_parts(&MIXES)].concat()
+        [testing::calls(&MIXES), testing::calls_of_parts(&MIXES), testing::calls_with_gates(&MIXES)].concat()
     }
 
     /// Every short row, and the lengths around each power of two and its sixteenths, where tiles

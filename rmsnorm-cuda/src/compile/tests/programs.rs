@@ -18,7 +18,8 @@ use rmsnorm_gpu::program::{CallKey, QuantNumbers};
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{
-    DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    Activation, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Slot,
+    Tensor, TensorSet,
 };
 
 use super::super::*;
@@ -39,9 +40,13 @@ const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
 /// between tiles.
 const COLS_OF_PARTS: [usize; 14] =
     [128, 512, 1024, 2048, 2880, 4096, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 600000];
+/// Columns of calls with a gate: heads, a hidden dimension, and a row of each other program.
+const COLS_OF_GATES: [usize; 13] = [64, 128, 192, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 300_000, 600_000];
 const SAMPLES_PER_DEVICE: usize = 48;
 /// In addition, sums of several parts.
 const PARTS_PER_DEVICE: usize = 12;
+/// In addition, calls with a gate.
+const GATES_PER_DEVICE: usize = 24;
 const ROWS: usize = 8192;
 /// So few rows that forward holds them and backward is split; columns of the measured split calls.
 const FEW_ROWS: usize = 64;
@@ -59,6 +64,10 @@ const MOST_SPILLED_TO_CODES: u32 = 128;
 /// The limit with several parts: two words, for layer norm by 512 threads with eight packs, which
 /// have at most 128 registers.
 const MOST_SPILLED_OF_PARTS: u32 = 32;
+
+/// The limit with a gate: layer norm's backward by clusters has the sums of two gradients in 64 of
+/// its 128 registers. A thread of another tile would have no more.
+const MOST_SPILLED_WITH_GATES: u32 = 448;
 
 /// NVRTC; `None` if it is missing and not required.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
@@ -185,10 +194,42 @@ fn of_parts() -> Vec<Job> {
     unique(jobs)
 }
 
+/// Calls with a gate in either slot, as tuned.
+fn with_gates() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (norm, slot) in Norm::ALL.into_iter().flat_map(|norm| [(norm, Slot::Before), (norm, Slot::After)]) {
+        let is_layer = norm == Norm::Layer;
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Gate]).set(Tensor::Bias, is_layer);
+        let forward = weight.with(Tensor::Rstd).set(Tensor::Mean, is_layer);
+        let backward = weight.with(Tensor::Dweight).set(Tensor::Dbias, is_layer).with(Tensor::Dgate);
+        let backward = backward.set(Tensor::Bias, is_layer && slot == Slot::After);
+        let gate = Some(Gate { activation: Activation::Silu, slot });
+        for dtype in [DType::Bf16, DType::F32] {
+            for cols in COLS_OF_GATES {
+                let problems = [
+                    Problem::forward(norm, ROWS, cols, dtype, forward),
+                    Problem::backward(norm, ROWS, cols, dtype, backward),
+                    Problem::backward(norm, FEW_ROWS, cols, dtype, backward),
+                ];
+                let problems = problems.map(|problem| Problem { gate, ..problem });
+                jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+            }
+        }
+        let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+        for cols in COLS_TO_CODES {
+            let problem = Problem::quantized_forward(norm, ROWS, cols, DType::Bf16, quant, forward);
+            jobs.extend(of_plan(&Problem { gate, ..problem }, 16, &Caps::h200()));
+        }
+    }
+    // The second stage of gradients is that of calls without a gate.
+    jobs.retain(|job| job.key.call.gate.is_some());
+    unique(jobs)
+}
+
 /// A sample of all calls, the same number for each device.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
-    let (mut draw, mut parts) = (Draw::new(1), Draw::new(2));
+    let (mut draw, mut parts, mut gates) = (Draw::new(1), Draw::new(2), Draw::new(4));
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
         for sample in 0..SAMPLES_PER_DEVICE {
@@ -214,6 +255,18 @@ fn wide_sample() -> Vec<Job> {
             let rows_per_group = parts.of([None, None, Some(3)]);
             let problem = Problem { rows_per_group, ..parts.parts(ROWS, cols) };
             jobs.extend(of_plan(&problem, parts.of([1, 2, 4, 8, 16, 16]), &caps));
+        }
+        for sample in 0..GATES_PER_DEVICE {
+            let cols = if gates.yes() { gates.of(COLS_OF_GATES) } else { gates.of(ODD_COLS) };
+            let rows = gates.of([FEW_ROWS, ROWS, ROWS]);
+            let problem = match sample % 4 {
+                0 => gates.quantized_forward(rows, cols),
+                _ => gates.problem(sample / 4 * 3 + sample % 4, rows, cols),
+            };
+            // Half of the forward calls add a residual after the norm, and are left out.
+            if problem.residual_placement == ResidualPlacement::Before {
+                jobs.extend(of_plan(&gates.gated(&problem), gates.of([2, 4, 8, 16, 16]), &caps));
+            }
         }
     }
     unique(jobs)
@@ -361,6 +414,16 @@ fn programs_of_parts_compile_and_keep_their_registers() {
         spilling, 0,
         "programs of several parts spill more than {MOST_SPILLED_OF_PARTS} bytes; the table has them"
     );
+}
+
+#[test]
+fn programs_with_gates_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &with_gates());
+    report("gates", &outcomes);
+    listing::compare(nvrtc, &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_WITH_GATES).count();
+    assert_eq!(spilling, 0, "programs with gates spill more than {MOST_SPILLED_WITH_GATES} bytes; the table has them");
 }
 
 #[test]
@@ -620,6 +683,14 @@ fn the_samples_have_every_program() {
             jobs.iter().any(|job| job.key.program == program && job.key.call.has_parts == has_parts)
         };
         assert!(has(&of_parts(), true) && has(&wide_sample(), true) && has(&wide_sample(), false), "{program:?}");
+    }
+    let gated = [with_gates(), wide_sample()].concat();
+    for program in Program::ALL {
+        let may = program.info().optional.has(Tensor::Gate) && !program.divides_columns();
+        #[cfg(feature = "peers")]
+        let may = may && !program.has_peers();
+        let has_gate = gated.iter().any(|job| job.key.program == program && job.key.call.gate.is_some());
+        assert_eq!(has_gate, may, "{program:?}");
     }
 }
 
