@@ -35,9 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
         }
         sums.sum(totals);
         if (threadIdx.x == 0 && cluster_rank() == 0) {
-            float* found = p.row_sums + group_workspace(p) + 2 * row;
-            found[0] = totals[0] * p.inv_cols;
-            found[1] = IS_LAYER ? totals[1] * p.inv_cols : 0.0f;
+            p.row_sums[group_workspace(p) + 2 * row] = totals[0] * p.inv_cols;
+            p.row_sums[group_workspace(p) + 2 * row + 1] = IS_LAYER ? totals[1] * p.inv_cols : 0.0f;
         }
     }
 }

@@ -65,10 +65,6 @@ const MOST_SPILLED_TO_CODES: u32 = 128;
 /// have at most 128 registers.
 const MOST_SPILLED_OF_PARTS: u32 = 32;
 
-/// The limit with a gate: layer norm's backward by clusters has the sums of two gradients in 64 of
-/// its 128 registers. A thread of another tile would have no more.
-const MOST_SPILLED_WITH_GATES: u32 = 448;
-
 /// NVRTC; `None` if it is missing and not required.
 pub(super) fn nvrtc() -> Option<&'static Nvrtc> {
     match library::nvrtc() {
@@ -449,8 +445,11 @@ fn programs_with_gates_compile_and_keep_their_registers() {
     let outcomes = compile_all(nvrtc, &with_gates());
     report("gates", &outcomes);
     listing::compare(nvrtc, &outcomes);
-    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_WITH_GATES).count();
-    assert_eq!(spilling, 0, "programs with gates spill more than {MOST_SPILLED_WITH_GATES} bytes; the table has them");
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_TO_CODES).count();
+    assert_eq!(
+        spilling, 0,
+        "programs with gates, some of codes, spill more than {MOST_SPILLED_TO_CODES} bytes; the table has them"
+    );
 }
 
 #[test]
