@@ -1,8 +1,9 @@
 //! Groups of columns: each is a norm of its own, on a part of every row.
 
 use rmsnorm_conformance::Harness;
-use rmsnorm_wgpu::spec::{Activation, Element, Norm, NormSpec, Rows, bf16};
-use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice};
+use rmsnorm_wgpu::spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
+use rmsnorm_wgpu::spec::{Activation, AnyElement, Element, Error, Norm, NormSpec, Rows, bf16};
+use rmsnorm_wgpu::{Backward, Forward, QuantizedForward, TestBuffer, WgpuBackend, WgpuSlice};
 
 use crate::support::{bits, open, upload, view};
 
@@ -32,7 +33,7 @@ impl<E: Element> Outputs<E> {
     }
 }
 
-fn from<E: Element>(buffer: &TestBuffer<E>, first: usize, len: usize) -> WgpuSlice<'_, E> {
+fn from<E: AnyElement>(buffer: &TestBuffer<E>, first: usize, len: usize) -> WgpuSlice<'_, E> {
     WgpuSlice::new(buffer.buffer(), (first * size_of::<E>()) as u64, len)
 }
 
@@ -92,4 +93,64 @@ fn groups_are_norms_of_their_columns() {
     let Some(gpu) = open() else { return };
     groups_are_norms::<f32>(&gpu, |spec| spec);
     groups_are_norms::<bf16>(&gpu, |spec| spec.gate_before(Activation::Silu));
+}
+
+/// Rows and columns of a group of quantized calls, and the columns or rows of a block.
+const QUANTIZED: (usize, usize, usize) = (96, 128, 64);
+
+/// Codes and scales of the columns from `first` on, along rows and along columns.
+fn codes(gpu: &WgpuBackend, spec: &NormSpec, cols: usize, first: usize, out: &Codes) -> Result<(), Error> {
+    let (rows, _, block) = QUANTIZED;
+    let [x, gate, weight] =
+        [(1, rows * cols), (2, rows * cols), (3, cols)].map(|(seed, len)| upload::<bf16>(gpu, seed, len));
+    let rstd = gpu.upload(&vec![0f32; rows * spec.groups]).unwrap();
+    let len = (rows - 1) * cols + spec.cols;
+    let quant = QuantSpec::new(CodeType::Int8, out.scale).layout(ScaleLayout::ColumnMajor { ld: rows });
+    let (along, down) = (spec.cols / block, rows.div_ceil(block));
+    let args = QuantizedForward::new(
+        quant,
+        Rows::strided(from(&x, first, len), cols),
+        Rows::strided(from(&out.codes, first, len), cols),
+    );
+    let args = args.gate(Rows::strided(from(&gate, first, len), cols)).weight(from(&weight, first, spec.cols));
+    let args = args.rstd(view(&rstd, rows * spec.groups)).scales(from(&out.scales, first / block * rows, along * rows));
+    let args = args.codes_columnwise(from(&out.columnwise, first * rows, spec.cols * rows));
+    gpu.quantized_forward(spec, args.scales_columnwise(from(&out.scales_columnwise, first * down, spec.cols * down)))
+}
+
+struct Codes {
+    scale: ScaleKind,
+    codes: TestBuffer<i8>,
+    scales: TestBuffer<f32>,
+    columnwise: TestBuffer<i8>,
+    scales_columnwise: TestBuffer<f32>,
+}
+
+#[test]
+fn codes_of_groups_are_those_of_their_columns() {
+    let Some(gpu) = open() else { return };
+    let (rows, width, block) = QUANTIZED;
+    let (groups, cols) = (2, 2 * width);
+    let outputs = |scale| Codes {
+        scale,
+        codes: gpu.upload(&vec![0i8; rows * cols]).unwrap(),
+        scales: gpu.upload(&vec![0f32; rows * cols / block]).unwrap(),
+        columnwise: gpu.upload(&vec![0i8; rows * cols]).unwrap(),
+        scales_columnwise: gpu.upload(&vec![0f32; cols * rows.div_ceil(block)]).unwrap(),
+    };
+    let of = |cols| NormSpec::rms(rows, cols, 1e-5).gate_after(Activation::Silu);
+    let scale = ScaleKind::Block { cols: block, is_power_of_two: false };
+    let [at_once, one_by_one] = [0; 2].map(|_| outputs(scale));
+    codes(&gpu, &of(cols).groups(groups), cols, 0, &at_once).unwrap();
+    for group in 0..groups {
+        codes(&gpu, &of(width), cols, group * width, &one_by_one).unwrap();
+    }
+    let got = [&at_once, &one_by_one].map(|out| {
+        let codes = [&out.codes, &out.columnwise].map(|codes| gpu.download(codes).unwrap());
+        (codes, [&out.scales, &out.scales_columnwise].map(|scales| bits(&gpu, scales)))
+    });
+    assert!(got[0] == got[1] && got[0].0.iter().all(|codes| codes.contains(&127)));
+    // A block of columns of two groups.
+    let refused = codes(&gpu, &of(cols).groups(4 * groups), cols, 0, &at_once);
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
 }
