@@ -161,7 +161,8 @@ mod tests {
     /// Also where the relative error of exp grows with z without a limit.
     #[test]
     fn sigmoid_of_an_infinite_gate_is_bounded() {
-        let arithmetic = Arithmetic { exp_error: |z| (3.0 + 2.0 * z) * F32_ROUNDOFF, ..Arithmetic::IEEE };
+        let arithmetic =
+            Arithmetic { exp_error: |z| (3.0 + 2.0 * z) * Arithmetic::IEEE.unit_roundoff, ..Arithmetic::IEEE };
         for (z, value) in [(f64::INFINITY, 1.0), (f64::NEG_INFINITY, 0.0)] {
             let sigmoid = activated(Activation::Sigmoid, z, &arithmetic);
             assert!(sigmoid.value == value && sigmoid.error < 1e-6, "{sigmoid:?}");
