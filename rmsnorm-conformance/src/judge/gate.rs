@@ -95,9 +95,11 @@ impl Computed {
 /// `sigmoid(z)`, from `exp(-|z|)`.
 fn sigmoid(z: f64, arithmetic: &Arithmetic) -> Computed {
     let value = activate(Activation::Sigmoid, z);
-    let other = activate(Activation::Sigmoid, -z);
-    // At an infinite z the exp is exactly 0 or infinite, and its relative error may not be finite.
-    let of_exp = if other == 0.0 { 0.0 } else { other * (arithmetic.exp_error)(z.abs()) };
+    let of_exp = activate(Activation::Sigmoid, -z) * (arithmetic.exp_error)(z.abs());
+    // At an infinite z the exp is exact, and its relative error may not be finite.
+    if z.is_infinite() {
+        return Computed { value, error: TINY };
+    }
     Computed { value, error: value * (of_exp + arithmetic.unit_roundoff + arithmetic.quotient_error) + TINY }
 }
 
