@@ -5,8 +5,8 @@ use rmsnorm_conformance::{Options, list, run};
 use rmsnorm_cpu::{CpuBackend, Isa};
 
 /// SHA-256 of all outputs of the suite's smoke profile: of results in floats, sums after the norm,
-/// sums of parts, gradients as sums, codes, columnwise codes, gates, and groups of columns. A deliberate change of results
-/// updates these hashes and CHANGELOG.md.
+/// sums of parts, gradients as sums, codes, columnwise codes, gates, and groups of columns. A
+/// deliberate change of results updates these hashes and CHANGELOG.md.
 const FLOATS: &str = "45d3ace671d62d55a706e7ea70ac58ff240a5db9730b51709200e47a25e6ded9";
 const SUMS: &str = "9c285fac0863443526d72cc54e79d270836769d01e9b4d3a1718353c34a3248b";
 const PARTS: &str = "aae0ae6e27424470f8247ef3b7c75e090568d94f2369d214a4aa468840d102e0";
