@@ -351,7 +351,7 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
         let mut tiles = stages.flat_map(|stages| {
             (1..=tile.blocks_per_sm).rev().map(move |blocks_per_sm| Tile { blocks_per_sm, stages, ..tile })
         });
-        let is_light = |tile: &Tile| bytes(tile) * tile.blocks_per_sm as usize <= GATED_RINGS;
+        let is_light = |tile: &Tile| shared_bytes(problem, tile) * tile.blocks_per_sm as usize <= GATED_RINGS;
         if let Some(tile) = tiles.find(|tile| is_light(tile) && fits(tile)) {
             return Some(tile);
         }
