@@ -40,7 +40,7 @@ macro_rules! norm_backend {
 
             fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
                 problems.iter().try_for_each(|problem| {
-                    launch::require_pieces(problem)?;
+                    problem.require_one_group("cpu")?;
                     launch::require_partials(problem)
                 })
             }

@@ -3,7 +3,7 @@
 
 use rmsnorm_spec::{
     AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, Checked, Error, GradReduction, GradStore, NormBackend,
-    NormSpec, Piece, PieceSet, Problem, ResidualPlacement, Rows, Source, Tensor,
+    NormSpec, Problem, ResidualPlacement, Rows, Slot, Source, Tensor,
 };
 
 use crate::backend::CpuBackend;
@@ -17,6 +17,7 @@ use crate::stages::forward::after::{AddTo, NextNorm, Store};
 use crate::stages::forward::before::{Parts, Summed};
 use crate::stages::forward::statistics::{OfRow, Statistic};
 use crate::stages::forward::{Rows as ForwardRows, Saved};
+use crate::stages::gate::{Gate, Gated, Pull, Then};
 use crate::stages::ranks::Found;
 use crate::stages::reduce_partials::PartialRows;
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
@@ -40,18 +41,9 @@ pub(crate) trait SliceBackend: NormBackend {
     fn workspace(view: Self::Out<'_, f32>, len: usize) -> &mut [f32];
 }
 
-/// Refuses pieces that this backend lacks.
-///
-/// # Errors
-/// `Unsupported` for gates and for groups of columns.
-pub(crate) fn require_pieces(problem: &Problem) -> Result<(), Error> {
-    problem.require_one_group("cpu")?;
-    problem.require_pieces("cpu", PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter))
-}
-
 /// Runs a validated call.
 pub(crate) fn launch<B: SliceBackend>(backend: &CpuBackend, call: AnyCall<'_, '_, B>) -> Result<(), Error> {
-    require_pieces(call.problem())?;
+    call.problem().require_one_group("cpu")?;
     match call {
         AnyCall::Forward(call) => forward(backend, call),
         AnyCall::Backward(call) => backward(backend, call),
@@ -70,28 +62,48 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
         ResidualPlacement::After => return forward_after::<B>(backend, call),
     }
     let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
-    match problem.parts {
-        count @ 2.. => {
-            let parts = |x| Parts { x, rows: Section { first: 0, len: this.spec.rows }, count, stride };
-            let rows = forward_rows::<B, _, _>(this, OfRow, call.into_args(), parts)?;
-            spread(backend, plan.tasks, this.spec.rows, rows, kernel::any);
+    let (mut args, tasks, rows) = (call.into_args(), plan.tasks, this.spec.rows);
+    match (gate::<B>(args.gate.take(), &this.spec)?, problem.parts) {
+        (Some((Slot::Before, gate)), _) => {
+            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |of| Gated { of, gate }, |y| y)?;
+            spread(backend, tasks, rows, work, kernel::any);
         }
-        _ => {
-            let rows = forward_rows::<B, _, _>(this, OfRow, call.into_args(), |x| x)?;
-            spread(backend, plan.tasks, this.spec.rows, rows, kernel::mix);
+        (Some((Slot::After, gate)), _) => {
+            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |x| x, |then| Then { gate, then })?;
+            spread(backend, tasks, rows, work, kernel::any);
+        }
+        (None, count @ 2..) => {
+            let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count, stride };
+            let work = forward_rows::<B, _, _, _>(this, OfRow, args, parts, |y| y)?;
+            spread(backend, tasks, rows, work, kernel::any);
+        }
+        (None, _) => {
+            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |x| x, |y| y)?;
+            spread(backend, tasks, rows, work, kernel::mix);
         }
     }
     Ok(())
 }
 
+/// Converts a gate.
+fn gate<'a, B: SliceBackend>(
+    z: Option<Rows<AnyIn<'a, B>>>,
+    spec: &NormSpec,
+) -> Result<Option<(Slot, Gate<'a>)>, Error> {
+    // A `Checked` call has both or neither.
+    let Some((z, rmsnorm_spec::Gate { activation, slot })) = z.zip(spec.gate) else { return Ok(None) };
+    Ok(Some((slot, Gate { z: matrix::<B>(z, spec)?, activation })))
+}
+
 /// The rows of a forward call with the residual added before the norm, and y as the output. `of_x` makes of x what the
-/// residual is added to.
-fn forward_rows<'a, B: SliceBackend, F: Statistic, X>(
+/// residual is added to, `of_y` of y what comes after the norm.
+fn forward_rows<'a, B: SliceBackend, F: Statistic, X, Y>(
     call: Call,
     statistic: F,
     args: AnyForward<'a, B>,
     of_x: impl FnOnce(Matrix<'a>) -> X,
-) -> Result<ForwardRows<'a, Summed<'a, X>, Store<'a>, F>, Error> {
+    of_y: impl FnOnce(Store<'a>) -> Y,
+) -> Result<ForwardRows<'a, Summed<'a, X>, Y, F>, Error> {
     let spec = &call.spec;
     let (x, y) = match (args.x, args.y) {
         (Source::Read(x), Some(y)) => (matrix::<B>(x, spec)?, matrix_mut::<B>(y, spec)?),
@@ -105,7 +117,7 @@ fn forward_rows<'a, B: SliceBackend, F: Statistic, X>(
         before: Summed { x: of_x(x), residual, out },
         statistic,
         affine: vectors::<B>(args.weight, args.bias)?,
-        after: Store { y },
+        after: of_y(Store { y }),
         saved: saved::<B>(args.mean, args.rstd)?,
     })
 }
@@ -241,12 +253,14 @@ fn run_backward<B: SliceBackend>(
     let dweight = args.dweight.map(numbers_out::<B>).transpose()?;
     let dbias = args.dbias.map(numbers_out::<B>).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
+    let gate = gate::<B>(args.gate, spec)?;
+    let dgate = args.dgate.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?;
 
     let work = BackwardBlocks {
         rows: BackwardRows {
             call: Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming },
             dy: matrix::<B>(args.dy, spec)?,
-            affine: vectors::<B>(args.weight, None)?,
+            affine: vectors::<B>(args.weight, args.bias)?,
             x: matrix::<B>(args.x, spec)?,
             mean: args.mean.map(input::<B, f32>).transpose()?,
             rstd: input::<B, f32>(args.rstd)?,
@@ -263,7 +277,18 @@ fn run_backward<B: SliceBackend>(
             dbias: has_dbias.then_some(Sums { sums: &mut *dbias_partials, cols: spec.cols }),
         },
     };
-    spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
+    let (tasks, blocks) = (plan.tasks, plan.blocks);
+    match gate {
+        None => spread(backend, tasks, blocks, work, kernel::mix),
+        Some((Slot::After, gate)) => {
+            let work = work.with(|of, x| (Pull { gated: Gated { of, gate }, dgate }, x));
+            spread(backend, tasks, blocks, work, kernel::any);
+        }
+        Some((Slot::Before, gate)) => {
+            let work = work.with(|dy, of| (dy, Pull { gated: Gated { of, gate }, dgate }));
+            spread(backend, tasks, blocks, work, kernel::any);
+        }
+    }
     let reduce =
         Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
     reduce.run(dweight_partials, dweight);

@@ -1,5 +1,7 @@
-//! exp, sigmoid and silu: math.md, section 11. Only operations that round the same on every
+//! exp and the activations of gates: math.md, section 11. Only operations that round the same on every
 //! instruction set, so that the bits are the same, too.
+
+use rmsnorm_spec::Activation;
 
 use super::Simd;
 
@@ -14,13 +16,11 @@ pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// `e^x`. Overflow gives infinity; NaN stays NaN.
 #[inline(always)]
-pub(crate) fn exp<S: Simd>(x: S::Lanes) -> S::Lanes {
-    let times = |a, factor| S::mul(a, S::splat(factor));
-    let rounded = |a| S::sub(S::add(a, S::splat(MAGIC)), S::splat(MAGIC));
+fn exp<S: Simd>(x: S::Lanes) -> S::Lanes {
     // Beyond these, results are 0 and infinity.
     let x = S::clamp(x, -104.0, 89.0);
-    let n = rounded(times(x, std::f32::consts::LOG2_E));
-    let r = S::sub(S::sub(x, times(n, LN_2[0])), times(n, LN_2[1]));
+    let n = rounded::<S>(times::<S>(x, std::f32::consts::LOG2_E));
+    let r = S::sub(S::sub(x, times::<S>(n, LN_2[0])), times::<S>(n, LN_2[1]));
     let mut tail = S::splat(TAIL[0]);
     for coefficient in &TAIL[1..] {
         tail = S::add(S::mul(tail, r), S::splat(*coefficient));
@@ -28,8 +28,20 @@ pub(crate) fn exp<S: Simd>(x: S::Lanes) -> S::Lanes {
     let power = S::add(S::splat(1.0), S::add(r, S::mul(S::mul(r, r), tail)));
     // In two steps, because 2^n itself may be too large or too small for an f32. Only the second
     // one may round.
-    let half = rounded(times(n, 0.5));
+    let half = rounded::<S>(times::<S>(n, 0.5));
     S::mul(S::mul(power, S::power_of_two(half)), S::power_of_two(S::sub(n, half)))
+}
+
+/// Not a closure, because that is compiled without the instruction set.
+#[inline(always)]
+fn times<S: Simd>(values: S::Lanes, factor: f32) -> S::Lanes {
+    S::mul(values, S::splat(factor))
+}
+
+/// The nearest integers.
+#[inline(always)]
+fn rounded<S: Simd>(values: S::Lanes) -> S::Lanes {
+    S::sub(S::add(values, S::splat(MAGIC)), S::splat(MAGIC))
 }
 
 /// sigmoid(z) and sigmoid(-z).
@@ -39,22 +51,17 @@ fn sigmoids<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
     // Of -|z|, so that nothing overflows and small results keep their digits.
     let small = exp::<S>(S::select_negative(z, z, S::sub(S::splat(0.0), z)));
     let sum = S::add(one, small);
-    let [low, high] = [S::div(small, sum), S::div(one, sum)];
-    [S::select_negative(z, low, high), S::select_negative(z, high, low)]
+    [S::div(S::select_negative(z, small, one), sum), S::div(S::select_negative(z, one, small), sum)]
 }
 
-/// sigmoid(z) and its slope.
+/// act(z) of equation (19) and its slope.
 #[inline(always)]
-pub(crate) fn sigmoid<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
-    let [value, opposite] = sigmoids::<S>(z);
-    [value, S::mul(value, opposite)]
-}
-
-/// `silu(z) = z sigmoid(z)` and its slope.
-#[inline(always)]
-pub(crate) fn silu<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
+pub(crate) fn activate<S: Simd>(activation: Activation, z: S::Lanes) -> [S::Lanes; 2] {
     let [sigmoid, opposite] = sigmoids::<S>(z);
-    [S::mul(z, sigmoid), S::mul(sigmoid, S::add(S::splat(1.0), S::mul(z, opposite)))]
+    match activation {
+        Activation::Silu => [S::mul(z, sigmoid), S::mul(sigmoid, S::add(S::splat(1.0), S::mul(z, opposite)))],
+        Activation::Sigmoid => [sigmoid, S::mul(sigmoid, opposite)],
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +90,8 @@ mod tests {
         fn run<S: Simd, M: Mix>(&mut self) {
             for (i, x) in self.x.as_chunks::<LANES>().0.iter().enumerate() {
                 let x = S::load(x);
-                let ([sigmoid, sigmoid_slope], [silu, silu_slope]) = (sigmoid::<S>(x), silu::<S>(x));
+                let [sigmoid, sigmoid_slope] = activate::<S>(Activation::Sigmoid, x);
+                let [silu, silu_slope] = activate::<S>(Activation::Silu, x);
                 let all = [exp::<S>(x), sigmoid, sigmoid_slope, silu, silu_slope];
                 for (to, lanes) in self.results.iter_mut().zip(all) {
                     lanes::store::<S, f32, _>(&mut Out::from(to.as_mut_slice()), Full { start: i * LANES }, lanes);

@@ -7,7 +7,6 @@
 //! [`Simd`] has one implementation per instruction set, in the file of that name. The functions
 //! here are shared.
 
-#[cfg_attr(not(test), expect(dead_code, reason = "the gate of issue 48 is its first user"))]
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,8 +22,7 @@ use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{DType, Element};
 
-#[cfg(test)]
-pub(crate) use activations::silu;
+pub(crate) use activations::activate;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]

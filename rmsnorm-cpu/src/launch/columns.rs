@@ -36,7 +36,13 @@ pub(super) fn forward_with_statistics<B: SliceBackend>(
 ) -> Result<(), Error> {
     let (this, plan) = call_and_plan(backend, &call);
     let (args, found) = given(call)?;
-    spread(backend, plan.tasks, this.spec.rows, forward_rows::<B, _, _>(this, found, args, |x| x)?, kernel::any);
+    spread(
+        backend,
+        plan.tasks,
+        this.spec.rows,
+        forward_rows::<B, _, _, _>(this, found, args, |x| x, |y| y)?,
+        kernel::any,
+    );
     Ok(())
 }
 

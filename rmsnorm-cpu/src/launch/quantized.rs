@@ -4,28 +4,53 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Scales};
+use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Scales, Slot};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, call_and_plan, fork, input, matrix, matrix_mut, out, spread, starts, vectors};
+use super::{SliceBackend, call_and_plan, fork, gate, input, matrix, matrix_mut, out, spread, starts, vectors};
 use crate::backend::CpuBackend;
+use crate::caps::Isa;
 use crate::kernel;
 use crate::lanes::{LANES, Out};
 use crate::plan::Plan;
 use crate::stages::columnwise::ColumnwiseCols;
-use crate::stages::forward::before::Summed;
+use crate::stages::forward::before::{Before, Summed};
 use crate::stages::forward::statistics::OfRow;
 use crate::stages::forward::{Rows, Saved};
+use crate::stages::gate::{AfterNorm, Gated, Then};
 use crate::stages::quantized_forward::{Codes, Scaling};
 use crate::stages::transposed::TransposedCols;
-use crate::stages::{MatrixMut, RowStarts, Section, Split};
+use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
 
 pub(super) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
     call: Checked<AnyQuantizedForward<'_, B>>,
 ) -> Result<(), Error> {
-    let (this, Plan { tasks, .. }) = call_and_plan(backend, &call);
-    let args = call.into_args();
+    let (this, plan) = call_and_plan(backend, &call);
+    let mut args = call.into_args();
+    match gate::<B>(args.gate.take(), &this.spec)? {
+        None => quantized::<B, _, _>(backend, (this, plan), args, (|x| x, ()), |isa, work| kernel::mix(isa, work)),
+        Some((Slot::Before, gate)) => {
+            let slots = (|of| Gated { of, gate }, ());
+            quantized::<B, _, _>(backend, (this, plan), args, slots, |isa, work| kernel::any(isa, work))
+        }
+        Some((Slot::After, gate)) => {
+            quantized::<B, _, _>(backend, (this, plan), args, (|x| x, gate), |isa, work| kernel::any(isa, work))
+        }
+    }
+}
+
+/// The stage of a quantized call.
+type Work<'w, X, G> = Rows<'w, Summed<'w, X>, Then<G, Codes<'w>>>;
+
+/// `of_x` makes of x what the residual is added to. `gate` is the one after the norm.
+fn quantized<'a, B: SliceBackend, X: Before + Copy + Send, G: AfterNorm + Copy + Send>(
+    backend: &CpuBackend,
+    (this, Plan { tasks, .. }): (Call, Plan),
+    args: AnyQuantizedForward<'a, B>,
+    (of_x, gate): (impl FnOnce(Matrix<'a>) -> X, G),
+    kernel: for<'w> fn(Isa, &mut Work<'w, X, G>),
+) -> Result<(), Error> {
     let (spec, quant, rows, cols) = (this.spec, args.quant, this.spec.rows, this.spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
 
@@ -55,17 +80,17 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
     let residual = args.residual.map(|residual| matrix::<B>(residual, &spec)).transpose()?;
     let affine = vectors::<B>(args.weight, args.bias)?;
-    let x = matrix::<B>(args.x, &spec)?;
+    let x = of_x(matrix::<B>(args.x, &spec)?);
     let scaling = match (quant.scale, &mut scales) {
         (ScaleKind::Given, _) => {
             Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
         }
         (ScaleKind::Current, Some(Scales::F32(scale))) => {
             let (codes, scaling) = (codes.reborrow(), Scaling::Unknown);
-            let after = Codes { quant, codes, scaling, y: None, amax: Some(&amax), largest: [0.0; LANES] };
+            let then = Codes { quant, codes, scaling, y: None, amax: Some(&amax), largest: [0.0; LANES] };
             let (before, saved) = (Summed { x, residual, out: None }, Saved::default());
-            let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
-            spread(backend, tasks, rows, work, kernel::mix);
+            let work = Rows { call: this, before, statistic: OfRow, affine, after: Then { gate, then }, saved };
+            spread(backend, tasks, rows, work, kernel);
             let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
             scale.set(0, found);
             Scaling::Tensor(found)
@@ -80,7 +105,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let residual_out = args.residual_out.map(|rows| matrix_mut::<B>(rows, &spec)).transpose()?;
     let mut mean = args.mean.map(out::<B, f32>).transpose()?;
     let mut rstd = args.rstd.map(out::<B, f32>).transpose()?;
-    let after = Codes {
+    let then = Codes {
         quant,
         codes: codes.reborrow(),
         scaling,
@@ -90,8 +115,8 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     };
     let saved = Saved { mean: mean.as_mut().map(Out::reborrow), rstd: rstd.as_mut().map(Out::reborrow) };
     let before = Summed { x, residual, out: residual_out };
-    let work = Rows { call: this, before, statistic: OfRow, affine, after, saved };
-    spread(backend, tasks, rows, work, kernel::mix);
+    let work = Rows { call: this, before, statistic: OfRow, affine, after: Then { gate, then }, saved };
+    spread(backend, tasks, rows, work, kernel);
     if let Some(mut out) = amax_out {
         out.set(0, f32::from_bits(amax.into_inner()));
     }
@@ -125,7 +150,8 @@ pub(super) fn quantized_forward<B: SliceBackend>(
         let quant = quant.columnwise();
         let scaling = compact.scaling(&quant, &mut scales, groups);
         let columns = Section { first: 0, len: cols };
-        let work = ColumnwiseCols { call: this, x, residual, affine, mean, rstd, cols: columns, quant, codes, scaling };
+        let work =
+            ColumnwiseCols { call: this, x, residual, affine, gate, mean, rstd, cols: columns, quant, codes, scaling };
         spread(backend, tasks, cols, work, kernel::any);
         compact.lay_out(&quant, scales, (cols, groups));
     }

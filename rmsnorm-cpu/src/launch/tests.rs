@@ -302,6 +302,7 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
         x,
         residual: None,
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
+        gate: (),
         mean: None,
         rstd: In::from(rstd.as_slice()),
         cols: Section { first: 0, len: COLS },

@@ -6,7 +6,9 @@ use rmsnorm_spec::{DTypes, Norm};
 
 use super::forward::affine::{Affine, OfMix, Vectors};
 use super::forward::before::Source;
+use super::forward::kept::{MOST_COLS, Room, padded};
 use super::forward::statistics::Statistics;
+use super::gate::Kept;
 use super::ranks::Found;
 use super::{Call, Common, Matrix, MatrixMut, Row, Split, Stage, split};
 use crate::lanes::{self, Fenced, Mix, Numbers, Out, Piece, Simd, Stores};
@@ -14,12 +16,14 @@ use crate::lanes::{self, Fenced, Mix, Numbers, Out, Piece, Simd, Stores};
 /// The slot after the norm. It turns the gradient of y into that of the affine's result. A piece
 /// other than dy itself is compiled for all dtypes at once (`kernel::any`).
 pub(crate) trait PullAfter: Split {
+    /// Whether rows that fit keep values on the stack.
+    const IS_KEPT: bool = false;
     /// The gradient of the affine's result, of a row.
     type Row<'r, M: Mix>: RowAfter
     where
         Self: 'r;
 
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Self::Row<'_, M>;
+    fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, kept: Option<Kept<'r>>) -> Self::Row<'r, M>;
 }
 
 /// A row after the norm. The visit for the sums and the last visit both compute it.
@@ -36,12 +40,14 @@ pub(crate) trait RowAfter: Source {
 
 /// The slot before the norm: h, and what its gradient becomes. Compiled as [`PullAfter`] is.
 pub(crate) trait PullBefore: Split {
+    /// Whether rows that fit keep values on the stack.
+    const IS_KEPT: bool = false;
     /// A row of h.
     type Row<'r, M: Mix>: RowBefore
     where
         Self: 'r;
 
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Self::Row<'_, M>;
+    fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, kept: Option<Kept<'r>>) -> Self::Row<'r, M>;
 }
 
 /// A row before the norm.
@@ -62,7 +68,7 @@ impl PullAfter for Matrix<'_> {
         Self: 'r;
 
     #[inline(always)]
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Row<'_, M::T> {
+    fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, _: Option<Kept<'r>>) -> Row<'r, M::T> {
         Matrix::row(self, r, call.spec.cols, 1)
     }
 }
@@ -75,7 +81,7 @@ impl PullBefore for Matrix<'_> {
         Self: 'r;
 
     #[inline(always)]
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Row<'_, M::R> {
+    fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, _: Option<Kept<'r>>) -> Row<'r, M::R> {
         Matrix::row(self, r, call.spec.cols, 1)
     }
 }
@@ -155,6 +161,17 @@ struct To<'a, M: Mix> {
     dresidual: Option<MatrixMut<'a, M::R>>,
 }
 
+impl<'a> BackwardBlocks<'a> {
+    /// With other slots.
+    pub(crate) fn with<A, B>(self, slots: impl FnOnce(Matrix<'a>, Matrix<'a>) -> (A, B)) -> BackwardBlocks<'a, A, B> {
+        let BackwardBlocks { rows, block_rows, stream, partials } = self;
+        let BackwardRows { call, dy, affine, x, mean, rstd, found } = rows;
+        let (dy, x) = slots(dy, x);
+        let rows = BackwardRows { call, dy, affine, x, mean, rstd, found };
+        BackwardBlocks { rows, block_rows, stream, partials }
+    }
+}
+
 impl Common for BackwardBlocks<'_> {
     fn dtypes(&self) -> DTypes {
         self.rows.call.dtypes
@@ -172,6 +189,10 @@ impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
         let (dresidual_out, mut partials) = (*dresidual_out, std::mem::take(&mut self.partials));
         let cols = call.spec.cols;
         let fenced = Fenced::<S>::new(call.streaming);
+        let (fits, len) = (cols <= MOST_COLS, padded(cols));
+        let (mut room_after, mut room_before) = ([Room::new(), Room::new()], [Room::new(), Room::new()]);
+        let mut kept_after = (A::IS_KEPT && fits).then(|| room_after.each_mut().map(|room| room.zeros(len)));
+        let mut kept_before = (B::IS_KEPT && fits).then(|| room_before.each_mut().map(|room| room.zeros(len)));
         for r in 0..call.spec.rows {
             let block = r / block_rows;
             let partials = PartialRow {
@@ -179,7 +200,9 @@ impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
                 dbias: partials.dbias.as_mut().map(|of| &mut of.sums[block * cols..][..cols]),
                 is_first: r.is_multiple_of(block_rows),
             };
-            let row = self.rows.row::<M>(r);
+            let kept =
+                [&mut kept_after, &mut kept_before].map(|kept| Some(kept.as_mut()?.each_mut().map(|kept| &mut **kept)));
+            let mut row = self.rows.row::<M>(r, kept);
             let means = row.means::<S>(r, found);
             let dresidual_out = dresidual_out.as_ref().map(|dresidual_out| dresidual_out.row(r, cols, 1));
             // A separate loop: a branch inside the loop costs f32 a quarter of its speed.
@@ -193,12 +216,16 @@ impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
 
 impl<'a, A: PullAfter, B: PullBefore> BackwardRows<'a, A, B> {
     #[inline(always)]
-    pub(super) fn row<M: Mix>(&mut self, r: usize) -> RowOf<'a, M, A::Row<'_, M>, B::Row<'_, M>> {
+    pub(super) fn row<'r, M: Mix>(
+        &'r mut self,
+        r: usize,
+        [after, before]: [Option<Kept<'r>>; 2],
+    ) -> RowOf<'a, M, A::Row<'r, M>, B::Row<'r, M>> {
         RowOf {
             norm: self.call.spec.norm,
             cols: self.call.spec.cols,
-            dy: self.dy.row(r, &self.call),
-            x: self.x.row(r, &self.call),
+            dy: self.dy.row(r, &self.call, after),
+            x: self.x.row(r, &self.call, before),
             affine: OfMix::new(self.affine, &self.call),
             statistics: Statistics { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r] },
         }
@@ -218,7 +245,7 @@ pub(super) struct RowOf<'a, M: Mix, A, B> {
 impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
     /// Equations (8) and (9), or (18) with columns divided among ranks: mean_wdy and mean_wdy_xhat.
     #[inline(always)]
-    fn means<S: Simd>(&self, r: usize, found: Option<Found<'_>>) -> [f32; 2] {
+    fn means<S: Simd>(&mut self, r: usize, found: Option<Found<'_>>) -> [f32; 2] {
         match found {
             Some(found) => found.mean_wdy_and_wdy_xhat(self.norm, r),
             None => {
@@ -230,10 +257,10 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
 
     /// The sums of `wdy` (0 for RMS norm), equation (7), and of `wdy * x_hat`: equation (17).
     #[inline(always)]
-    pub(super) fn sums<S: Simd>(&self) -> [f32; 2] {
+    pub(super) fn sums<S: Simd>(&mut self) -> [f32; 2] {
         lanes::sum_up!(S, self.cols, piece => {
-            let x_hat = self.statistics.x_hat::<S>(self.x.h::<S, _>(piece));
-            let wdy = self.affine.times_weight::<S, _>(piece, self.dy.h::<S, _>(piece));
+            let x_hat = self.statistics.x_hat::<S>(self.x.first::<S, _>(piece));
+            let wdy = self.affine.times_weight::<S, _>(piece, self.dy.first::<S, _>(piece));
             // Lanes beyond a short piece have wdy = 0, but x_hat = -mean * rstd, which may be
             // infinite.
             let product = lanes::within::<S, _>(piece, S::mul(wdy, x_hat));
@@ -265,7 +292,11 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
             self.x.prefetch::<S, _>(piece);
             let h = self.x.h::<S, _>(piece);
             let x_hat = statistics.x_hat::<S>(h);
-            let result = if A::NEEDS_RESULT { affine.value::<S, _, false>(piece, h, statistics) } else { h };
+            // Not rounded on the way, unlike in forward.
+            let result = match A::NEEDS_RESULT {
+                true => affine.plus_bias::<S, _>(piece, affine.times_weight::<S, _>(piece, x_hat)),
+                false => h,
+            };
             let dy = self.dy.pull::<S, _>(piece, result, stores);
             if let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
@@ -302,6 +333,3 @@ fn accumulate<S: Simd, P: Piece>(sums: &mut [f32], piece: P, is_first: bool, ter
     let sum = if is_first { terms } else { S::add(lanes::load::<S, f32, _>(sums, piece), terms) };
     lanes::store::<S, f32, _>(&mut Out::from(sums), piece, sum);
 }
-
-#[cfg(test)]
-mod tests;

@@ -53,7 +53,7 @@ impl Stage for BackwardSumsRows<'_> {
     fn run<S: Simd, M: Mix>(&mut self) {
         let norm = self.rows.call.spec.norm;
         for r in 0..self.rows.call.spec.rows {
-            let [wdy, products] = self.rows.row::<M>(r).sums::<S>();
+            let [wdy, products] = self.rows.row::<M>(r, [None, None]).sums::<S>();
             let mut sums = self.sums.row(r, norm.statistics_len(Direction::Backward));
             match norm {
                 Norm::Rms => sums.set(0, products),

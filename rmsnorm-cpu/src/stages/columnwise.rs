@@ -7,17 +7,19 @@ use rmsnorm_spec::quant::QuantSpec;
 use super::forward::affine::{OfMix, Vectors};
 use super::forward::before::{Before, Summed};
 use super::forward::statistics::Statistics;
+use super::gate::AfterNorm;
 use super::quantized_forward::{Scaling, Values};
 use super::{Call, Matrix, MatrixMut, Section, Stage, split};
 use crate::lanes::{self, Full, In, LANES, Mix, Out, Piece, Simd};
 
 /// Some columns of a quantized call, as rows of the copy.
-pub(crate) struct ColumnwiseCols<'a> {
+pub(crate) struct ColumnwiseCols<'a, X = Matrix<'a>, G = ()> {
     pub(crate) call: Call,
     /// With all columns.
-    pub(crate) x: Matrix<'a>,
+    pub(crate) x: X,
     pub(crate) residual: Option<Matrix<'a>>,
     pub(crate) affine: Vectors<'a>,
+    pub(crate) gate: G,
     /// Means of layer norm. (rows)
     pub(crate) mean: Option<In<'a, f32>>,
     /// (rows)
@@ -34,10 +36,12 @@ pub(crate) struct ColumnwiseCols<'a> {
 /// The most rows that share a scale.
 const MOST_ROWS: usize = 128;
 
-split!(['a] ColumnwiseCols<'a> { codes, scaling, cols; call, x, residual, affine, mean, rstd, quant });
+split!(['a, X: Copy, G: Copy] ColumnwiseCols<'a, X, G> {
+    codes, scaling, cols; call, x, residual, affine, gate, mean, rstd, quant
+});
 
 /// Quantizes every column.
-impl Stage for ColumnwiseCols<'_> {
+impl<X: Before + Copy, G: AfterNorm> Stage for ColumnwiseCols<'_, X, G> {
     #[inline(always)]
     fn run<S: Simd, M: Mix>(&mut self) {
         // A columnwise call has scales of blocks, so a set lies within a column.
@@ -54,7 +58,7 @@ impl Stage for ColumnwiseCols<'_> {
     }
 }
 
-impl ColumnwiseCols<'_> {
+impl<X: Before + Copy, G: AfterNorm> ColumnwiseCols<'_, X, G> {
     /// The columns of a piece in a block of rows.
     #[inline(always)]
     fn tile<S: Simd, M: Mix, P: Piece>(&mut self, piece: P, (row, rows): (usize, usize), height: usize) {
@@ -66,7 +70,7 @@ impl ColumnwiseCols<'_> {
         for (r, kept) in (row..row + rows).zip(&mut kept[..rows]) {
             let mean = self.mean.map_or(0.0, |mean| mean.get(r));
             let statistics = Statistics { mean, rstd: self.rstd.get(r) };
-            let values = Values::new(affine, statistics, &self.quant);
+            let values = Values::new(self.gate.affine::<M, _>(affine, r, &self.call), statistics, &self.quant);
             let [_, _, v] = values.of::<S, _>(&before.row::<M, true>(r, 0, &self.call), piece);
             magnitudes = S::max_magnitude(magnitudes, v);
             lanes::store::<S, f32, _>(&mut Out::from(&mut kept[..]), Full { start: 0 }, v);

@@ -16,7 +16,7 @@ pub(crate) mod affine;
 pub(crate) mod after;
 mod batches;
 pub(crate) mod before;
-mod kept;
+pub(super) mod kept;
 pub(crate) mod statistics;
 
 /// The rows of a forward call, or some of them: `after(affine(statistic(before)))`.

@@ -6,6 +6,7 @@ pub(crate) mod columns;
 pub(crate) mod columnwise;
 pub(crate) mod copy;
 pub(crate) mod forward;
+pub(crate) mod gate;
 mod matrix;
 pub(crate) mod quantized_forward;
 pub(crate) mod ranks;

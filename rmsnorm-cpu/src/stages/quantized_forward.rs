@@ -237,6 +237,7 @@ impl<A: Affine, H: Source, T: Numbers> RowOfCodes<'_, A, H, T> {
             for (i, kept) in kept.iter_mut().enumerate() {
                 let piece = Full { start: start + (set * pieces + i) * LANES };
                 self.row.prefetch::<S, _>(piece);
+                self.values.affine.prefetch::<S, _>(piece);
                 let [h, y, v] = self.values.of::<S, _>(&self.row, piece);
                 magnitudes = S::max_magnitude(magnitudes, v);
                 *kept = v;
@@ -269,6 +270,7 @@ impl<A: Affine, H: Source, T: Numbers> RowOfCodes<'_, A, H, T> {
         let head = if end - start == self.cols { stores.head_of_codes(codes) } else { 0 };
         lanes::for_each_piece_between!(start, head, end, piece => {
             self.row.prefetch::<S, _>(piece);
+            self.values.affine.prefetch::<S, _>(piece);
             let [h, y, v] = self.values.of::<S, _>(&self.row, piece);
             if looks_for_amax {
                 magnitudes = S::max_magnitude(magnitudes, lanes::within::<S, _>(piece, v));

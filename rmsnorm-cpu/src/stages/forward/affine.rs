@@ -29,6 +29,10 @@ pub(crate) trait Affine: Copy {
     /// With the bias, if there is one.
     fn plus_bias<S: Simd, P: Piece>(self, piece: P, values: S::Lanes) -> S::Lanes;
 
+    /// Prefetches the same piece of a later row.
+    #[inline(always)]
+    fn prefetch<S: Simd, P: Piece>(self, _: P) {}
+
     /// Equations (5) and (6).
     #[inline(always)]
     fn value<S: Simd, P: Piece, const PLAIN: bool>(self, piece: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {

@@ -67,6 +67,7 @@ fn store<S: Simd, T: Numbers, H: Source, A: Affine, const PLAIN: bool>(
 ) {
     lanes::for_each_piece!(stores.head(&y), call.spec.cols, piece => {
         row.prefetch::<S, _>(piece);
+        affine.prefetch::<S, _>(piece);
         let h = row.h::<S, _>(piece);
         y.store_or_stream::<S, _>(piece, affine.value::<S, _, PLAIN>(piece, h, statistics), stores);
         row.put::<S, _>(piece, h, stores);

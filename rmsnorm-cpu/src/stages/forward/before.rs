@@ -27,8 +27,8 @@ pub(crate) trait Source {
     /// Whether h takes so much code that loops over the row are written once for all norms: each takes time to compile
     /// for every mix of dtypes and instruction set.
     const IS_LONG: bool = false;
-    /// Whether h may have more digits than the dtype of the sum.
-    const IS_EXACT: bool = false;
+    /// Whether h is rounded to the dtype of the sum, also without a residual.
+    const IS_ROUNDED: bool = false;
 
     /// h on the first visit. Lanes beyond a short piece are zeros.
     #[inline(always)]
@@ -114,7 +114,7 @@ pub(crate) struct RowOfParts<'r, T: Numbers> {
 
 impl<T: Numbers> Source for RowOfParts<'_, T> {
     const IS_LONG: bool = true;
-    const IS_EXACT: bool = true;
+    const IS_ROUNDED: bool = true;
 
     #[inline(always)]
     fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
@@ -185,7 +185,7 @@ impl<X: Source, R: Numbers, const RESIDUAL: bool> Source for RowOfSum<'_, X, R, 
         let x = self.x.h::<S, _>(piece);
         let has_residual = RESIDUAL && self.residual.elements.len() > 0;
         let sum = if has_residual { S::add(x, self.residual.load::<S, _>(piece)) } else { x };
-        if has_residual || X::IS_EXACT { lanes::round_through::<S>(R::dtype(self.dtype), sum) } else { sum }
+        if has_residual || X::IS_ROUNDED { lanes::round_through::<S>(R::dtype(self.dtype), sum) } else { sum }
     }
 
     #[inline(always)]

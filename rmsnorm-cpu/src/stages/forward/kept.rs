@@ -6,39 +6,39 @@ use super::before::Source;
 use crate::lanes::{self, Full, LANES, Out, Piece, Simd, Stores};
 
 /// The longest kept row, in elements. It fits on the stack, also with the weight and bias of a batch.
-pub(super) const MOST_COLS: usize = 4096;
+pub(in crate::stages) const MOST_COLS: usize = 4096;
 
 /// Elements from a kept row to the next: whole groups of lanes, for every start of the first group.
-pub(super) const fn padded(cols: usize) -> usize {
+pub(in crate::stages) const fn padded(cols: usize) -> usize {
     cols.next_multiple_of(LANES) + LANES
 }
 
 /// Uninitialized room for f32: one row, or a batch of shorter rows.
 #[repr(align(64))]
-pub(super) struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
+pub(in crate::stages) struct Room([MaybeUninit<f32>; padded(MOST_COLS)]);
 
 impl Room {
-    pub(super) const fn new() -> Self {
+    pub(in crate::stages) const fn new() -> Self {
         Room([const { MaybeUninit::uninit() }; padded(MOST_COLS)])
     }
 
     /// `len` zeros.
     #[inline(always)]
-    pub(super) fn zeros(&mut self, len: usize) -> &mut [f32] {
+    pub(in crate::stages) fn zeros(&mut self, len: usize) -> &mut [f32] {
         Out::from(&mut self.0[..len]).filled(0.0)
     }
 }
 
 /// The whole group of lanes at a piece, which exists in a padded row.
 #[inline(always)]
-pub(super) fn whole(piece: impl Piece) -> Full {
+pub(in crate::stages) fn whole(piece: impl Piece) -> Full {
     Full { start: piece.start() }
 }
 
 /// A row that the first visit keeps, in padded room.
-pub(super) struct Kept<'k, H> {
-    pub(super) of: H,
-    pub(super) kept: &'k mut [f32],
+pub(in crate::stages) struct Kept<'k, H> {
+    pub(in crate::stages) of: H,
+    pub(in crate::stages) kept: &'k mut [f32],
 }
 
 impl<H: Source> Source for Kept<'_, H> {

@@ -1,102 +1,16 @@
 //! Pieces in both slots of backward: gates, whose gradients are compared with differences of forward.
 
-use rmsnorm_spec::{DType, DTypes, NormSpec};
+use rmsnorm_spec::{CastOrder, DTypes, Norm, NormSpec, reference};
 
 use super::*;
-use crate::lanes::{In, silu};
+use crate::lanes::In;
 use crate::stages::RowStarts;
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials, Sums};
+use crate::stages::forward::affine::Vectors;
 use crate::{Isa, kernel};
 
 const ROWS: usize = 3;
 const COLS: usize = 37;
-
-/// y is the affine's result times silu(z).
-struct GateAfter<'a> {
-    dy: Matrix<'a>,
-    z: Matrix<'a>,
-    dz: MatrixMut<'a>,
-}
-
-split!(['a] GateAfter<'a> { dy, z, dz; });
-
-/// h is x times silu(z).
-struct GateBefore<'a> {
-    x: Matrix<'a>,
-    z: Matrix<'a>,
-    dz: MatrixMut<'a>,
-}
-
-split!(['a] GateBefore<'a> { x, z, dz; });
-
-/// A row that is multiplied with its gate: dy after the norm, x before it.
-struct Gated<'r, T: Numbers> {
-    of: Row<'r, T>,
-    z: Row<'r, T>,
-    dz: Out<'r, T>,
-}
-
-impl<T: Numbers> Source for Gated<'_, T> {
-    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        S::mul(self.of.load::<S, _>(piece), silu::<S>(self.z.load::<S, _>(piece))[0])
-    }
-
-    fn prefetch<S: Simd, P: Piece>(&self, _: P) {}
-}
-
-/// A gated row after the norm.
-struct GatedAfter<'r, T: Numbers>(Gated<'r, T>);
-
-impl<T: Numbers> Source for GatedAfter<'_, T> {
-    fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        self.0.h::<S, _>(piece)
-    }
-
-    fn prefetch<S: Simd, P: Piece>(&self, _: P) {}
-}
-
-impl<T: Numbers> RowAfter for GatedAfter<'_, T> {
-    const NEEDS_RESULT: bool = true;
-
-    fn pull<S: Simd, P: Piece>(&mut self, piece: P, result: S::Lanes, stores: Stores<'_>) -> S::Lanes {
-        let dy = self.0.of.load::<S, _>(piece);
-        let [gate, slope] = silu::<S>(self.0.z.load::<S, _>(piece));
-        self.0.dz.store_or_stream::<S, _>(piece, S::mul(S::mul(dy, result), slope), stores);
-        S::mul(dy, gate)
-    }
-}
-
-impl<T: Numbers> RowBefore for Gated<'_, T> {
-    fn pull<S: Simd, P: Piece>(&mut self, piece: P, dh: S::Lanes, stores: Stores<'_>) -> S::Lanes {
-        let [gate, slope] = silu::<S>(self.z.load::<S, _>(piece));
-        let x = self.of.load::<S, _>(piece);
-        self.dz.store_or_stream::<S, _>(piece, S::mul(S::mul(dh, x), slope), stores);
-        S::mul(dh, gate)
-    }
-}
-
-impl PullAfter for GateAfter<'_> {
-    type Row<'r, M: Mix>
-        = GatedAfter<'r, M::T>
-    where
-        Self: 'r;
-
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> GatedAfter<'_, M::T> {
-        let cols = call.spec.cols;
-        GatedAfter(Gated { of: self.dy.row(r, cols, 1), z: self.z.row(r, cols, 1), dz: self.dz.row_of(r, cols) })
-    }
-}
-
-impl PullBefore for GateBefore<'_> {
-    type Row<'r, M: Mix>
-        = Gated<'r, M::T>
-    where
-        Self: 'r;
-
-    fn row<M: Mix>(&mut self, r: usize, call: &Call) -> Gated<'_, M::T> {
-        let cols = call.spec.cols;
-        Gated { of: self.x.row(r, cols, 1), z: self.z.row(r, cols, 1), dz: self.dz.row_of(r, cols) }
-    }
-}
 
 /// Values between -2 and 2.
 fn values(seed: usize, len: usize) -> Vec<f32> {
@@ -111,15 +25,20 @@ fn inputs() -> Inputs {
 }
 
 /// Mean and rstd of h, and the sum of dy times y, in f64.
-fn forward(spec: &NormSpec, [x, before, after, weight, bias]: &[Vec<f64>; 5], dy: &[f32], r: usize) -> (f64, f64, f64) {
-    let silu = |z: f64| z / (1.0 + (-z).exp());
+fn forward(
+    (spec, activation): (&NormSpec, Activation),
+    [x, before, after, weight, bias]: &[Vec<f64>; 5],
+    dy: &[f32],
+    r: usize,
+) -> (f64, f64, f64) {
+    let act = |z: f64| reference::activate(activation, z);
     let row = r * COLS..(r + 1) * COLS;
-    let h: Vec<f64> = row.clone().map(|i| x[i] * silu(before[i])).collect();
+    let h: Vec<f64> = row.clone().map(|i| x[i] * act(before[i])).collect();
     let average = |of: &mut dyn Iterator<Item = f64>| of.sum::<f64>() / COLS as f64;
     let mean = if spec.norm == Norm::Layer { average(&mut h.iter().copied()) } else { 0.0 };
     let var = average(&mut h.iter().map(|h| (h - mean).powi(2)));
     let rstd = 1.0 / (var + f64::from(spec.eps)).sqrt();
-    let y = |c: usize| ((h[c] - mean) * rstd * weight[c] + bias[c]) * silu(after[row.start + c]);
+    let y = |c: usize| ((h[c] - mean) * rstd * weight[c] + bias[c]) * act(after[row.start + c]);
     (mean, rstd, (0..COLS).map(|c| y(c) * f64::from(dy[row.start + c])).sum())
 }
 
@@ -132,23 +51,32 @@ fn to(values: &mut [f32]) -> MatrixMut<'_> {
 }
 
 /// Gradients of x, both gates, weight and bias, by backward.
-fn backward(isa: Isa, spec: &NormSpec, inputs: &Inputs, dy: &[f32], is_split: bool) -> Inputs {
+fn backward(
+    isa: Isa,
+    (spec, activation): (&NormSpec, Activation),
+    inputs: &Inputs,
+    dy: &[f32],
+    is_split: bool,
+) -> Inputs {
     let [x, before, after, weight, bias] = inputs;
     let exact = inputs.clone().map(|values| values.into_iter().map(f64::from).collect());
-    let (mean, rstd): (Vec<f32>, Vec<f32>) =
-        (0..ROWS).map(|r| forward(spec, &exact, dy, r)).map(|(mean, rstd, _)| (mean as f32, rstd as f32)).unzip();
+    let (mean, rstd): (Vec<f32>, Vec<f32>) = (0..ROWS)
+        .map(|r| forward((spec, activation), &exact, dy, r))
+        .map(|(mean, rstd, _)| (mean as f32, rstd as f32))
+        .unzip();
     let mut gradients = inputs.clone().map(|values| vec![f32::NAN; values.len()]);
     let [dx, dbefore, dafter, dweight, dbias] = &mut gradients;
     let (mut of_dweight, mut of_dbias) = (vec![0.0; ROWS * COLS], vec![0.0; ROWS * COLS]);
+    let pull = |of, z, dgate| Pull { gated: Gated { of, gate: Gate { z, activation } }, dgate: Some(dgate) };
     let mut work = BackwardBlocks {
         rows: BackwardRows {
             call: Call { spec: *spec, dtypes: DTypes::uniform(DType::F32), streaming: false },
-            dy: GateAfter { dy: of(dy), z: of(after), dz: to(dafter) },
+            dy: pull(of(dy), of(after), to(dafter)),
             affine: Vectors {
                 weight: Some(In::from(weight.as_slice()).any()),
                 bias: Some(In::from(bias.as_slice()).any()),
             },
-            x: GateBefore { x: of(x), z: of(before), dz: to(dbefore) },
+            x: pull(of(x), of(before), to(dbefore)),
             mean: Some(&mean),
             rstd: &rstd,
             found: None,
@@ -177,13 +105,19 @@ fn backward(isa: Isa, spec: &NormSpec, inputs: &Inputs, dy: &[f32], is_split: bo
 #[test]
 fn gates_in_both_slots_have_the_gradients_of_their_forward() {
     let (inputs, dy) = (inputs(), values(9, ROWS * COLS));
-    for spec in [NormSpec::rms(ROWS, COLS, 1e-5), NormSpec::layer(ROWS, COLS, 1e-5)] {
-        let gradients = backward(Isa::Portable, &spec, &inputs, &dy, false);
+    // The cast order does not matter to backward.
+    let specs = [
+        (NormSpec::rms(ROWS, COLS, 1e-5), Activation::Silu),
+        (NormSpec::layer(ROWS, COLS, 1e-5).cast_order(CastOrder::BeforeWeight), Activation::Sigmoid),
+    ];
+    for (spec, activation) in specs {
+        let call = (&spec, activation);
+        let gradients = backward(Isa::Portable, call, &inputs, &dy, false);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-            assert!(gradients == backward(isa, &spec, &inputs, &dy, true), "{isa}");
+            assert!(gradients == backward(isa, call, &inputs, &dy, true), "{isa}");
         }
         let exact = inputs.clone().map(|values| values.into_iter().map(f64::from).collect::<Vec<_>>());
-        let loss = |inputs: &[Vec<f64>; 5]| (0..ROWS).map(|r| forward(&spec, inputs, &dy, r).2).sum::<f64>();
+        let loss = |inputs: &[Vec<f64>; 5]| (0..ROWS).map(|r| forward(call, inputs, &dy, r).2).sum::<f64>();
         for (which, gradient) in gradients.iter().enumerate() {
             for (i, &got) in gradient.iter().enumerate() {
                 let moved = |by: f64| {
