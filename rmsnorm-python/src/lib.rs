@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use crate::arrays::run_arrays;
     #[pymodule_export]
-    use crate::torch::{activations, register_torch_operators, torch_schemas};
+    use crate::torch::{register_torch_operators, torch_schemas};
     #[pymodule_export]
     use crate::xla::{xla_handlers, xla_layouts, xla_workspace_len};
 

@@ -43,7 +43,7 @@ struct Arguments<'s> {
     weight_offset: f64,
     cast_before_weight: bool,
     norm: Norm,
-    activation: i64,
+    is_sigmoid: bool,
     gate_before: bool,
     groups: i64,
     needed: [bool; Tensor::COUNT],
@@ -62,7 +62,7 @@ impl<'s> Arguments<'s> {
             weight_offset: 0.0,
             cast_before_weight: false,
             norm: operator.norm,
-            activation: 0,
+            is_sigmoid: false,
             gate_before: false,
             groups: 1,
             needed: [false; Tensor::COUNT],
@@ -86,7 +86,7 @@ impl<'s> Arguments<'s> {
                 // Only the lowest byte of a bool is defined.
                 Parameter::CastBeforeWeight => arguments.cast_before_weight = value as u8 != 0,
                 Parameter::IsLayer => arguments.norm = if value as u8 != 0 { Norm::Layer } else { Norm::Rms },
-                Parameter::Activation => arguments.activation = value.cast_signed(),
+                Parameter::IsSigmoid => arguments.is_sigmoid = value as u8 != 0,
                 Parameter::GateBefore => arguments.gate_before = value as u8 != 0,
                 Parameter::Groups => arguments.groups = value.cast_signed(),
                 Parameter::Need(tensor) => arguments.needed[tensor as usize] = value as u8 != 0,
@@ -118,16 +118,12 @@ impl<'s> Arguments<'s> {
         };
         let spec = spec.cast_order(cast_order).groups(groups.ok_or_else(refuse)?);
         let spec = if operator.adds_to_residual { spec.residual_after() } else { spec };
-        if self.tensor(Tensor::Gate).is_none() {
-            return Ok(spec);
-        }
-        let activation = usize::try_from(self.activation).ok().and_then(|number| Activation::ALL.get(number).copied());
-        let unknown = || Error::InvalidArgument {
-            arg: "activation",
-            rule: format!("expected a number below {}, got {}", Activation::ALL.len(), self.activation),
-        };
-        let activation = activation.ok_or_else(unknown)?;
-        Ok(if self.gate_before { spec.gate_before(activation) } else { spec.gate_after(activation) })
+        let activation = if self.is_sigmoid { Activation::Sigmoid } else { Activation::Silu };
+        Ok(match (self.tensor(Tensor::Gate), self.gate_before) {
+            (None, _) => spec,
+            (Some(_), true) => spec.gate_before(activation),
+            (Some(_), false) => spec.gate_after(activation),
+        })
     }
 
     /// The shape of a tensor in a call whose `x` has these dimensions, as [`shape_of`]: several
@@ -308,12 +304,6 @@ const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8 9 10 11 12);
 #[pyfunction]
 pub(crate) fn torch_schemas() -> Vec<&'static str> {
     SCHEMAS.to_vec()
-}
-
-/// The names of the gates' activations, in the order of their numbers.
-#[pyfunction]
-pub(crate) fn activations() -> Vec<&'static str> {
-    Activation::ALL.map(Activation::name).to_vec()
 }
 
 /// Registers the kernels of the operators for the CPU and CUDA. `libtorch_cpu` and `libtorch_cuda`

@@ -275,8 +275,8 @@ def operator_arguments(is_layer, names, groups):
     """The arguments of `norm`: tensors, and the rest."""
     tensors = make(names)
     x, r, z, before, w, b = map(tensors.get, "xrzZwb")
-    return [x, r, z if before is None else before, w, b], (EPS, 0.5, False, is_layer, ACTIVATIONS.index("silu" if before is None else "sigmoid"),
-                                                         before is not None, groups)
+    return [x, r, z if before is None else before, w, b], \
+        (EPS, 0.5, False, is_layer, before is not None, before is not None, groups)
 
 
 @pytest.mark.parametrize("is_layer, names, groups", [*FORMS, (False, "xwb", 1), (True, "xrwb", 1)])
@@ -461,12 +461,11 @@ def test_every_way_refuses_what_is_wrong(dtype, way, error, text, call):
 
 
 @pytest.mark.parametrize("call, text", [
-    (lambda x, w: OPS.norm(x, x, x, w, None, EPS, 0.0, False, False, 0, True, 1), "gate"),
-    (lambda x, w: OPS.norm(x, None, x, w, None, EPS, 0.0, False, False, 2, False, 1), "activation: expected a number below 2, got 2"),
-    (lambda x, w: OPS.norm(x, None, x, w, None, EPS, 0.0, False, False, 0, False, 3), "groups"),
-    (lambda x, w: OPS.norm(x, None, None, w, None, EPS, 0.0, False, False, 0, False, -2), "groups"),
-    (lambda x, w: OPS.norm(x, None, x.bfloat16(), w, None, EPS, 0.0, False, False, 0, False, 1), "gate: expected elements of f32"),
-    (lambda x, w: OPS.norm(x, None, x[0], w, None, EPS, 0.0, False, False, 0, False, 1), r"gate: expected the shape \[2, 8\], got \[8\]"),
+    (lambda x, w: OPS.norm(x, x, x, w, None, EPS, 0.0, False, False, False, True, 1), "gate"),
+    (lambda x, w: OPS.norm(x, None, x, w, None, EPS, 0.0, False, False, False, False, 3), "groups"),
+    (lambda x, w: OPS.norm(x, None, None, w, None, EPS, 0.0, False, False, False, False, -2), "groups"),
+    (lambda x, w: OPS.norm(x, None, x.bfloat16(), w, None, EPS, 0.0, False, False, False, False, 1), "gate: expected elements of f32"),
+    (lambda x, w: OPS.norm(x, None, x[0], w, None, EPS, 0.0, False, False, False, False, 1), r"gate: expected the shape \[2, 8\], got \[8\]"),
 ])
 def test_operators_refuse_what_is_wrong(call, text):
     with pytest.raises(RuntimeError, match=text):

@@ -144,7 +144,7 @@ def _cases():
             yield "rms_norm_add", (x, residual, weight, of_next, 1e-6, 1.0, False, need_y)
             yield "layer_norm_add", (x, residual, weight, weight, of_next, of_next, 1e-6, need_y)
         for is_layer, groups, gate, before in itertools.product((False, True), (1, 4), (None, x), (False, True)):
-            of_gate = is_layer, 1, before, groups
+            of_gate = is_layer, True, before, groups
             yield "norm", (x, None if gate is not None and before else residual, gate, weight, weight, 1e-6, 0.5, False, *of_gate)
             yield "norm", (x, None, gate, weight, None, 1e-6, 0.5, False, *of_gate)
             own = statistics if groups == 1 else torch.ones(*shape[:-1], groups)

@@ -29,10 +29,10 @@ pub(super) const SCHEMAS: [&str; 13] = [
      bool cast_before_weight, Tensor? scale, int codes_type, int scale_kind) \
      -> (Tensor codes, Tensor scales, Tensor residual_out)",
     "norm(Tensor x, Tensor? residual, Tensor? gate, Tensor? weight, Tensor? bias, float eps, float weight_offset, \
-     bool cast_before_weight, bool is_layer, int activation, bool gate_before, int groups) \
+     bool cast_before_weight, bool is_layer, bool is_sigmoid, bool gate_before, int groups) \
      -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd)",
     "norm_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, \
-     Tensor? dresidual_out, float weight_offset, bool is_layer, int activation, bool gate_before, int groups, \
+     Tensor? dresidual_out, float weight_offset, bool is_layer, bool is_sigmoid, bool gate_before, int groups, \
      bool need_dgate, bool need_dweight, bool need_dbias, bool need_dresidual) \
      -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias, Tensor dresidual)",
 ];
@@ -47,8 +47,8 @@ pub(super) enum Parameter {
     CastBeforeWeight,
     /// Whether it is a layer norm, in an operator of both kinds.
     IsLayer,
-    /// The number of an `Activation`. No effect without a gate.
-    Activation,
+    /// Whether the gate's activation is sigmoid and not silu. No effect without a gate.
+    IsSigmoid,
     /// Whether the gate is before the norm. No effect without a gate.
     GateBefore,
     Groups,
@@ -70,7 +70,7 @@ impl Parameter {
             ("float", "weight_offset") => Parameter::WeightOffset,
             ("bool", "cast_before_weight") => Parameter::CastBeforeWeight,
             ("bool", "is_layer") => Parameter::IsLayer,
-            ("int", "activation") => Parameter::Activation,
+            ("bool", "is_sigmoid") => Parameter::IsSigmoid,
             ("bool", "gate_before") => Parameter::GateBefore,
             ("int", "groups") => Parameter::Groups,
             ("bool", name) => Parameter::Need(Tensor::from_name(name.strip_prefix("need_")?)?),

@@ -22,7 +22,6 @@ from torch.autograd import forward_ad
 
 from .._norm import Form
 from . import fallback
-from .checks import ACTIVATIONS
 from .operators import FORWARD_RESULTS, FORWARD_TENSORS, ROWS, _library, eager_ops, forward, general_gradients, gradients, parameter_names, result_names
 
 # Skips the operators' registered gradients, whose dispatch costs some microseconds a call.
@@ -518,7 +517,7 @@ def _register(name, names):
         if "groups" in given:
             # Also without a gate, since an operator of plain norms may lack an argument.
             form = Form(given["is_layer"], given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"],
-                        activation=ACTIVATIONS[given["activation"]], gate_before=given["gate_before"], groups=given["groups"])
+                        activation="sigmoid" if given["is_sigmoid"] else "silu", gate_before=given["gate_before"], groups=given["groups"])
         else:
             form = Form(is_layer, given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"], name.endswith("_norm_add"),
                         given["need_y"])

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _native
 from .._norm import Form
 
-#: The activations of gates, in the order of their numbers.
-ACTIVATIONS = tuple(_native.activations())
+#: The activations of gates.
+ACTIVATIONS = "silu", "sigmoid"
 _NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
 
@@ -194,9 +193,7 @@ def operands(given):
     groups = given.get("groups", 1)
     if "groups" in given:
         group_width(main.shape[-1:], groups)
-        number = given["activation"]
-        torch._check_value(0 <= number < len(ACTIVATIONS), lambda: f"activation: expected a number below {len(ACTIVATIONS)}, got {number}")
-        pieces(Form(False, 0.0, activation=ACTIVATIONS[number], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
+        pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
     expected = dict.fromkeys(_NAMES[3:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), statistics_shape(main, groups))
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)

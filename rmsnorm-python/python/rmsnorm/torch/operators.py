@@ -123,7 +123,7 @@ def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
 
 def _general_options(form):
     """The options of `norm` and `norm_backward` that other operators do not have."""
-    return form.is_layer, 0 if form.activation is None else checks.ACTIVATIONS.index(form.activation), form.gate_before, form.groups
+    return form.is_layer, form.activation == "sigmoid", form.gate_before, form.groups
 
 
 def general_gradients(ops, form, needs, dy, x, gate, weight, bias, mean, rstd, dh):
