@@ -19,7 +19,8 @@ use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Role, RowGroups, Tensor, TensorSet,
+    Activation, CastOrder, DType, DTypes, Direction, GradReduction, Norm, NormSpec, Role, RowGroups, Slot, Tensor,
+    TensorSet,
 };
 
 pub use self::family::Family;
@@ -137,6 +138,8 @@ pub struct Case {
     pub quant: Option<QuantSpec>,
     /// The number of matrices whose sum is `x`; 1 if `x` is one matrix.
     pub parts: usize,
+    /// The function of the gate; silu if there is no gate.
+    pub activation: Activation,
 }
 
 impl Case {
@@ -159,6 +162,7 @@ impl Case {
             seed: 1,
             quant: None,
             parts: if kind.has_parts() { 2 } else { 1 },
+            activation: Activation::Silu,
         }
     }
 
@@ -174,7 +178,12 @@ impl Case {
     pub fn spec(&self) -> NormSpec {
         let spec = NormSpec::new(self.norm, self.rows, self.cols, self.eps);
         let spec = spec.weight_offset(self.weight_offset).cast_order(self.cast_order);
-        if self.kind.is_after() { spec.residual_after() } else { spec }
+        match self.kind.gate() {
+            Some(Slot::Before) => spec.gate_before(self.activation),
+            Some(Slot::After) => spec.gate_after(self.activation),
+            None if self.kind.is_after() => spec.residual_after(),
+            None => spec,
+        }
     }
 
     /// The same case without the settings that its kind cannot have, so that a call has only one
@@ -186,6 +195,10 @@ impl Case {
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
         let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
         let given = if has_sum { self.present.union(sum) } else { self.present };
+        // A gate before the norm has no residual, and the statistics are of the activations.
+        let of_residual = sum.with(Tensor::DresidualOut).with(Tensor::Dresidual);
+        let is_gated_before = self.kind.gate() == Some(Slot::Before);
+        let given = if is_gated_before { given.difference(of_residual) } else { given };
         let mut present = TensorSet::NONE;
         let ends = self.kind.has_backward();
         if self.kind.has_forward() {
@@ -195,7 +208,7 @@ impl Case {
             };
             let may_be_lost = self.kind.calls == Calls::One && !self.kind.is_after();
             let sum_is_kept = given.has(Tensor::ResidualOut) || !may_be_lost;
-            present = given.intersection(presence::of_norm(self.kind.direction));
+            present = given.intersection(presence::of_norm(self.kind.direction, self.kind.pieces));
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = statistics(present, Tensor::Mean, Tensor::Rstd);
             if !given.has(Tensor::Residual) {
@@ -208,8 +221,14 @@ impl Case {
         } else {
             self.cast_order = CastOrder::AtStore;
         }
+        if is_gated_before {
+            self.dtypes.residual = self.dtypes.activation;
+        }
+        if self.kind.gate().is_none() {
+            self.activation = Activation::Silu;
+        }
         if ends {
-            let mut gradients = given.intersection(presence::of_norm(Direction::Backward));
+            let mut gradients = given.intersection(presence::of_norm(Direction::Backward, self.kind.pieces));
             if self.kind.is_after() && !present.has(Tensor::Y) {
                 // dy is both the gradient of the sum and the residual's gradient.
                 gradients = gradients.without(Tensor::DresidualOut).without(Tensor::Dresidual);
@@ -304,6 +323,9 @@ impl fmt::Display for Case {
         if self.parts > 1 {
             write!(f, ":parts{}", self.parts)?;
         }
+        if self.kind.gate().is_some() {
+            write!(f, ":{}", self.activation.name())?;
+        }
         self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
@@ -368,6 +390,10 @@ fn parse_fields<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Result<Case, 
         layout: field(fields, "the layout", parse_layout)?,
         seed: field(fields, "the seed", |field| parse_after("seed", field))?,
         parts: if kind.has_parts() { field(fields, "the parts", |field| parse_after("parts", field))? } else { 1 },
+        activation: match kind.gate() {
+            Some(_) => field(fields, "the activation", Activation::from_name)?,
+            None => Activation::Silu,
+        },
         quant: kind.is_quantized().then(|| field(fields, "the quantization", quantized::parse)).transpose()?,
         ..plain
     })

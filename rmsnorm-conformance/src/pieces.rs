@@ -1,6 +1,7 @@
 //! The optional pieces of a norm ([`Piece`]), one file each: cases, bad calls, f32 arithmetic,
 //! error bound, gradient and planted bugs. A new piece is a file here and a line in [`math`].
 
+pub(crate) mod gate;
 pub(crate) mod math;
 pub(crate) mod next_norm;
 pub(crate) mod parts;
@@ -25,22 +26,13 @@ struct Math {
     misuse: &'static [Misuse],
     lists: Lists,
     forward: fn(&Call, &mut Tensors<'_, '_>, &mut [ForwardRow]),
+    again: fn(&Call, &Tensors<'_, '_>, &mut [BackwardRow]),
     pull: fn(&Call, &mut Tensors<'_, '_>, &mut [BackwardRow]),
 }
 
 const fn of<P: PieceMath>() -> Math {
-    Math { bugs: P::BUGS, misuse: P::MISUSE, lists: P::LISTS, forward: P::forward, pull: P::pull }
-}
-
-/// A piece that every backend refuses, the simulated one as well.
-struct NoBackend;
-
-impl PieceMath for NoBackend {
-    const BUGS: &'static [Bug] = &[];
-
-    fn forward(_: &Call, _: &mut Tensors<'_, '_>, _: &mut [ForwardRow]) {
-        unreachable!("the call was refused");
-    }
+    let (bugs, misuse, lists) = (P::BUGS, P::MISUSE, P::LISTS);
+    Math { bugs, misuse, lists, forward: P::forward, again: P::again, pull: P::pull }
 }
 
 const fn math(piece: Piece) -> Math {
@@ -50,14 +42,14 @@ const fn math(piece: Piece) -> Math {
         Piece::ResidualAfter => of::<residual_after::ResidualAfter>(),
         Piece::NextNorm => of::<next_norm::NextNorm>(),
         Piece::Quantize => of::<quantize::Quantize>(),
-        // No backend has a gate yet, and no case draws one.
-        Piece::GateBefore | Piece::GateAfter => of::<NoBackend>(),
+        Piece::GateBefore => of::<gate::GateBefore>(),
+        Piece::GateAfter => of::<gate::GateAfter>(),
     }
 }
 
-/// The cases of the pieces, the last piece first, and of gradients as sums.
+/// The cases of the pieces, the last piece first, of gradients as sums, and of gates.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([sums::LISTS])
+    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([sums::LISTS, gate::LISTS])
 }
 
 /// The ways to misuse a piece.
@@ -88,9 +80,17 @@ pub(crate) fn forward(slot: Slot, call: &Call, tensors: &mut Tensors<'_, '_>, ro
     }
 }
 
-/// Takes the gradients back through the pieces, the last piece first.
-pub(crate) fn pull(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [BackwardRow]) {
-    for piece in Piece::ALL.into_iter().rev().filter(|piece| call.problem.pieces().has(*piece)) {
+/// Makes again, in backward, what the norm took.
+pub(crate) fn again(call: &Call, tensors: &Tensors<'_, '_>, rows: &mut [BackwardRow]) {
+    for piece in call.problem.pieces().iter() {
+        (math(piece).again)(call, tensors, rows);
+    }
+}
+
+/// Takes the gradients back through the pieces of a slot, the last piece first.
+pub(crate) fn pull(slot: Slot, call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [BackwardRow]) {
+    let is_there = |piece: &Piece| piece.slot() == slot && call.problem.pieces().has(*piece);
+    for piece in Piece::ALL.into_iter().rev().filter(is_there) {
         (math(piece).pull)(call, tensors, rows);
     }
 }

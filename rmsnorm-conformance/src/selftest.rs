@@ -137,6 +137,9 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     let strided = Layout::Uniform { pad: 3, offset: 1 };
     let (f32, f16, bf16) = (DType::F32, DType::F16, DType::Bf16);
     let trial = |trial, case: Case| Case { trial, ..case };
+    if kind.gate().is_some() {
+        return of_pieces(norm, kind).collect();
+    }
     if kind.is_quantized() {
         return quantized_cases(norm);
     }
@@ -175,12 +178,13 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The small cases of the pieces: of parts, because two are too few for some bugs, and of tensors
+/// The small cases of the pieces: of gates, which have no others; of parts, because two are too few for some bugs, and of tensors
 /// that bring a piece.
 fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
     let is_of = move |case: &Case| {
         let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;
-        is_small && case.norm == norm && case.kind == kind && (kind.has_parts() || Kind::BEFORE.contains(&kind))
+        let has_some = kind.has_parts() || kind.gate().is_some() || Kind::BEFORE.contains(&kind);
+        is_small && case.norm == norm && case.kind == kind && has_some
     };
     pieces::lists().flat_map(|lists| (lists.smoke)()).filter(is_of)
 }

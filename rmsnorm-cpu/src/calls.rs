@@ -39,10 +39,7 @@ macro_rules! norm_backend {
             }
 
             fn prepare_all(&self, problems: &[Problem]) -> Result<(), Error> {
-                problems.iter().try_for_each(|problem| {
-                    problem.require_one_group("cpu")?;
-                    launch::require_partials(problem)
-                })
+                problems.iter().try_for_each(launch::require_supported)
             }
 
             fn launch(&self, call: AnyCall<'_, '_, Self>) -> Result<(), Error> {

@@ -10,14 +10,14 @@ use crate::backend::CpuBackend;
 use crate::caps::Isa;
 use crate::lanes::{Any, In, LANES, Out};
 use crate::plan::{self, Plan};
-use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials, Sums};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, Gradients, Partials, Sums};
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::{AddTo, NextNorm, Store};
 use crate::stages::forward::before::{Parts, Summed};
 use crate::stages::forward::statistics::{OfRow, Statistic};
 use crate::stages::forward::{Rows as ForwardRows, Saved};
-use crate::stages::gate::{Gate, Gated, Pull, Then};
+use crate::stages::gate::Gate;
 use crate::stages::ranks::Found;
 use crate::stages::reduce_partials::PartialRows;
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
@@ -43,7 +43,7 @@ pub(crate) trait SliceBackend: NormBackend {
 
 /// Runs a validated call.
 pub(crate) fn launch<B: SliceBackend>(backend: &CpuBackend, call: AnyCall<'_, '_, B>) -> Result<(), Error> {
-    call.problem().require_one_group("cpu")?;
+    require_supported(call.problem())?;
     match call {
         AnyCall::Forward(call) => forward(backend, call),
         AnyCall::Backward(call) => backward(backend, call),
@@ -63,24 +63,13 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     }
     let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
     let (mut args, tasks, rows) = (call.into_args(), plan.tasks, this.spec.rows);
-    match (gate::<B>(args.gate.take(), &this.spec)?, problem.parts) {
-        (Some((Slot::Before, gate)), _) => {
-            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |of| Gated { of, gate }, |y| y)?;
-            spread(backend, tasks, rows, work, kernel::any);
-        }
-        (Some((Slot::After, gate)), _) => {
-            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |x| x, |then| Then { gate, then })?;
-            spread(backend, tasks, rows, work, kernel::any);
-        }
-        (None, count @ 2..) => {
-            let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count, stride };
-            let work = forward_rows::<B, _, _, _>(this, OfRow, args, parts, |y| y)?;
-            spread(backend, tasks, rows, work, kernel::any);
-        }
-        (None, _) => {
-            let work = forward_rows::<B, _, _, _>(this, OfRow, args, |x| x, |y| y)?;
-            spread(backend, tasks, rows, work, kernel::mix);
-        }
+    let gate = gate::<B>(args.gate.take(), &this.spec)?;
+    let work = forward_rows::<B, _>(this, OfRow, args)?;
+    let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
+    match (gate, problem.groups, problem.parts) {
+        (None, 1, 2..) => spread(backend, tasks, rows, work.with(parts, |y| y), kernel::any),
+        (None, 1, _) => spread(backend, tasks, rows, work, kernel::mix),
+        (gate, _, _) => groups::forward(backend, tasks, work, gate),
     }
     Ok(())
 }
@@ -95,15 +84,12 @@ fn gate<'a, B: SliceBackend>(
     Ok(Some((slot, Gate { z: matrix::<B>(z, spec)?, activation })))
 }
 
-/// The rows of a forward call with the residual added before the norm, and y as the output. `of_x` makes of x what the
-/// residual is added to, `of_y` of y what comes after the norm.
-fn forward_rows<'a, B: SliceBackend, F: Statistic, X, Y>(
+/// The rows of a forward call with the residual added before the norm, and y as the output.
+fn forward_rows<'a, B: SliceBackend, F: Statistic>(
     call: Call,
     statistic: F,
     args: AnyForward<'a, B>,
-    of_x: impl FnOnce(Matrix<'a>) -> X,
-    of_y: impl FnOnce(Store<'a>) -> Y,
-) -> Result<ForwardRows<'a, Summed<'a, X>, Y, F>, Error> {
+) -> Result<ForwardRows<'a, Summed<'a, Matrix<'a>>, Store<'a>, F>, Error> {
     let spec = &call.spec;
     let (x, y) = match (args.x, args.y) {
         (Source::Read(x), Some(y)) => (matrix::<B>(x, spec)?, matrix_mut::<B>(y, spec)?),
@@ -114,10 +100,10 @@ fn forward_rows<'a, B: SliceBackend, F: Statistic, X, Y>(
     let (residual, out) = residual_of::<B>(args.residual, args.residual_out, spec)?;
     Ok(ForwardRows {
         call,
-        before: Summed { x: of_x(x), residual, out },
+        before: Summed { x, residual, out },
         statistic,
         affine: vectors::<B>(args.weight, args.bias)?,
-        after: of_y(Store { y }),
+        after: Store { y },
         saved: saved::<B>(args.mean, args.rstd)?,
     })
 }
@@ -207,11 +193,14 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
     spec
 }
 
-/// Refuses the ways to sum weight gradients that this backend lacks.
+/// Refuses calls that this backend lacks.
 ///
 /// # Errors
-/// `Unsupported` for locks and atomics.
-pub(crate) fn require_partials(problem: &Problem) -> Result<(), Error> {
+/// `Unsupported` for locks and atomics, and for groups of columns with parts or codes.
+pub(crate) fn require_supported(problem: &Problem) -> Result<(), Error> {
+    if problem.parts > 1 || problem.quant.is_some() {
+        problem.require_one_group("cpu")?;
+    }
     match problem.grad_reduction {
         GradReduction::Partials => Ok(()),
         reduction @ (GradReduction::Locks { .. } | GradReduction::Atomics) => {
@@ -234,7 +223,6 @@ fn run_backward<B: SliceBackend>(
     args: AnyBackward<'_, B>,
     found: Option<Found<'_>>,
 ) -> Result<(), Error> {
-    require_partials(problem)?;
     let (plan, len) = (plan_here(backend, problem), plan::workspace_len(problem));
 
     let mut allocated;
@@ -262,8 +250,7 @@ fn run_backward<B: SliceBackend>(
             dy: matrix::<B>(args.dy, spec)?,
             affine: vectors::<B>(args.weight, args.bias)?,
             x: matrix::<B>(args.x, spec)?,
-            mean: args.mean.map(input::<B, f32>).transpose()?,
-            rstd: input::<B, f32>(args.rstd)?,
+            given: given_statistics::<B>(args.mean, args.rstd)?,
             found,
         },
         block_rows: plan.block_rows,
@@ -277,25 +264,23 @@ fn run_backward<B: SliceBackend>(
             dbias: has_dbias.then_some(Sums { sums: &mut *dbias_partials, cols: spec.cols }),
         },
     };
-    let (tasks, blocks) = (plan.tasks, plan.blocks);
-    match gate {
-        None => spread(backend, tasks, blocks, work, kernel::mix),
-        Some((Slot::After, gate)) => {
-            let work = work.with(|of, x| (Pull { gated: Gated { of, gate }, dgate }, x));
-            spread(backend, tasks, blocks, work, kernel::any);
-        }
-        Some((Slot::Before, gate)) => {
-            let work = work.with(|dy, of| (dy, Pull { gated: Gated { of, gate }, dgate }));
-            spread(backend, tasks, blocks, work, kernel::any);
-        }
+    let groups = problem.groups;
+    match (gate, groups) {
+        (None, 1) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
+        (gate, _) => groups::backward(backend, &plan, work, gate, dgate),
     }
-    let reduce =
-        Reduce { backend, tasks: plan.reduce_tasks, accumulates: problem.grad_store == GradStore::Accumulated };
+    let accumulates = problem.grad_store == GradStore::Accumulated;
+    let reduce = Reduce { backend, tasks: plan.reduce_tasks, groups, accumulates };
     reduce.run(dweight_partials, dweight);
     reduce.run(dbias_partials, dbias);
     reduce.run(dweight_partials, dweight_sum.map(Out::any));
     reduce.run(dbias_partials, dbias_sum.map(Out::any));
     Ok(())
+}
+
+/// Converts the statistics that forward stored.
+fn given_statistics<'a, B: SliceBackend>(mean: Option<AnyIn<'a, B>>, rstd: AnyIn<'a, B>) -> Result<Given<'a>, Error> {
+    Ok(Given { mean: mean.map(input::<B, f32>).transpose()?, rstd: input::<B, f32>(rstd)? })
 }
 
 /// The destination of an f32 sum. If the sum is added to it, it must hold values.
@@ -310,19 +295,24 @@ fn sum_of<B: SliceBackend>(view: B::Out<'_, f32>, store: GradStore) -> Result<Ou
 struct Reduce<'b> {
     backend: &'b CpuBackend,
     tasks: usize,
+    groups: usize,
     accumulates: bool,
 }
 
 impl Reduce<'_> {
     fn run(&self, partials: &[f32], gradient: Option<Out<'_, Any>>) {
-        let Some(gradient) = gradient else { return };
-        let cols = gradient.len();
-        // SAFETY:
-        // - contents: `sum_of` has made it of a slice of values if sums are added to it;
-        // - memory: both go into one stage, which keeps no slice of the input while it writes.
-        let held = self.accumulates.then(|| unsafe { gradient.overwritten() });
-        let work = PartialRows { partials, cols, first: 0, gradient, held };
-        spread(self.backend, self.tasks, cols / LANES, work, kernel::any);
+        let Some(mut gradient) = gradient else { return };
+        let (cols, of_group) = (gradient.len() / self.groups, partials.len() / self.groups);
+        for group in 0..self.groups {
+            let gradient = gradient.part(group * cols, cols);
+            // SAFETY:
+            // - contents: `sum_of` has made it of a slice of values if sums are added to it;
+            // - memory: both go into one stage, which keeps no slice of the input while it writes.
+            let held = self.accumulates.then(|| unsafe { gradient.overwritten() });
+            let partials = &partials[group * of_group..][..of_group];
+            let work = PartialRows { partials, cols, first: 0, gradient, held };
+            spread(self.backend, self.tasks, cols / LANES, work, kernel::any);
+        }
     }
 }
 
@@ -430,6 +420,7 @@ fn overwritten<'a, B: SliceBackend>(
 }
 
 mod columns;
+mod groups;
 mod quantized;
 mod scales;
 #[cfg(test)]

@@ -7,7 +7,7 @@ use rmsnorm_spec::{DType, DTypes, Element, NormSpec, bf16};
 
 use self::traced::{Event, Traced, events};
 use crate::lanes::{In, Out};
-use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, Gradients, Partials};
 use crate::stages::copy::CopyRange;
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::Store;
@@ -66,8 +66,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
             dy: of(&dy.0),
             affine: NONE,
             x: of(&x.0),
-            mean: None,
-            rstd: &[1.0; ROWS],
+            given: Given { mean: None, rstd: &[1.0; ROWS] },
             found: None,
         };
         BackwardBlocks {

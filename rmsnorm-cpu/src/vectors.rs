@@ -20,6 +20,7 @@ pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     residual: Option<Rows<&'a [R]>>,
     next_weight: Option<&'a [W]>,
     next_bias: Option<&'a [W]>,
+    gate: Option<Rows<&'a [T]>>,
 }
 
 impl<'a, T: Element> ForwardInputs<'a, T> {
@@ -33,7 +34,8 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// As [`new`](ForwardInputs::new), with separate dtypes for weight and bias (`W`) and the
     /// residual stream (`R`): each the activations' dtype or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
-        ForwardInputs { x: x.into(), weight: None, bias: None, residual: None, next_weight: None, next_bias: None }
+        let (x, weight, bias, residual, next_weight, next_bias) = (x.into(), None, None, None, None, None);
+        ForwardInputs { x, weight, bias, residual, next_weight, next_bias, gate: None }
     }
 
     /// With this weight (cols).
@@ -60,6 +62,11 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// With this bias (cols) of the next norm.
     pub fn next_bias(self, next_bias: &'a [W]) -> Self {
         ForwardInputs { next_bias: Some(next_bias), ..self }
+    }
+
+    /// With this gate (rows, cols), for a [`NormSpec`] with one.
+    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
+        ForwardInputs { gate: Some(gate.into()), ..self }
     }
 }
 
@@ -92,6 +99,8 @@ pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     mean: Option<&'a [f32]>,
     rstd: &'a [f32],
     dresidual_out: Option<Rows<&'a [R]>>,
+    bias: Option<&'a [W]>,
+    gate: Option<Rows<&'a [T]>>,
 }
 
 impl<'a, T: Element> BackwardInputs<'a, T> {
@@ -106,7 +115,8 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
     /// As [`new`](BackwardInputs::new), with separate dtypes for the weight (`W`) and the residual
     /// stream (`R`: `x` and `dresidual_out`): each the activations' dtype or f32.
     pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
-        BackwardInputs { dy: dy.into(), x: x.into(), weight: None, mean: None, rstd, dresidual_out: None }
+        let (dy, x, weight, mean, dresidual_out) = (dy.into(), x.into(), None, None, None);
+        BackwardInputs { dy, x, weight, mean, rstd, dresidual_out, bias: None, gate: None }
     }
 
     /// With the forward pass's weight (cols).
@@ -114,7 +124,17 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
         BackwardInputs { weight: Some(weight), ..self }
     }
 
-    /// With the forward pass's mean (rows).
+    /// With the forward pass's bias (cols), which a gate after the norm needs.
+    pub fn bias(self, bias: &'a [W]) -> Self {
+        BackwardInputs { bias: Some(bias), ..self }
+    }
+
+    /// With the forward pass's gate (rows, cols).
+    pub fn gate(self, gate: impl Into<Rows<&'a [T]>>) -> Self {
+        BackwardInputs { gate: Some(gate.into()), ..self }
+    }
+
+    /// With the forward pass's mean (rows, groups).
     pub fn mean(self, mean: &'a [f32]) -> Self {
         BackwardInputs { mean: Some(mean), ..self }
     }
@@ -137,6 +157,8 @@ pub struct BackwardOutputs<T, W = T, R = T> {
     pub dweight: Vec<W>,
     /// The gradient of `bias` (cols).
     pub dbias: Vec<W>,
+    /// The gradient of `gate` (rows, cols).
+    pub dgate: Vec<T>,
 }
 
 impl CpuBackend {
@@ -198,6 +220,7 @@ impl CpuBackend {
         args.next_bias = inputs.next_bias;
         args.next_mean = next_mean.wanted();
         args.next_rstd = next_rstd.wanted();
+        args.gate = inputs.gate;
         self.uninit().forward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
@@ -215,7 +238,7 @@ impl CpuBackend {
     }
 
     /// As [`backward`](Self::backward), with results in new vectors: `dx`, and those of
-    /// `dresidual`, `dweight` and `dbias` that `wanted` lists. [`forward_vec`](Self::forward_vec)
+    /// `dresidual`, `dweight`, `dbias` and `dgate` that `wanted` lists. [`forward_vec`](Self::forward_vec)
     /// has an example.
     ///
     /// # Errors
@@ -231,6 +254,7 @@ impl CpuBackend {
         let mut dresidual = Output::new(spec, wanted, Tensor::Dresidual)?;
         let mut dweight = Output::new(spec, wanted, Tensor::Dweight)?;
         let mut dbias = Output::new(spec, wanted, Tensor::Dbias)?;
+        let mut dgate = Output::new(spec, wanted, Tensor::Dgate)?;
         let mut args =
             Backward::<UninitBackend, T, W, R>::mixed(inputs.dy, inputs.x, inputs.rstd, Rows::dense(dx.elements()));
         args.weight = inputs.weight;
@@ -239,6 +263,9 @@ impl CpuBackend {
         args.dresidual = dresidual.wanted().map(Rows::dense);
         args.dweight = dweight.wanted();
         args.dbias = dbias.wanted();
+        args.bias = inputs.bias;
+        args.gate = inputs.gate;
+        args.dgate = dgate.wanted().map(Rows::dense);
         self.uninit().backward(spec, args)?;
         // SAFETY:
         // - contents: the call has succeeded, so it has written every element of every output that it was given, and those
@@ -249,6 +276,7 @@ impl CpuBackend {
                 dresidual: dresidual.written(),
                 dweight: dweight.written(),
                 dbias: dbias.written(),
+                dgate: dgate.written(),
             })
         }
     }
@@ -277,12 +305,13 @@ struct Output<E> {
 impl<E: Element> Output<E> {
     /// Room for a tensor, if it is wanted.
     fn new(spec: &NormSpec, wanted: TensorSet, tensor: Tensor) -> Result<Self, Error> {
-        let NormSpec { rows, cols, .. } = *spec;
+        let NormSpec { rows, cols, groups, .. } = *spec;
         let is_wanted = wanted.has(tensor);
         let len = match tensor.shape() {
             _ if !is_wanted => 0,
             TensorShape::Cols => cols,
-            TensorShape::Rows => rows,
+            // Beyond usize, the call refuses groups that do not divide the columns.
+            TensorShape::Rows => rows.saturating_mul(groups.min(cols)),
             TensorShape::One => 1,
             // Scales are never wanted here.
             TensorShape::Matrix

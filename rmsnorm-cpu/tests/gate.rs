@@ -6,7 +6,7 @@ use rmsnorm_conformance::testing::{exact, values};
 use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa, QuantizedForward};
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{Activation, CastOrder, DType, Element, F8E4M3, Norm, NormSpec, Rows, Slot, bf16, f16};
+use rmsnorm_spec::{Activation, CastOrder, DType, Element, F8E4M3, Norm, NormSpec, Rows, Slot, Tensor, bf16, f16};
 
 /// A call without its shape.
 #[derive(Clone, Copy, Debug)]
@@ -248,6 +248,26 @@ fn bits_are_those_of_every_instruction_set_and_place_in_f32() {
 fn bits_are_those_of_every_instruction_set_and_place_in_mixed_dtypes() {
     same_bits::<bf16, f32>();
     same_bits::<f16, f16>();
+}
+
+/// Results in new vectors have the bits of the calls that they replace.
+#[test]
+fn vectors_are_those_of_the_calls() {
+    let shape @ (rows, cols) = (9, 33);
+    let (backend, inputs) =
+        (CpuBackend::with_isa_and_threads(Isa::detect(), 1).unwrap(), Inputs::<f32, f32>::new(shape));
+    for setup in SETUPS.into_iter().filter(|setup| !setup.has_residual()) {
+        let expected = Outputs::of(&backend, &inputs, setup, shape, (0, false));
+        let spec = setup.spec((rows, cols));
+        let given = rmsnorm_cpu::ForwardInputs::new(&inputs.x).weight(&inputs.weight).gate(&inputs.gate);
+        let given = if setup.is_full { given.bias(&inputs.bias) } else { given };
+        let made = backend.forward_vec(&spec, given, &[Tensor::Rstd]).unwrap();
+        assert_eq!((made.y, &made.rstd), (expected.y, &expected.statistics[1]));
+        let given = rmsnorm_cpu::BackwardInputs::new(&inputs.dy, &inputs.x, &made.rstd).weight(&inputs.weight);
+        let given = if setup.norm == Norm::Layer { given.mean(&expected.statistics[0]) } else { given };
+        let made = backend.backward_vec(&spec, given.gate(&inputs.gate), &[Tensor::Dgate, Tensor::Dweight]).unwrap();
+        assert_eq!((made.dx, made.dgate, made.dweight), (expected.dx, expected.dgate, expected.dweight));
+    }
 }
 
 /// Codes of both copies, by scales that are powers of two, are those of the y that forward stores.

@@ -69,10 +69,10 @@ fn is_everyday(case: &Case) -> bool {
 /// Tensors besides x for which every device has bindings.
 const FEW_TENSORS: usize = 7;
 
-/// Whether a case has only the tensors that most cases draw from; for a sum after the norm, any few
-/// tensors.
+/// Whether a case has only the tensors that most cases draw from; for a sum after the norm or a
+/// gate, any few tensors.
 fn has_few_tensors(case: &Case) -> bool {
-    match case.kind.is_after() {
+    match case.kind.is_after() || case.kind.gate().is_some() {
         true => case.present.iter().count() <= FEW_TENSORS && !case.kind.has_backward(),
         false => case.present.difference(ALL_PRESENT).is_empty(),
     }

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs, round_to};
-use rmsnorm_spec::{DType, Direction, Norm, Tensor, TensorShape};
+use rmsnorm_spec::{DType, DTypes, Direction, Norm, Slot, Tensor, TensorShape};
 
 use crate::case::{Case, Family, Kind};
+use crate::judge::gate::Gated;
 use crate::testing::draw;
 
 /// Uniform in (0, 1).
@@ -93,9 +94,32 @@ impl Inputs {
         }
     }
 
+    /// The gate of a call, if it has one.
+    pub fn gated(&self, case: &Case) -> Option<Gated<'_>> {
+        let DTypes { activation, weight, .. } = case.dtypes;
+        let wide = if weight == DType::F32 { DType::F32 } else { activation };
+        Some(Gated { gate: case.spec().gate?, z: self.of(Tensor::Gate), wide })
+    }
+
+    /// `values`, multiplied with the activated gate if the call has one in that slot.
+    fn through(&self, slot: Slot, case: &Case, values: Vec<f64>) -> Vec<f64> {
+        match self.gated(case).filter(|gated| gated.gate.slot == slot) {
+            Some(gated) => reference::gated(gated.gate.activation, &values, gated.z),
+            None => values,
+        }
+    }
+
+    /// The unrounded result of a forward call.
+    fn y(&self, case: &Case) -> Vec<f64> {
+        let x = self.through(Slot::Before, case, self.of(Tensor::X).to_vec());
+        let norm = reference::forward(&case.spec(), &ForwardInputs { x: &x, ..self.forward(case) });
+        self.through(Slot::After, case, norm.y)
+    }
+
     /// With the statistics of the f64 reference, rounded to f32 as a forward pass stores them.
     pub fn with_statistics(self, case: &Case) -> Inputs {
-        let given = ForwardInputs { x: self.of(Tensor::X), residual: None, weight: None, bias: None };
+        let x = self.through(Slot::Before, case, self.of(Tensor::X).to_vec());
+        let given = ForwardInputs { x: &x, residual: None, weight: None, bias: None };
         let forward = reference::forward(&case.spec(), &given);
         let stored = |values: &[f64]| Some(values.iter().map(|&value| round_to(value, DType::F32)).collect());
         self.with(Tensor::Mean, stored(&forward.mean)).with(Tensor::Rstd, stored(&forward.rstd))
@@ -115,7 +139,7 @@ impl Given {
     /// Chosen relative to the largest result: a scale that just fits, saturates many elements, or
     /// leaves almost no bits; an amax that is larger than the result's or is not.
     fn new(case: &Case, quant: &QuantSpec, inputs: &Inputs) -> Given {
-        let y = reference::forward(&case.spec(), &inputs.forward(case)).y;
+        let y = inputs.y(case);
         let largest = y.iter().map(|y| y.abs()).filter(|y| y.is_finite()).fold(0.0, f64::max);
         let choice = draw(u64::from(case.seed), Tensor::Scale, 0) >> 20;
         let factor = [1.0, 1.0, 0.2, 0.01, 60.0, 3000.0][(choice % 6) as usize];
@@ -140,7 +164,8 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     };
     // Mean and rstd are results of forward.
     let read = Direction::Forward.reads().union(Direction::Backward.reads()).intersection(present);
-    let drawn = read.with(Tensor::X).iter().filter(|tensor| tensor.shape() != TensorShape::Rows);
+    let read = read.with(Tensor::X).set(Tensor::Gate, case.kind.gate().is_some());
+    let drawn = read.iter().filter(|tensor| tensor.shape() != TensorShape::Rows);
     let mut inputs = Inputs::default();
     for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, tensor.dtype(case.kind.direction, case.dtypes)?))) {
         let parts = if tensor == Tensor::X { case.parts } else { 1 };
@@ -163,6 +188,7 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
                 let (x, residual) = (inputs.of(Tensor::X), inputs.get(Tensor::Residual));
                 let residual = |i: usize| residual.map_or(0.0, |residual| residual[i]);
                 let added = || x.iter().enumerate().map(|(i, x)| x + residual(i)).collect();
+                let added = || inputs.through(Slot::Before, case, added());
                 (inputs.sum.clone().unwrap_or_else(added), Tensor::Weight)
             }
             (true, false) => (inputs.of(Tensor::X).to_vec(), Tensor::Weight),
@@ -217,6 +243,8 @@ impl Painter<'_> {
             self.weight(tensor, col)
         } else if [Tensor::Bias, Tensor::NextBias].contains(&tensor) {
             self.bias(tensor, col)
+        } else if tensor == Tensor::Gate {
+            self.gate(row, col)
         } else {
             self.normal(tensor, self.at(row, col))
         }
@@ -252,6 +280,42 @@ impl Painter<'_> {
             },
             Family::Subnormal => self.subnormal(dtype, z, col),
             Family::Nonfinite => self.nonfinite(dtype, z, row, col),
+        }
+    }
+
+    /// Mostly where an activation bends; in some families beyond the ends of exp, or so large that
+    /// it is the identity or one.
+    fn gate(&self, row: usize, col: usize) -> f64 {
+        let (i, dtype) = (self.at(row, col), self.case.dtypes.activation);
+        let z = self.normal(Tensor::Gate, i);
+        match self.case.family {
+            Family::Randn | Family::NearEps | Family::CorrDy | Family::Zeros | Family::Outlier => 2.0 * z,
+            Family::Large => 40.0 * z,
+            Family::Shifted => z - 1.25,
+            Family::ShiftedHi => z + 16.0,
+            Family::PosDy => z.abs() + 0.25,
+            Family::Loguni => z * (16.0 * uniform(self.bits(Tensor::Dgate, i)) - 8.0).exp2(),
+            Family::Exact | Family::Codes => self.pick(Tensor::Gate, i, [32.0, 64.0, 128.0]),
+            // A gated x that is constant is nothing but error, less its mean.
+            Family::Const if self.case.kind.gate() == Some(Slot::Before) => 2.0 * z,
+            Family::Const => 0.75,
+            Family::Mixed => match row % 5 {
+                0 => z,
+                1 => 0.0,
+                2 => 3.140_625,
+                3 => 64.0 * z,
+                _ => z / 1024.0,
+            },
+            Family::Subnormal if col % 5 == 1 => self.subnormal(dtype, z, 1),
+            Family::Subnormal => 2.0 * z,
+            // In the row whose x is finite, and whose neighbours' are.
+            Family::Nonfinite if row % 5 == 4 => match col {
+                0 => f64::NAN,
+                1 => f64::INFINITY,
+                2 => f64::NEG_INFINITY,
+                _ => z,
+            },
+            Family::Nonfinite => z,
         }
     }
 

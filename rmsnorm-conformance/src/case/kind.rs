@@ -1,6 +1,8 @@
 //! The calls that a case makes.
 
-use rmsnorm_spec::{Direction, GradStore, Piece, PieceSet, Problem, ResidualPlacement, Tensor};
+use rmsnorm_spec::{Direction, GradStore, Piece, PieceSet, Problem, ResidualPlacement, Slot, Tensor};
+
+use crate::case::presence::{self, GATES};
 
 /// How many calls a case makes, and what they overwrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +78,30 @@ kinds! {
     BACKWARD_SUMS = "backward_sums": Backward [] Sums;
     /// A forward call whose `x` is the sum of several parts, then the backward call of that sum.
     PARTS_END_TO_END = "parts_end_to_end": Forward [Parts] EndToEnd;
+    /// One forward call with a gate after the norm.
+    FORWARD_GATE_AFTER = "forward_gate_after": Forward [GateAfter] One;
+    /// The same in place.
+    FORWARD_GATE_AFTER_IN_PLACE = "forward_gate_after_in_place": Forward [GateAfter] InPlace;
+    /// One backward call with a gate after the norm.
+    BACKWARD_GATE_AFTER = "backward_gate_after": Backward [GateAfter] One;
+    /// A forward call with a gate after the norm, then its backward call.
+    GATE_AFTER_END_TO_END = "gate_after_end_to_end": Forward [GateAfter] EndToEnd;
+    /// As `BACKWARD_SUMS`, with a gate after the norm.
+    BACKWARD_GATE_AFTER_SUMS = "backward_gate_after_sums": Backward [GateAfter] Sums;
+    /// One forward call with a gate after the norm and a quantized result.
+    QUANTIZED_FORWARD_GATE_AFTER = "quantized_forward_gate_after": QuantizedForward [GateAfter Quantize] One;
+    /// One forward call with a gate before the norm.
+    FORWARD_GATE_BEFORE = "forward_gate_before": Forward [GateBefore] One;
+    /// The same in place.
+    FORWARD_GATE_BEFORE_IN_PLACE = "forward_gate_before_in_place": Forward [GateBefore] InPlace;
+    /// One backward call with a gate before the norm.
+    BACKWARD_GATE_BEFORE = "backward_gate_before": Backward [GateBefore] One;
+    /// A forward call with a gate before the norm, then its backward call.
+    GATE_BEFORE_END_TO_END = "gate_before_end_to_end": Forward [GateBefore] EndToEnd;
+    /// As `BACKWARD_SUMS`, with a gate before the norm.
+    BACKWARD_GATE_BEFORE_SUMS = "backward_gate_before_sums": Backward [GateBefore] Sums;
+    /// One forward call with a gate before the norm and a quantized result.
+    QUANTIZED_FORWARD_GATE_BEFORE = "quantized_forward_gate_before": QuantizedForward [GateBefore Quantize] One;
 }
 
 impl Kind {
@@ -111,10 +137,11 @@ impl Kind {
         let is_after = matches!(problem.residual_placement, ResidualPlacement::After);
         // Optional tensors bring the other pieces.
         let of_kinds = Kind::ALL.into_iter().fold(PieceSet::NONE, |pieces, kind| pieces.union(kind.pieces));
+        let gates = problem.pieces().intersection(GATES);
         let (pieces, calls) = match (problem.direction, problem.grad_store) {
             // Backward is the same call wherever forward adds the residual.
-            (Direction::Backward, GradStore::Rounded) => (PieceSet::NONE, Calls::One),
-            (Direction::Backward, GradStore::Sum | GradStore::Accumulated) => (PieceSet::NONE, Calls::Sums),
+            (Direction::Backward, GradStore::Rounded) => (gates, Calls::One),
+            (Direction::Backward, GradStore::Sum | GradStore::Accumulated) => (gates, Calls::Sums),
             (Direction::Forward | Direction::QuantizedForward, _) => {
                 let overwrites = if is_after { !problem.has(Tensor::Residual) } else { problem.tensors.is_in_place() };
                 let is_in_place = overwrites && problem.direction == Direction::Forward;
@@ -130,6 +157,22 @@ impl Kind {
         match self.calls {
             Calls::EndToEnd => Kind { calls: Calls::One, ..self },
             Calls::One | Calls::InPlace | Calls::Sums => self,
+        }
+    }
+
+    /// The kind of a single backward call of its norm.
+    pub(crate) const fn backward(self) -> Kind {
+        Kind { direction: Direction::Backward, pieces: self.pieces.intersection(GATES), calls: Calls::One }
+    }
+
+    /// The place of the gate, if there is one.
+    pub(crate) const fn gate(self) -> Option<Slot> {
+        if self.pieces.has(Piece::GateBefore) {
+            Some(Slot::Before)
+        } else if self.pieces.has(Piece::GateAfter) {
+            Some(Slot::After)
+        } else {
+            None
         }
     }
 
@@ -160,7 +203,7 @@ impl Kind {
     pub(crate) fn has(self, tensor: Tensor) -> bool {
         let is_over_x = tensor == Tensor::Y && self.overwrites_x();
         let is_over_residual = tensor == Tensor::ResidualOut && self.calls == Calls::InPlace;
-        tensor.access(self.direction).is_some() && !is_over_x && !is_over_residual
+        presence::of_call(self.direction, self.pieces).has(tensor) && !is_over_x && !is_over_residual
     }
 
     /// Whether `y` overwrites `x`.

@@ -4,10 +4,10 @@
 //! An id has a tensor without a letter by its name, after a plus: a new tensor needs nothing here.
 
 use rmsnorm_spec::Tensor::{
-    Amax, Bias, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, NextBias, NextMean,
-    NextRstd, NextWeight, Residual, ResidualOut, Rstd, Weight, Workspace, X, Y,
+    Amax, Bias, CodesColumnwise, CodesT, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Gate, Mean, NextBias,
+    NextMean, NextRstd, NextWeight, Residual, ResidualOut, Rstd, Weight, Workspace, X, Y,
 };
-use rmsnorm_spec::{Direction, Piece, Tensor, TensorSet};
+use rmsnorm_spec::{Direction, Piece, PieceSet, Tensor, TensorSet};
 
 /// The letters of tensors in an id. Most are drawn in this order.
 const LETTERS: &str = "wbromsdWBkRytacvuMS";
@@ -41,16 +41,22 @@ pub(crate) fn drawn() -> impl Iterator<Item = Tensor> {
     LETTERED[0].iter().copied().filter(|tensor| ALL_PRESENT.has(*tensor))
 }
 
-/// The optional tensors of a call, except those of a next norm and of a quantized result.
-pub(crate) fn of_norm(direction: Direction) -> TensorSet {
-    let others = NEXT.union(Piece::Quantize.tensors(direction)).union(TensorSet::of(&[X, Y, Dy, Dx]));
-    ungated(direction).difference(others)
+/// The optional tensors of a call of a kind with these pieces, except those of a next norm and of a quantized result.
+pub(crate) fn of_norm(direction: Direction, pieces: PieceSet) -> TensorSet {
+    let others = NEXT.union(Piece::Quantize.tensors(direction)).union(TensorSet::of(&[X, Y, Dy, Dx, Gate]));
+    of_call(direction, pieces).difference(others)
 }
 
-/// The tensors that a call without a gate may have.
-pub(crate) const fn ungated(direction: Direction) -> TensorSet {
-    let of_gates = Piece::GateBefore.tensors(direction).union(Piece::GateAfter.tensors(direction));
-    direction.reads().union(direction.writes()).difference(of_gates)
+/// The pieces that forward and backward have.
+pub(crate) const GATES: PieceSet = PieceSet::of(&[Piece::GateBefore, Piece::GateAfter]);
+
+/// The tensors that a call of a kind with these pieces may have: those of a gate only if it is one
+/// of them, and no residual beside a gate before the norm.
+pub(crate) fn of_call(direction: Direction, pieces: PieceSet) -> TensorSet {
+    let of = |pieces: PieceSet| pieces.iter().fold(TensorSet::NONE, |set, piece| set.union(piece.tensors(direction)));
+    let all = direction.reads().union(direction.writes()).difference(of(GATES));
+    let without = if pieces.has(Piece::GateBefore) { PieceSet::of(&[Piece::Residual]) } else { PieceSet::NONE };
+    all.difference(of(without)).union(of(pieces.intersection(GATES)))
 }
 
 /// Every set of these tensors.

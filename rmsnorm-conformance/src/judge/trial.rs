@@ -7,7 +7,7 @@
 
 use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 use rmsnorm_spec::reference::ForwardInputs;
-use rmsnorm_spec::{Direction, Tensor};
+use rmsnorm_spec::{Direction, Slot, Tensor};
 
 use crate::Arithmetic;
 use crate::case::Case;
@@ -72,7 +72,9 @@ fn run_and_judge(
     let is_exact = case.kind.calls == Calls::EndToEnd && !case.kind.is_after();
     if let (Some(truth), Some(Step { case, inputs, outputs, .. })) = (forward.filter(|_| is_exact), steps.last()) {
         let ForwardTruth { outputs: exact, bounds, .. } = truth;
-        let inputs = inputs.clone().with(Tensor::X, Some(exact.h)).with(Tensor::Mean, Some(exact.mean));
+        // Backward reads h, or makes it again of x and the gate.
+        let x = if case.kind.gate() == Some(Slot::Before) { inputs.of(Tensor::X).to_vec() } else { exact.h };
+        let inputs = inputs.clone().with(Tensor::X, Some(x)).with(Tensor::Mean, Some(exact.mean));
         let inputs = inputs.with(Tensor::Rstd, Some(exact.rstd));
         judged.add_backward(case, &inputs, Statistics::Computed(&bounds), outputs, model);
     }
@@ -118,7 +120,7 @@ fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model
         let given = ForwardInputs { x: sum, residual: None, ..given };
         return ForwardTruth::of_sum(&case.spec(), given, (case.dtypes.activation, case.dtypes.residual), model);
     }
-    ForwardTruth::new(&case.spec(), given, case.dtypes.activation, observed, model)
+    ForwardTruth::gated(&case.spec(), given, inputs.gated(case), case.dtypes.activation, observed, model)
 }
 
 /// The verdicts on a case so far.
@@ -190,7 +192,10 @@ impl Judged<'_> {
         stored: &Outputs,
         model: Model<'_>,
     ) {
-        let truth = BackwardTruth::new(&case.spec(), &inputs.backward(), statistics, case.grad_reduction, model);
+        let bias = inputs.get(Tensor::Bias).filter(|_| case.kind.gate() == Some(Slot::After));
+        let gated = inputs.gated(case).map(|gated| (gated, bias));
+        let spec = case.spec();
+        let truth = BackwardTruth::gated(&spec, &inputs.backward(), gated, statistics, case.grad_reduction, model);
         let truth = truth.added_to(inputs.of(Tensor::Dweight), inputs.of(Tensor::Dbias));
         for tensor in BackwardTruth::OUTPUTS {
             self.add(tensor, stored, |got| truth.judge_bits(tensor, got));

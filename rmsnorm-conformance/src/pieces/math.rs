@@ -36,8 +36,14 @@ pub(crate) trait PieceMath {
         value
     }
 
+    /// Makes again, in backward, what the norm took, if backward reads something else.
+    fn again(call: &Call, tensors: &Tensors<'_, '_>, rows: &mut [BackwardRow]) {
+        let _ = (call, tensors, rows);
+    }
+
     /// Takes the gradients of every row back through the piece, with the planted bug, and stores
-    /// the gradients of its inputs.
+    /// the gradients of its inputs. A piece of [`Slot::After`](rmsnorm_spec::Slot::After) changes
+    /// `dy`, before the norm's own gradients; a piece of `Before` changes `dx`.
     fn pull(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [BackwardRow]) {
         let _ = (call, tensors, rows);
     }

@@ -138,8 +138,8 @@ pub(crate) fn call(
     let problem = problem(case, direction, inputs);
     let is_sum = problem.grad_store != GradStore::Rounded;
     let kind = match direction {
-        Direction::Backward if is_sum => Kind::BACKWARD_SUMS,
-        Direction::Backward => Kind::BACKWARD,
+        Direction::Backward if is_sum => Kind { calls: Calls::Sums, ..case.kind.backward() },
+        Direction::Backward => case.kind.backward(),
         Direction::Forward | Direction::QuantizedForward => case.kind.first(),
     };
     let parts = if kind.has_parts() { case.parts } else { 1 };
@@ -176,7 +176,8 @@ pub(crate) fn call(
 
 /// The problem of a case's call, with nothing overwritten.
 fn problem(case: &Case, direction: Direction, inputs: &Inputs) -> Problem {
-    let present = case.present.intersection(presence::ungated(direction));
+    let present = case.present.intersection(presence::of_call(direction, case.kind.pieces));
+    let present = present.set(Tensor::Gate, case.kind.gate().is_some());
     let (norm, rows, cols, dtype) = (case.norm, case.rows, case.cols, case.dtypes.activation);
     let problem = match (direction, case.quant) {
         (Direction::QuantizedForward, Some(quant)) => {
@@ -195,6 +196,7 @@ fn problem(case: &Case, direction: Direction, inputs: &Inputs) -> Problem {
         dtypes: case.dtypes,
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
+        gate: case.spec().gate,
         grad_reduction: case.grad_reduction,
         grad_store: match (case.kind.calls, is_held) {
             (Calls::Sums, true) => GradStore::Accumulated,

@@ -35,9 +35,11 @@ const OF_ALL: [Misuse; 10] = [
 const OF_BACKWARD: &[Misuse] = &[
     ("no_lock_groups", Refusal::Invalid("grad_reduction"), |call| call.reduction = GradReduction::Locks { groups: 0 }),
     ("no_mean", Refusal::Missing("mean"), |call| call.lose(Tensor::Mean)),
-    // If the residual is added after the norm, its gradient is dy.
-    ("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), GoodCall::add_after),
 ];
+
+/// If the residual is added after the norm, its gradient is dy.
+const OF_DRESIDUAL: &[Misuse] =
+    &[("dresidual_out_of_a_sum_after", Refusal::Unexpected("dresidual_out"), GoodCall::add_after)];
 
 const OF_RESIDUAL: &[Misuse] = &[("residual_out_without_residual", Refusal::Unexpected("residual_out"), |call| {
     call.lose(Tensor::Residual);
@@ -67,13 +69,15 @@ pub(crate) fn bad_calls(device: &dyn Device) -> Vec<BadCall> {
             Calls::One if !kind.is_after() => OF_RESIDUAL,
             Calls::One | Calls::InPlace | Calls::EndToEnd | Calls::Sums => &[],
         };
+        let of_gradients = if kind.has_forward() || kind.gate().is_some() { &[][..] } else { OF_DRESIDUAL };
         let of_pieces = kind.pieces.iter().flat_map(pieces::misuse);
-        // A tensor that the call has not cannot be missed.
-        let is_missed = |refusal| {
+        // A tensor that the call has not can be neither missed nor unexpected.
+        let is_there = |refusal| {
             let is_of = |arg| good.call.tensors.iter().any(|tensor| tensor.name.name() == arg);
-            if let Refusal::Missing(arg) = refusal { is_of(arg) } else { true }
+            if let Refusal::Missing(arg) | Refusal::Unexpected(arg) = refusal { is_of(arg) } else { true }
         };
-        let listed = OF_ALL.iter().chain(of_direction).chain(of_pieces).filter(|(_, refusal, _)| is_missed(*refusal));
+        let of_kind = of_direction.iter().chain(of_gradients).chain(of_pieces);
+        let listed = OF_ALL.iter().chain(of_kind).filter(|(_, refusal, _)| is_there(*refusal));
         let listed = listed.map(|(what, refusal, falsify)| BadCall::new(kind, what, *refusal, *falsify));
         let sizes = good.call.tensors.iter().flat_map(|tensor| {
             let falsified = OF_TENSOR.into_iter().filter(|(what, ..)| match *what {
@@ -166,7 +170,7 @@ mod tests {
     fn bad_calls_fail_a_backend_that_writes_before_it_refuses() {
         let answer = || Ok(Err(Error::EmptyRow));
         let passed = |touches| statuses(&Stub { answer, touches }).iter().filter(|s| **s == Status::Pass).count();
-        assert_eq!(passed(None), 8);
+        assert_eq!(passed(None), 18);
         assert_eq!(passed(Some(Tensor::Rstd)), 0);
     }
 
@@ -195,7 +199,7 @@ mod tests {
         // Each kind has one invalid call without columns, for which `EmptyRow` is the right answer.
         assert_eq!(touched(Some(Tensor::X)), 0);
         for (slot, stages_without) in
-            [(Tensor::Weight, 0), (Tensor::Bias, 2), (Tensor::Y, 3), (Tensor::Dy, 6), (Tensor::Workspace, 6)]
+            [(Tensor::Weight, 0), (Tensor::Bias, 4), (Tensor::Y, 9), (Tensor::Dy, 12), (Tensor::Workspace, 12)]
         {
             assert_eq!(touched(Some(slot)), stages_without, "{slot:?}");
         }

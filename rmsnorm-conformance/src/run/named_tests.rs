@@ -111,7 +111,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let context = Context { device, arithmetic: &arithmetic };
     let (mut executed, mut other, mut failed) = (0, Vec::new(), Vec::new());
     // A backend may lack whole operations: quantization, sums after the norm, sums of parts,
-    // gradients as f32 sums.
+    // gradients as f32 sums, gates.
     let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
@@ -198,6 +198,18 @@ macro_rules! conformance {
             AFTER_END_TO_END after_end_to_end;
             FORWARD_PARTS forward_parts;
             BACKWARD_SUMS backward_sums;
+            FORWARD_GATE_AFTER forward_gate_after;
+            FORWARD_GATE_AFTER_IN_PLACE forward_gate_after_in_place;
+            BACKWARD_GATE_AFTER backward_gate_after;
+            GATE_AFTER_END_TO_END gate_after_end_to_end;
+            BACKWARD_GATE_AFTER_SUMS backward_gate_after_sums;
+            QUANTIZED_FORWARD_GATE_AFTER quantized_forward_gate_after;
+            FORWARD_GATE_BEFORE forward_gate_before;
+            FORWARD_GATE_BEFORE_IN_PLACE forward_gate_before_in_place;
+            BACKWARD_GATE_BEFORE backward_gate_before;
+            GATE_BEFORE_END_TO_END gate_before_end_to_end;
+            BACKWARD_GATE_BEFORE_SUMS backward_gate_before_sums;
+            QUANTIZED_FORWARD_GATE_BEFORE quantized_forward_gate_before;
         }
     };
     (@norms $($norm:ident $determinism:ident $metamorphic:ident;)*) => {

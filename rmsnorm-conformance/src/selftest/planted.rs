@@ -10,9 +10,9 @@
 
 use std::fmt;
 
-use rmsnorm_spec::{Direction, Norm, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{Norm, Tensor, TensorShape};
 
-use crate::case::{Kind, presence};
+use crate::case::Kind;
 
 /// A planted bug.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ pub(crate) trait BugList: Copy + 'static {
 
 /// The norms and the kinds of calls in which a bug can show.
 pub(crate) mod scope {
-    use rmsnorm_spec::{Direction, Norm};
+    use rmsnorm_spec::{Direction, Norm, Slot};
 
     use crate::case::Kind;
     use crate::case::kind::Calls;
@@ -79,30 +79,40 @@ pub(crate) mod scope {
 
     type Kinds = fn(Kind) -> bool;
 
-    pub(crate) const EVERY_STAGE: Kinds = |_| true;
+    /// Kinds without a gate; kinds with one have bugs of their own.
+    pub(crate) const EVERY_STAGE: Kinds = |kind| kind.gate().is_none();
     /// All kinds with float results.
-    pub(crate) const EVERY: Kinds = |kind| kind.direction != Direction::QuantizedForward;
-    pub(crate) const EVERY_FORWARD: Kinds = Kind::has_forward;
+    pub(crate) const FLOATS: Kinds = |kind| kind.direction != Direction::QuantizedForward;
+    pub(crate) const EVERY: Kinds = |kind| FLOATS(kind) && EVERY_STAGE(kind);
+    pub(crate) const EVERY_FORWARD: Kinds = |kind| kind.has_forward() && EVERY_STAGE(kind);
     /// All forward kinds with float results.
-    pub(crate) const FORWARD: Kinds = |kind| kind.direction == Direction::Forward;
+    pub(crate) const FORWARD: Kinds = |kind| kind.direction == Direction::Forward && EVERY_STAGE(kind);
     /// Kinds that add a residual before the norm.
     pub(crate) const BEFORE: Kinds = |kind| FORWARD(kind) && kind.pieces.is_empty();
     pub(crate) const EVERY_BEFORE: Kinds = |kind| BEFORE(kind) || CODES(kind);
     /// Kinds with a separate y.
     pub(crate) const OUT_OF_PLACE: Kinds = |kind| FORWARD(kind) && !kind.overwrites_x();
-    pub(crate) const IN_PLACE: Kinds = Kind::overwrites_x;
+    pub(crate) const IN_PLACE: Kinds = |kind| kind.overwrites_x() && EVERY_STAGE(kind);
     /// Kinds that add the residual after the norm.
     pub(crate) const AFTER: Kinds = Kind::is_after;
     pub(crate) const BACKWARD: Kinds = |kind| kind == Kind::BACKWARD;
     /// Kinds whose matrix output is not an input.
     pub(crate) const OWN_OUTPUT: Kinds = |kind| OUT_OF_PLACE(kind) || BACKWARD(kind);
-    pub(crate) const CODES: Kinds = Kind::is_quantized;
+    pub(crate) const CODES: Kinds = |kind| kind.is_quantized() && EVERY_STAGE(kind);
     /// Kinds with a sum of parts.
     pub(crate) const PARTS: Kinds = Kind::has_parts;
     /// Kinds with gradients as f32 sums.
-    pub(crate) const SUMS: Kinds = |kind| kind.calls == Calls::Sums;
+    pub(crate) const SUMS: Kinds = |kind| kind.calls == Calls::Sums && EVERY_STAGE(kind);
+    pub(crate) const GATED: Kinds = |kind| kind.gate().is_some();
+    pub(crate) const GATED_FORWARD: Kinds = |kind| kind.has_forward() && GATED(kind);
+    pub(crate) const GATED_BACKWARD: Kinds = |kind| !kind.has_forward() && GATED(kind);
+    /// Forward kinds with a gate after the norm.
+    pub(crate) const GATE_AFTER: Kinds = |kind| GATED_FORWARD(kind) && kind.gate() == Some(Slot::After);
+    pub(crate) const GATE_BEFORE: Kinds = |kind| GATED_FORWARD(kind) && kind.gate() == Some(Slot::Before);
+    pub(crate) const BACKWARD_AFTER: Kinds = |kind| GATED_BACKWARD(kind) && kind.gate() == Some(Slot::After);
+    pub(crate) const BACKWARD_BEFORE: Kinds = |kind| GATED_BACKWARD(kind) && kind.gate() == Some(Slot::Before);
     // Cases with a sum of parts have no groups of rows.
-    pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| EVERY(kind) && !PARTS(kind);
+    pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| FLOATS(kind) && !PARTS(kind);
 }
 
 /// Declares a list of bugs: variant, name, norms, kinds, description.
@@ -137,7 +147,7 @@ pub(crate) use bugs;
 bugs! {
     /// The bugs of each matrix of floats.
     StrideBug:
-    Strides "stride_ignored" BOTH EVERY "the row stride of the tensor is ignored";
+    Strides "stride_ignored" BOTH FLOATS "the row stride of the tensor is ignored";
     Groups "groups_ignored" BOTH EVERY_WITH_GROUPS "the group stride of the tensor is ignored";
 }
 
@@ -146,8 +156,7 @@ impl StrideBug {
     pub(crate) fn of_tensors() -> impl Iterator<Item = Bug> {
         let is_float = |tensor: &Tensor| tensor.shape() == TensorShape::Matrix && *tensor != Tensor::Codes;
         let of_tensor = |tensor| StrideBug::BUGS.iter().map(move |bug| Bug { tensor: Some(tensor), ..*bug });
-        let tensors = Direction::ALL.map(presence::ungated).into_iter().fold(TensorSet::NONE, TensorSet::union);
-        tensors.iter().filter(is_float).flat_map(of_tensor)
+        Tensor::ALL.into_iter().filter(is_float).flat_map(of_tensor)
     }
 }
 

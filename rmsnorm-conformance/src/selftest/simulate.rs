@@ -22,9 +22,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rmsnorm_spec::{
-    AnyCall, AnyElement, Direction, Error, NormBackend, Piece, PieceSet, Problem, Rows, Span, Tensor, Visitor,
-};
+use rmsnorm_spec::{AnyCall, AnyElement, Direction, Error, NormBackend, Problem, Rows, Span, Tensor, Visitor};
 
 use self::call::{Call, rows_per_block};
 use self::gradients::workspace_len;
@@ -99,8 +97,6 @@ impl NormBackend for SimulatedBackend {
             | AnyCall::PartialBackwardStatistics(_)
             | AnyCall::BackwardWithStatistics(_) => return Err(checked.unsupported(self.name())),
         }
-        let pieces = PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter);
-        checked.problem().require_pieces(self.name(), pieces)?;
         checked.problem().require_one_group(self.name())?;
         let of_call = (checked.spec(), checked.problem(), checked.part_stride());
         let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);

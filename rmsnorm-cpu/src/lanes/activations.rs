@@ -26,10 +26,7 @@ fn exp<S: Simd>(x: S::Lanes) -> S::Lanes {
         tail = S::add(S::mul(tail, r), S::splat(*coefficient));
     }
     let power = S::add(S::splat(1.0), S::add(r, S::mul(S::mul(r, r), tail)));
-    // In two steps, because 2^n itself may be too large or too small for an f32. Only the second
-    // one may round.
-    let half = rounded::<S>(times::<S>(n, 0.5));
-    S::mul(S::mul(power, S::power_of_two(half)), S::power_of_two(S::sub(n, half)))
+    S::scale(power, n)
 }
 
 /// Not a closure, because that is compiled without the instruction set.
@@ -49,7 +46,7 @@ fn rounded<S: Simd>(values: S::Lanes) -> S::Lanes {
 fn sigmoids<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
     let one = S::splat(1.0);
     // Of -|z|, so that nothing overflows and small results keep their digits.
-    let small = exp::<S>(S::select_negative(z, z, S::sub(S::splat(0.0), z)));
+    let small = exp::<S>(S::negative(z));
     let sum = S::add(one, small);
     [S::div(S::select_negative(z, small, one), sum), S::div(S::select_negative(z, one, small), sum)]
 }

@@ -54,13 +54,25 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+    fn scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
         each_register!(i => unsafe {
-            let biased = _mm256_add_ps(exponents[i], _mm256_set1_ps(MAGIC + 127.0));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(biased)))
+            // In two steps, because the power may be too large or too small for an f32. Only the second one may round.
+            let (magic, bias) = (_mm256_set1_ps(MAGIC), _mm256_set1_ps(MAGIC + 127.0));
+            let half = _mm256_sub_ps(_mm256_add_ps(_mm256_mul_ps(exponents[i], _mm256_set1_ps(0.5)), magic), magic);
+            let rest = _mm256_sub_ps(exponents[i], half);
+            let first = _mm256_slli_epi32::<23>(_mm256_castps_si256(_mm256_add_ps(half, bias)));
+            let second = _mm256_slli_epi32::<23>(_mm256_castps_si256(_mm256_add_ps(rest, bias)));
+            _mm256_mul_ps(_mm256_mul_ps(values[i], _mm256_castsi256_ps(first)), _mm256_castsi256_ps(second))
         })
+    }
+
+    #[inline(always)]
+    fn negative(values: Self::Lanes) -> Self::Lanes {
+        // SAFETY:
+        // - feature: see the module.
+        each_register!(i => unsafe { _mm256_or_ps(values[i], _mm256_set1_ps(-0.0)) })
     }
 
     #[inline(always)]

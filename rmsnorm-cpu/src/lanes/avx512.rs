@@ -5,7 +5,6 @@
 
 use std::arch::x86_64::*;
 
-use super::activations::MAGIC;
 use super::avx2::{Avx2, fold_register};
 use super::codes::NAN;
 use super::{Float8, Group, LANES, Simd, each_of, lane_by_lane};
@@ -42,6 +41,7 @@ impl Simd for Avx512 {
         sub = _mm512_sub_ps;
         mul = _mm512_mul_ps;
         div = _mm512_div_ps;
+        scale = _mm512_scalef_ps;
     }
 
     #[inline(always)]
@@ -55,13 +55,10 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
+    fn negative(values: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.
-        each_register!(i => unsafe {
-            let biased = _mm512_add_ps(exponents[i], _mm512_set1_ps(MAGIC + 127.0));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(biased)))
-        })
+        each_register!(i => unsafe { _mm512_or_ps(values[i], _mm512_set1_ps(-0.0)) })
     }
 
     #[inline(always)]

@@ -44,8 +44,18 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn power_of_two(exponents: Self::Lanes) -> Self::Lanes {
-        exponents.map(|exponent| f32::from_bits((exponent + (MAGIC + 127.0)).to_bits() << 23))
+    fn scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes {
+        let power = |exponent: f32| f32::from_bits((exponent + (MAGIC + 127.0)).to_bits() << 23);
+        // In two steps, because the power may be too large or too small for an f32. Only the second one may round.
+        map2(&values, &exponents, |value, exponent| {
+            let half = (exponent * 0.5 + MAGIC) - MAGIC;
+            (value * power(half)) * power(exponent - half)
+        })
+    }
+
+    #[inline(always)]
+    fn negative(values: Self::Lanes) -> Self::Lanes {
+        values.map(|value| f32::from_bits(value.to_bits() | 1 << 31))
     }
 
     #[inline(always)]

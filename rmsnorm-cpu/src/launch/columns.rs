@@ -5,7 +5,10 @@ use rmsnorm_spec::{
     Untyped, WithStatistics,
 };
 
-use super::{SliceBackend, call_and_plan, forward_rows, input, matrix, out, run_backward, spec_of, spread, vectors};
+use super::{
+    SliceBackend, call_and_plan, forward_rows, given_statistics, input, matrix, out, run_backward, spec_of, spread,
+    vectors,
+};
 use crate::backend::CpuBackend;
 use crate::kernel;
 use crate::stages::backward::BackwardRows;
@@ -36,13 +39,7 @@ pub(super) fn forward_with_statistics<B: SliceBackend>(
 ) -> Result<(), Error> {
     let (this, plan) = call_and_plan(backend, &call);
     let (args, found) = given(call)?;
-    spread(
-        backend,
-        plan.tasks,
-        this.spec.rows,
-        forward_rows::<B, _, _, _>(this, found, args, |x| x, |y| y)?,
-        kernel::any,
-    );
+    spread(backend, plan.tasks, this.spec.rows, forward_rows::<B, _>(this, found, args)?, kernel::any);
     Ok(())
 }
 
@@ -57,8 +54,7 @@ pub(super) fn partial_backward_statistics<B: SliceBackend>(
         dy: matrix::<B>(args.dy, &this.spec)?,
         affine: vectors::<B>(args.weight, None)?,
         x: matrix::<B>(args.x, &this.spec)?,
-        mean: args.mean.map(input::<B, f32>).transpose()?,
-        rstd: input::<B, f32>(args.rstd)?,
+        given: given_statistics::<B>(args.mean, args.rstd)?,
         found: None,
     };
     let sums = numbers_of::<B>(args.statistics, this.spec.norm.statistics_len(Direction::Backward))?;

@@ -215,8 +215,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
         dy: Matrix { data: In::from(dy.as_slice()).any(), rows: RowStarts::strided(dy_stride) },
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
         x: Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) },
-        mean: is_layer.then_some(mean.as_slice()),
-        rstd: &rstd,
+        given: Given { mean: is_layer.then_some(mean.as_slice()), rstd: &rstd },
         found: None,
     };
     let arriving = Matrix { data: In::from(arriving.as_slice()).any(), rows: RowStarts::strided(arriving_stride) };

@@ -64,7 +64,8 @@ impl Simd for Traced {
         mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
         div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
         clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes;
-        power_of_two(exponents: Self::Lanes) -> Self::Lanes;
+        scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes;
+        negative(values: Self::Lanes) -> Self::Lanes;
         select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes;
         max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;
         fold_max(magnitudes: Self::Lanes) -> f32;

@@ -92,22 +92,63 @@ impl<T: Numbers> RowBefore for Row<'_, T> {}
 
 /// The rows of a backward call, or some of them.
 #[derive(Clone, Copy)]
-pub(crate) struct BackwardRows<'a, A = Matrix<'a>, B = Matrix<'a>> {
+pub(crate) struct BackwardRows<'a, A = Matrix<'a>, B = Matrix<'a>, G = Given<'a>> {
     pub(crate) call: Call,
     pub(crate) dy: A,
     pub(crate) affine: Vectors<'a>,
     pub(crate) x: B,
-    pub(crate) mean: Option<&'a [f32]>,
-    pub(crate) rstd: &'a [f32],
+    pub(crate) given: G,
     /// The numbers of all ranks, if columns are divided among ranks.
     pub(crate) found: Option<Found<'a>>,
 }
 
-split!(['a, A: Split, B: Split] BackwardRows<'a, A, B> { call, dy, x, mean, rstd, found; affine });
+split!(['a, A: Split, B: Split, G: Split] BackwardRows<'a, A, B, G> { call, dy, x, given, found; affine });
+
+/// The statistics that forward stored.
+pub(crate) trait Stored: Split {
+    fn of(&self, r: usize) -> Statistics;
+}
+
+/// Those of rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub(crate) mean: Option<&'a [f32]>,
+    pub(crate) rstd: &'a [f32],
+}
+
+split!(['a] Given<'a> { mean, rstd; });
+
+impl Stored for Given<'_> {
+    #[inline(always)]
+    fn of(&self, r: usize) -> Statistics {
+        Statistics { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r] }
+    }
+}
+
+/// Those of a group of columns, among all groups (rows, groups).
+pub(crate) struct GivenOfGroup<'a> {
+    pub(crate) all: Given<'a>,
+    pub(crate) group: usize,
+    pub(crate) groups: usize,
+}
+
+impl Split for GivenOfGroup<'_> {
+    fn split_at(self, row: usize) -> (Self, Self) {
+        let (low, high) = self.all.split_at(row * self.groups);
+        (GivenOfGroup { all: low, ..self }, GivenOfGroup { all: high, ..self })
+    }
+}
+
+impl Stored for GivenOfGroup<'_> {
+    #[inline(always)]
+    fn of(&self, r: usize) -> Statistics {
+        self.all.of(r * self.groups + self.group)
+    }
+}
 
 /// The blocks of a backward call, or some of them.
-pub(crate) struct BackwardBlocks<'a, A = Matrix<'a>, B = Matrix<'a>> {
-    pub(crate) rows: BackwardRows<'a, A, B>,
+pub(crate) struct BackwardBlocks<'a, A = Matrix<'a>, B = Matrix<'a>, G = Given<'a>> {
+    pub(crate) rows: BackwardRows<'a, A, B, G>,
     pub(crate) block_rows: usize,
     pub(crate) stream: Gradients<'a>,
     pub(crate) partials: Partials<'a>,
@@ -144,7 +185,7 @@ impl Split for Sums<'_> {
     }
 }
 
-impl<A: PullAfter, B: PullBefore> Split for BackwardBlocks<'_, A, B> {
+impl<A: PullAfter, B: PullBefore, G: Stored> Split for BackwardBlocks<'_, A, B, G> {
     fn split_at(self, block: usize) -> (Self, Self) {
         let row = (block * self.block_rows).min(self.rows.call.spec.rows);
         let (rows, high_rows) = self.rows.split_at(row);
@@ -161,13 +202,16 @@ struct To<'a, M: Mix> {
     dresidual: Option<MatrixMut<'a, M::R>>,
 }
 
-impl<'a> BackwardBlocks<'a> {
+impl<'a, G> BackwardBlocks<'a, Matrix<'a>, Matrix<'a>, G> {
     /// With other slots.
-    pub(crate) fn with<A, B>(self, slots: impl FnOnce(Matrix<'a>, Matrix<'a>) -> (A, B)) -> BackwardBlocks<'a, A, B> {
+    pub(crate) fn with<A, B>(
+        self,
+        slots: impl FnOnce(Matrix<'a>, Matrix<'a>) -> (A, B),
+    ) -> BackwardBlocks<'a, A, B, G> {
         let BackwardBlocks { rows, block_rows, stream, partials } = self;
-        let BackwardRows { call, dy, affine, x, mean, rstd, found } = rows;
+        let BackwardRows { call, dy, affine, x, given, found } = rows;
         let (dy, x) = slots(dy, x);
-        let rows = BackwardRows { call, dy, affine, x, mean, rstd, found };
+        let rows = BackwardRows { call, dy, affine, x, given, found };
         BackwardBlocks { rows, block_rows, stream, partials }
     }
 }
@@ -179,7 +223,7 @@ impl Common for BackwardBlocks<'_> {
 }
 
 /// Writes dx of every row and the partial sums of every block.
-impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
+impl<A: PullAfter, B: PullBefore, G: Stored> Stage for BackwardBlocks<'_, A, B, G> {
     #[inline(always)]
     fn run<S: Simd, M: Mix>(&mut self) {
         // In locals: a store to an output may change the memory behind `self`, as far as the compiler knows.
@@ -214,7 +258,7 @@ impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
     }
 }
 
-impl<'a, A: PullAfter, B: PullBefore> BackwardRows<'a, A, B> {
+impl<'a, A: PullAfter, B: PullBefore, G: Stored> BackwardRows<'a, A, B, G> {
     #[inline(always)]
     pub(super) fn row<'r, M: Mix>(
         &'r mut self,
@@ -227,7 +271,7 @@ impl<'a, A: PullAfter, B: PullBefore> BackwardRows<'a, A, B> {
             dy: self.dy.row(r, &self.call, after),
             x: self.x.row(r, &self.call, before),
             affine: OfMix::new(self.affine, &self.call),
-            statistics: Statistics { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r] },
+            statistics: self.given.of(r),
         }
     }
 }

@@ -5,11 +5,11 @@
 use rmsnorm_spec::DTypes;
 
 use self::affine::{OfMix, Vectors};
-use self::after::{After, Visit};
-use self::before::{Before, Source};
+use self::after::{After, Store, Visit};
+use self::before::{Before, Source, Summed};
 use self::kept::{Kept, MOST_COLS, Room, padded};
 use self::statistics::{OfRow, Statistic, Statistics};
-use super::{Call, Common, Split, Stage, split};
+use super::{Call, Common, Matrix, Split, Stage, split};
 use crate::lanes::{Fenced, Mix, Numbers, Out, Simd, Stores};
 
 pub(crate) mod affine;
@@ -30,6 +30,19 @@ pub(crate) struct Rows<'a, B, A, F = OfRow> {
 }
 
 split!(['a, B: Split, A: Split, F: Split] Rows<'a, B, A, F> { call, before, statistic, after, saved; affine });
+
+impl<'a, F> Rows<'a, Summed<'a, Matrix<'a>>, Store<'a>, F> {
+    /// With other slots: what becomes of x before the residual is added, and of the result before it is stored.
+    pub(crate) fn with<X, A>(
+        self,
+        of_x: impl FnOnce(Matrix<'a>) -> X,
+        of_y: impl FnOnce(Store<'a>) -> A,
+    ) -> Rows<'a, Summed<'a, X>, A, F> {
+        let Rows { call, before: Summed { x, residual, out }, statistic, affine, after, saved } = self;
+        let before = Summed { x: of_x(x), residual, out };
+        Rows { call, before, statistic, affine, after: of_y(after), saved }
+    }
+}
 
 /// The outputs for the statistics of rows.
 #[derive(Default)]
@@ -91,6 +104,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
                 None => run_row::<S, M, _, _, _>(row, &self.statistic, &mut self.after, visit),
             };
             self.saved.set(r, statistics);
+            self.statistic.store(r, statistics);
         }
     }
 }

@@ -22,6 +22,11 @@ pub(crate) struct Gate<'a> {
 split!(['a] Gate<'a> { z; activation });
 
 impl<'a> Gate<'a> {
+    /// The columns from `first` on.
+    pub(crate) fn columns(self, first: usize) -> Self {
+        Gate { z: self.z.columns(first), ..self }
+    }
+
     #[inline(always)]
     fn row<T: Numbers>(&self, r: usize, ahead: usize, call: &Call) -> RowOfGate<'a, T> {
         RowOfGate { z: self.z.row(r, call.spec.cols, ahead), activation: self.activation }

@@ -58,6 +58,14 @@ impl<'a> Matrix<'a> {
     }
 }
 
+impl Matrix<'_> {
+    /// The columns from `first` on.
+    pub(crate) fn columns(self, first: usize) -> Self {
+        // Without rows there are no elements.
+        Matrix { data: self.data.tail(first.min(self.data.len())), ..self }
+    }
+}
+
 impl Split for Matrix<'_> {
     fn split_at(self, row: usize) -> (Self, Self) {
         let (low, high) = self.data.split_at(self.rows.start(row).min(self.data.len()));
@@ -102,6 +110,12 @@ impl<T: Elements> MatrixMut<'_, T> {
     /// The whole matrix, reborrowed.
     pub(crate) fn reborrow(&mut self) -> MatrixMut<'_, T> {
         MatrixMut { data: self.data.reborrow(), rows: self.rows }
+    }
+
+    /// The columns from `first` on, reborrowed.
+    pub(crate) fn columns(&mut self, first: usize) -> MatrixMut<'_, T> {
+        let len = self.data.len();
+        MatrixMut { data: self.data.part(first.min(len), len.saturating_sub(first)), rows: self.rows }
     }
 
     #[inline(always)]

@@ -1,13 +1,14 @@
 //! The backward pass of one row, in f32: math.md, equations (7) to (10), and its terms of (11) and
 //! (12).
 
-use rmsnorm_spec::{DType, Norm, Tensor};
+use rmsnorm_spec::{DType, Norm, Slot, Tensor};
 
 use super::call::Call;
 use super::gradients::Gradients;
 use super::rows::BackwardRow;
 use super::tensors::Tensors;
 use crate::pieces;
+use crate::pieces::gate::GateBug;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -17,15 +18,22 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
     let mut kernel = BackwardKernel::new(call, tensors.values(Tensor::Weight));
     let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
-    let mut rows = Vec::with_capacity(call.spec.rows);
-    for index in 0..call.spec.rows {
+    let given = |index: usize| {
         let matrix = |tensor| tensors.row(tensor, index).unwrap_or_default();
-        let mean = means.as_ref().map_or(0.0, |means| means[index]);
-        let row = kernel.row(index, matrix(Tensor::Dy), matrix(Tensor::X), mean, rstds[call.row_of_rstd(index)]);
+        let (dy, mean) = (matrix(Tensor::Dy), means.as_ref().map_or(0.0, |means| means[index]));
+        let rstd = rstds[call.row_of_rstd(index)];
+        let (inner, dx) = (Vec::new(), Vec::new());
+        BackwardRow { given: dy.clone(), dy, x: matrix(Tensor::X), mean, rstd, inner, dx }
+    };
+    let mut rows: Vec<BackwardRow> = (0..call.spec.rows).map(given).collect();
+    pieces::again(call, tensors, &mut rows);
+    pieces::pull(Slot::After, call, tensors, &mut rows);
+    for (index, given) in rows.iter_mut().enumerate() {
+        let row = kernel.row(index, given);
         gradients.add(index, &kernel.dweight_terms(&row), &kernel.dbias_terms(&row));
-        rows.push(kernel.dx(&row));
+        kernel.dx(&row, given);
     }
-    pieces::pull(call, tensors, &mut rows);
+    pieces::pull(Slot::Before, call, tensors, &mut rows);
     for (index, row) in rows.iter().enumerate() {
         tensors.store_result(Tensor::Dx, index, &row.dx);
     }
@@ -35,6 +43,8 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
 /// The inputs and the intermediate values of one row. Vectors have (cols) elements.
 struct Row {
     index: usize,
+    /// `dy` as the call gets it.
+    given: Vec<f32>,
     dy: Vec<f32>,
     x: Vec<f32>,
     /// `x - mean`
@@ -60,17 +70,19 @@ impl<'c> BackwardKernel<'c> {
         BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
-    /// `mean` is 0 for RMS norm.
-    fn row(&mut self, index: usize, dy: Vec<f32>, x: Vec<f32>, mean: f32, rstd: f32) -> Row {
+    fn row(&mut self, index: usize, row: &BackwardRow) -> Row {
+        let BackwardRow { given, dy, x, mean, rstd, .. } = row;
+        let (given, dy, x, rstd) = (given.clone(), dy.clone(), x.clone(), *rstd);
         let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
         let rstd = if self.call.has(NormBug::BwdNoEps) { self.rstd_without_eps(&centred) } else { rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
-        let wdy: Vec<f32> = dy.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
+        let of_dx = if self.call.has(GateBug::DxOfDy) { &given } else { &dy };
+        let wdy: Vec<f32> = of_dx.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
         let mean_wdy = match self.call.spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
-        let mut row = Row { index, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
+        let mut row = Row { index, given, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
         let mean_wdy_xhat = self.mean_wdy_xhat(&row);
         row.mean_wdy_xhat = match self.previous_mean_wdy_xhat {
             Some(previous) if self.call.has(NormBug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
@@ -115,15 +127,16 @@ impl<'c> BackwardKernel<'c> {
         self.average(&products, call.accumulator(NormBug::CLowacc))
     }
 
-    fn dx(&self, row: &Row) -> BackwardRow {
+    fn dx(&self, row: &Row, result: &mut BackwardRow) {
         let call = self.call;
         let inner = |col: usize| {
             let direct = if call.has(NormBug::DxDirectNoW) { row.dy[col] } else { row.wdy[col] };
             let first = if call.has(NormBug::NoFirst) { 0.0 } else { row.mean_wdy };
             direct - first - self.second_term(row, col)
         };
-        let inner: Vec<f32> = (0..row.wdy.len()).map(inner).collect();
-        BackwardRow { dx: inner.iter().map(|inner| inner * row.rstd).collect(), inner, rstd: row.rstd }
+        result.inner = (0..row.wdy.len()).map(inner).collect();
+        result.dx = result.inner.iter().map(|inner| inner * row.rstd).collect();
+        result.rstd = row.rstd;
     }
 
     /// `x_hat * mean_wdy_xhat`
@@ -151,7 +164,8 @@ impl<'c> BackwardKernel<'c> {
             Some(NormBug::DwUncentered) => row.x[col] * row.rstd,
             Some(_) | None => round(row.x_hat[col], call.accumulator(NormBug::DwLowXhat)),
         };
-        let mut terms: Vec<f32> = (0..cols).map(|col| row.dy[col] * factor(col)).collect();
+        let dy = if call.has(GateBug::DweightOfDy) { &row.given } else { &row.dy };
+        let mut terms: Vec<f32> = (0..cols).map(|col| dy[col] * factor(col)).collect();
         if call.has(NormBug::DwLostOne) && row.index == rows / 2 {
             terms[cols / 2] = 0.0;
         }
@@ -162,6 +176,6 @@ impl<'c> BackwardKernel<'c> {
         if self.call.has(NormBug::DbDropLastRow) && row.index + 1 == self.call.spec.rows {
             return vec![0.0; row.dy.len()];
         }
-        row.dy.clone()
+        if self.call.has(GateBug::DbiasOfDy) { row.given.clone() } else { row.dy.clone() }
     }
 }

@@ -22,11 +22,19 @@ impl ForwardRow {
     }
 }
 
-/// A row of a backward call.
+/// A row of a backward call. Vectors have (cols) elements.
 pub(crate) struct BackwardRow {
-    /// `dx` divided by `rstd`. (cols)
-    pub(crate) inner: Vec<f32>,
+    /// `dy` as the call gets it.
+    pub(crate) given: Vec<f32>,
+    /// The gradient of the norm's result.
+    pub(crate) dy: Vec<f32>,
+    /// The tensor that was normalized.
+    pub(crate) x: Vec<f32>,
+    /// 0 for RMS norm.
+    pub(crate) mean: f32,
     pub(crate) rstd: f32,
-    /// Not yet rounded. (cols)
+    /// `dx` divided by `rstd`.
+    pub(crate) inner: Vec<f32>,
+    /// Not yet rounded.
     pub(crate) dx: Vec<f32>,
 }

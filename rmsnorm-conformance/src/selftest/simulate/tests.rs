@@ -1,7 +1,7 @@
 //! Compares the correct kernel with the definition, and every bug with the correct kernel, in the
 //! suite's calls.
 
-use rmsnorm_spec::{DType, DTypes, Norm, Tensor};
+use rmsnorm_spec::{DType, DTypes, Norm, Slot, Tensor};
 
 use super::SimulatedBackend;
 use crate::Arithmetic;
@@ -65,7 +65,8 @@ fn bug_names_are_unique_and_every_bug_applies_somewhere() {
 
 /// A case with every tensor that the kind of call may have.
 fn full(kind: Kind, norm: Norm, dtypes: DTypes, rows: usize, cols: usize) -> Case {
-    Case { present: OPTIONAL, dtypes, ..Case::plain(kind, norm, dtypes.activation, rows, cols) }.normalized()
+    Case { present: OPTIONAL.with(Tensor::Dgate), dtypes, ..Case::plain(kind, norm, dtypes.activation, rows, cols) }
+        .normalized()
 }
 
 /// Shapes that leave lanes and blocks empty, fill them exactly, and overfill them; every tensor has
@@ -75,6 +76,9 @@ fn correct_kernel_is_within_bounds_and_writes_every_result_and_no_gap() {
     for norm in Norm::ALL {
         for kind in Kind::ALL {
             for (rows, cols) in [(0, 33), (1, 1), (3, 7), (64, 32), (65, 33), (200, 96), (5000, 5)] {
+                // The gradient of one column is lost in the error of a gated x, and so is that of
+                // two in layer norm.
+                let cols = if kind.gate() == Some(Slot::Before) { cols.max(3) } else { cols };
                 let case = full(kind, norm, DTypes::uniform(DType::F32), rows, cols);
                 let case = Case { weight_offset: 1.0, layout: Layout::Mixed(4), ..case };
                 assert_eq!(on(None, |context| execute_case(context, &case)).status, Status::Pass, "{case}");

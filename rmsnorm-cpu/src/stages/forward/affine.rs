@@ -13,6 +13,14 @@ pub(crate) struct Vectors<'a> {
     pub(crate) bias: Option<In<'a, Any>>,
 }
 
+impl<'a> Vectors<'a> {
+    /// Some columns.
+    pub(crate) fn columns(self, first: usize, len: usize) -> Self {
+        let part = |vector: In<'a, Any>| vector.part(first, len);
+        Vectors { weight: self.weight.map(part), bias: self.bias.map(part) }
+    }
+}
+
 /// The affine slot: what becomes of a normalized row.
 pub(crate) trait Affine: Copy {
     /// The type of activations.

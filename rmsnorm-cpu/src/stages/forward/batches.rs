@@ -12,7 +12,7 @@ use super::affine::{Affine, Vectors};
 use super::after::{After, Visit};
 use super::before::Before;
 use super::kept::{Kept, MOST_COLS, Room, padded, whole};
-use super::statistics::{Moments, Statistics, center_of, rstd_of, sum_of, sums_about};
+use super::statistics::{Moments, Statistic, Statistics, center_of, rstd_of, sum_of, sums_about};
 use crate::lanes::{self, Any, In, Mix, Numbers, Out, Piece, Simd, Stores};
 
 /// The longest row without a residual.
@@ -74,7 +74,7 @@ impl<T: Numbers> Affine for KeptVectors<'_, T> {
     }
 }
 
-impl<B: Before, A: After, F> Rows<'_, B, A, F> {
+impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
     /// Whether batches are faster than single rows, as measured (docs/internals/tried.md). With a 16-bit
     /// residual the sum is rounded once instead of two or three times. An f32 residual leaves
     /// little to convert.
@@ -159,6 +159,7 @@ impl<B: Before, A: After, F> Rows<'_, B, A, F> {
                 let visit = Visit { r, call, affine, stores, kept: None };
                 self.after.put::<S, M, _, _>(row!(i), statistics, visit);
                 self.saved.set(r, statistics);
+                self.statistic.store(r, statistics);
             }
             first += rows;
         }

@@ -5,7 +5,7 @@ use rmsnorm_spec::{CastOrder, DTypes, Norm, NormSpec, reference};
 use super::*;
 use crate::lanes::In;
 use crate::stages::RowStarts;
-use crate::stages::backward::{BackwardBlocks, BackwardRows, Gradients, Partials, Sums};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, Gradients, Partials, Sums};
 use crate::stages::forward::affine::Vectors;
 use crate::{Isa, kernel};
 
@@ -77,8 +77,7 @@ fn backward(
                 bias: Some(In::from(bias.as_slice()).any()),
             },
             x: pull(of(x), of(before), to(dbefore)),
-            mean: Some(&mean),
-            rstd: &rstd,
+            given: Given { mean: Some(&mean), rstd: &rstd },
             found: None,
         },
         block_rows: 1,

@@ -1,0 +1,113 @@
+//! Calls with a gate, or with groups of columns: each group is a matrix with its own part of the vectors.
+
+use rmsnorm_spec::Slot;
+
+use super::spread;
+use crate::backend::CpuBackend;
+use crate::kernel;
+use crate::plan::Plan;
+use crate::stages::backward::{BackwardBlocks, BackwardRows, GivenOfGroup, Gradients, Partials, Sums};
+use crate::stages::forward::after::Store;
+use crate::stages::forward::before::Summed;
+use crate::stages::forward::statistics::{OfGroup, OfRow, of_group};
+use crate::stages::forward::{Rows, Saved};
+use crate::stages::gate::{Gate, Gated, Pull, Then};
+use crate::stages::{Call, Matrix, MatrixMut};
+
+/// The norm of one group, and its number of columns.
+fn call_of_group(call: Call) -> (Call, usize) {
+    let cols = call.spec.cols / call.spec.groups;
+    (Call { spec: call.spec.cols(cols).groups(1), ..call }, cols)
+}
+
+pub(super) fn forward(
+    backend: &CpuBackend,
+    tasks: usize,
+    work: Rows<'_, Summed<'_, Matrix<'_>>, Store<'_>, OfRow>,
+    gate: Option<(Slot, Gate<'_>)>,
+) {
+    let Rows { call, before: Summed { x, residual, mut out }, affine, after: Store { mut y }, mut saved, .. } = work;
+    let ((this, cols), groups, rows) = (call_of_group(call), call.spec.groups, call.spec.rows);
+    for group in 0..groups {
+        let first = group * cols;
+        let work = Rows {
+            call: this,
+            before: Summed {
+                x: x.columns(first),
+                residual: residual.map(|residual| residual.columns(first)),
+                out: out.as_mut().map(|out| out.columns(first)),
+            },
+            statistic: OfGroup {
+                mean: saved.mean.as_mut().map(|mean| of_group(mean, group, groups)),
+                rstd: saved.rstd.as_mut().map(|rstd| of_group(rstd, group, groups)),
+            },
+            affine: affine.columns(first, cols),
+            after: Store { y: y.columns(first) },
+            saved: Saved::default(),
+        };
+        match gate.map(|(slot, gate)| (slot, gate.columns(first))) {
+            None => spread(backend, tasks, rows, work, kernel::any),
+            Some((Slot::Before, gate)) => {
+                spread(backend, tasks, rows, work.with(|of| Gated { of, gate }, |y| y), kernel::any);
+            }
+            Some((Slot::After, gate)) => {
+                spread(backend, tasks, rows, work.with(|x| x, |then| Then { gate, then }), kernel::any);
+            }
+        }
+    }
+}
+
+/// Writes the partial sums of each group after those of the group before it.
+pub(super) fn backward(
+    backend: &CpuBackend,
+    plan: &Plan,
+    work: BackwardBlocks<'_>,
+    gate: Option<(Slot, Gate<'_>)>,
+    mut dgate: Option<MatrixMut<'_>>,
+) {
+    let BackwardBlocks { rows, block_rows, stream, partials } = work;
+    let BackwardRows { call, dy, affine, x, given, found } = rows;
+    let Gradients { dresidual_out, mut dx, mut dresidual } = stream;
+    let Partials { mut dweight, mut dbias } = partials;
+    let ((this, cols), groups) = (call_of_group(call), call.spec.groups);
+    for group in 0..groups {
+        let first = group * cols;
+        let work = BackwardBlocks {
+            rows: BackwardRows {
+                call: this,
+                dy: dy.columns(first),
+                affine: affine.columns(first, cols),
+                x: x.columns(first),
+                given: GivenOfGroup { all: given, group, groups },
+                found,
+            },
+            block_rows,
+            stream: Gradients {
+                dresidual_out: dresidual_out.map(|arriving| arriving.columns(first)),
+                dx: dx.columns(first),
+                dresidual: dresidual.as_mut().map(|dresidual| dresidual.columns(first)),
+            },
+            partials: Partials {
+                dweight: dweight.as_mut().map(|of| sums_of_group(of, group, groups)),
+                dbias: dbias.as_mut().map(|of| sums_of_group(of, group, groups)),
+            },
+        };
+        let dgate = dgate.as_mut().map(|dgate| dgate.columns(first));
+        match gate.map(|(slot, gate)| (slot, gate.columns(first))) {
+            None => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
+            Some((Slot::After, gate)) => {
+                let work = work.with(|of, x| (Pull { gated: Gated { of, gate }, dgate }, x));
+                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
+            }
+            Some((Slot::Before, gate)) => {
+                let work = work.with(|dy, of| (dy, Pull { gated: Gated { of, gate }, dgate }));
+                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
+            }
+        }
+    }
+}
+
+fn sums_of_group<'s>(all: &'s mut Sums<'_>, group: usize, groups: usize) -> Sums<'s> {
+    let len = all.sums.len() / groups;
+    Sums { sums: &mut all.sums[group * len..][..len], cols: all.cols / groups }
+}
