@@ -2,11 +2,12 @@
 modules beside those of transformers."""
 
 import functools
+import importlib
 import io
 import itertools
 
 import pytest
-from conftest import framework
+from conftest import framework, need
 from judge import judge_gated
 
 torch = framework("torch")
@@ -37,9 +38,9 @@ FORMS = [(False, "xzw", 1), (False, "xz", 1), (False, "xrzwb", 1), (False, "xZw"
          (False, "xw", 2), (True, "xzwb", 1), (True, "xrzw", 2), (True, "xZwb", 1), (True, "xZb", 3), (True, "xrwb", 2)]
 
 
-def make(names, dtype=torch.float32, weight_dtype=None, stream=None, rows=(3,), cols=COLS, grad=False):
+def make(names, dtype=torch.float32, weight_dtype=None, stream=None, rows=(3,), cols=COLS):
     dtypes = {"w": weight_dtype or dtype, "b": weight_dtype or dtype, "r": stream or dtype}
-    return {name: random(*(() if name in "wb" else rows), cols, dtype=dtypes.get(name, dtype), grad=grad) for name in names}
+    return {name: random(*(() if name in "wb" else rows), cols, dtype=dtypes.get(name, dtype)) for name in names}
 
 
 def norm_of(is_layer, tensors, groups, offset=0.0, cast=False):
@@ -77,6 +78,7 @@ def theirs(is_layer, groups=1, offset=0.0):
     return call
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype, weight_dtype, stream", [
     (torch.float32, torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float32, torch.float32), (torch.float16, torch.float16, torch.float16),
@@ -84,8 +86,9 @@ def theirs(is_layer, groups=1, offset=0.0):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("is_layer, names, groups", FORMS)
 @pytest.mark.parametrize("rows, cols", [((), 24), ((3, 7), 264), ((2,), 4104)])
-def test_values_and_gradients_are_within_their_bounds(dtype, weight_dtype, stream, activation, is_layer, names, groups, rows, cols):
-    leaves = make(names, dtype, weight_dtype, stream, rows, cols, grad=True)
+def test_values_and_gradients_are_within_their_bounds(device, dtype, weight_dtype, stream, activation, is_layer, names, groups, rows, cols):
+    need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
+    leaves = {name: leaf.to(device).requires_grad_() for name, leaf in make(names, dtype, weight_dtype, stream, rows, cols).items()}
     offset = 0.0 if is_layer else 0.5
     norm = (rt.Norm.layer(EPS) if is_layer else rt.Norm.rms(EPS, weight_offset=offset)).groups(groups)
     norm = norm.residual(leaves["r"]) if "r" in names else norm
@@ -93,7 +96,7 @@ def test_values_and_gradients_are_within_their_bounds(dtype, weight_dtype, strea
     norm = norm.gate_before(leaves["Z"], activation) if "Z" in names else norm
     found = norm.apply(*map(leaves.get, "xwb"))
     got = dict(zip("yh", found if "r" in names else (found,)))
-    arriving = [random(*rows, cols, dtype=result.dtype) for result in got.values()]
+    arriving = [random(*rows, cols, dtype=result.dtype).to(device) for result in got.values()]
     torch.autograd.backward(tuple(got.values()), tuple(arriving))
     long = {"x": "x", "r": "residual", "z": "gate", "Z": "gate", "w": "weight", "b": "bias"}
     for name, leaf in leaves.items():
@@ -400,20 +403,21 @@ def test_float64_and_other_mixes_of_dtypes_are_computed_by_pytorch(is_layer, nam
 # Modules of transformers.
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name, path, options", [
-    ("Qwen3NextRMSNormGated", "qwen3_next.modeling_qwen3_next", {}),
-    ("MambaRMSNormGated", "mamba2.modeling_mamba2", dict(norm_before_gate=False)),
-    ("Zamba2RMSNormGated", "zamba2.modeling_zamba2", dict(norm_before_gate=False, groups=4)),
-])
-def test_modules_take_the_state_of_transformers(dtype, name, path, options):
-    import importlib
+BEFORE = dict(norm_before_gate=False, cast_before_weight=True)
 
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model, name, of_theirs, of_ours", [
+    ("qwen3_next", "Qwen3NextRMSNormGated", {}, dict(cast_before_weight=True)),
+    ("kimi_linear", "KimiLinearRMSNormGated", {}, dict(activation="sigmoid")),
+    ("mamba2", "MambaRMSNormGated", dict(group_size=512), BEFORE), ("zamba2", "Zamba2RMSNormGated", dict(group_size=128), BEFORE | dict(groups=4)),
+    ("falcon_h1", "FalconH1RMSNormGated", dict(n_groups=2, norm_before_gate=False), BEFORE | dict(groups=2)),
+])
+def test_modules_take_the_state_of_transformers(dtype, model, name, of_theirs, of_ours):
     framework("transformers")
-    theirs = getattr(importlib.import_module(f"transformers.models.{path}"), name)
-    theirs = (theirs(512, 128, EPS) if name.startswith("Zamba2") else theirs(512, eps=EPS)).to(dtype)
+    theirs = getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)(512, eps=EPS, **of_theirs).to(dtype)
     torch.nn.init.normal_(theirs.weight)
-    ours = rt.RMSNormGated(512, EPS, cast_before_weight=True, dtype=dtype, **options)
+    ours = rt.RMSNormGated(512, EPS, dtype=dtype, **of_ours)
     ours.load_state_dict(theirs.state_dict())
     x, z, dy = random(64, 512, dtype=dtype, grad=True), random(64, 512, dtype=dtype, grad=True), random(64, 512, dtype=dtype)
     found = []

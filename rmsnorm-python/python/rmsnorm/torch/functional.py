@@ -439,8 +439,8 @@ def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None 
     |---|---|
     | Qwen3-Next, Qwen3.5, OLMo-hybrid | cast_before_weight=True |
     | FLA, Kimi-Linear | activation="sigmoid" or "silu" |
-    | Mamba2, Bamba, Granite-hybrid | norm_before_gate=False, cast_before_weight=True |
-    | Zamba2, Nemotron-H | the same, and groups=cols // group_size |
+    | Mamba2, Zamba2, Bamba, Nemotron-H | norm_before_gate=False, groups=cols // group_size, cast_before_weight=True |
+    | Falcon-H1 | norm_before_gate as there, groups=n_groups, cast_before_weight=True |
     | mamba_ssm | norm_before_gate as there, groups=cols // group_size |
 
     >>> import torch, rmsnorm.torch as rt
