@@ -411,7 +411,8 @@ BEFORE = dict(norm_before_gate=False, cast_before_weight=True)
     ("qwen3_next", "Qwen3NextRMSNormGated", {}, dict(cast_before_weight=True)),
     ("kimi_linear", "KimiLinearRMSNormGated", {}, dict(activation="sigmoid")),
     ("mamba2", "MambaRMSNormGated", dict(group_size=512), BEFORE), ("zamba2", "Zamba2RMSNormGated", dict(group_size=128), BEFORE | dict(groups=4)),
-    ("falcon_h1", "FalconH1RMSNormGated", dict(n_groups=2, norm_before_gate=False), BEFORE | dict(groups=2)),
+    ("falcon_h1", "FalconH1RMSNormGated", dict(n_groups=2, norm_before_gate=False), dict(groups=2, norm_before_gate=False)),
+    ("falcon_h1", "FalconH1RMSNormGated", dict(n_groups=4, norm_before_gate=True), dict(groups=4)),
 ])
 def test_modules_take_the_state_of_transformers(dtype, model, name, of_theirs, of_ours):
     framework("transformers")

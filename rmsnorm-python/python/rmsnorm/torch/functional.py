@@ -440,8 +440,7 @@ def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None 
     | Qwen3-Next, Qwen3.5, OLMo-hybrid | cast_before_weight=True |
     | FLA, Kimi-Linear | activation="sigmoid" or "silu" |
     | Mamba2, Zamba2, Bamba, Nemotron-H | norm_before_gate=False, groups=cols // group_size, cast_before_weight=True |
-    | Falcon-H1 | norm_before_gate as there, groups=n_groups, cast_before_weight=True |
-    | mamba_ssm | norm_before_gate as there, groups=cols // group_size |
+    | Falcon-H1, mamba_ssm | norm_before_gate as there, groups=n_groups or cols // group_size |
 
     >>> import torch, rmsnorm.torch as rt
     >>> rt.rms_norm_gated(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]), eps=0.0, activation="sigmoid")
