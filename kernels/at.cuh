@@ -1,3 +1,19 @@
+// With groups of columns, blocks of blockIdx.y have one group, as if it were the whole row: p.cols are
+// its columns.
+
+// The group's first column, in matrices, weight, bias and their gradients.
+__device__ inline unsigned long long group_column(const Params& p) { return HAS_COLUMN_GROUPS ? blockIdx.y * p.cols : 0; }
+
+// The index of the group's mean and rstd.
+__device__ inline unsigned long long statistic(unsigned long long row) {
+    return HAS_COLUMN_GROUPS ? row * gridDim.y + blockIdx.y : row;
+}
+
+// The group's first element in workspace, locks and row_sums.
+__device__ inline unsigned long long group_workspace(const Params& p) {
+    return HAS_COLUMN_GROUPS ? blockIdx.y * p.workspace_of_group : 0;
+}
+
 // A thread's place in a row: its first column, and the columns from there to the end of the row.
 struct At {
     const Params& p;

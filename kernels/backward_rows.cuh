@@ -47,7 +47,7 @@ struct Worker {
     __device__ void load_weights() {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k)
-            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + first, k, left);
+            weights[k] = load_parameter<HAS_WEIGHT>(p.weight + group_column(p) + first, k, left);
     }
 
     // A block, or a cluster of blocks, has one chunk of rows.
@@ -75,7 +75,7 @@ struct Worker {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             statistics[u] = {0.0f, 0.0f};
-            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[row(step, u)] : 0.0f, p.rstd[row(step, u)]};
+            if (exists(step, u)) statistics[u] = {IS_LAYER ? p.mean[statistic(row(step, u))] : 0.0f, p.rstd[statistic(row(step, u))]};
         }
     }
 
@@ -101,10 +101,10 @@ struct Worker {
         #pragma unroll
         for (int k = 0; k < PACKS; ++k) {
             float x[PACK], dy[PACK], weight[PACK];
-            BeforePull::unpack_h(slot.x[k][threadIdx.x], slot, k, x);
+            BeforePull::unpack_h(slot.x[k][threadIdx.x], BeforePull::values(slot, k), x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
-            const AfterPull::Values values = AfterPull::values(slot, at, k);
+            const AfterPull::Values values = AfterPull::values<false>(slot, at, k);
             // Each pack has separate sums: in short rows, one sum over all packs would be a longer
             // chain than math.md allows.
             float parts[SUMS] = {};
@@ -137,10 +137,10 @@ struct Worker {
         const Slot& slot, const At& at, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
     ) const {
         float x[PACK], weight[PACK];
-        BeforePull::unpack_h(slot.x[k][threadIdx.x], slot, k, x);
+        BeforePull::unpack_h(slot.x[k][threadIdx.x], BeforePull::values(slot, k), x);
         unpack(slot.dy[k][threadIdx.x], dx);
         unpack_weight(weights[k], p.weight_offset, weight);
-        AfterPull::Values values = AfterPull::values(slot, at, k);
+        AfterPull::Values values = AfterPull::values<true>(slot, at, k);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
@@ -149,7 +149,7 @@ struct Worker {
             dx[i] = row.rstd * ((weighted_gradient(dx[i], weight[i]) - mean_wdy) - x_hat * mean_wdy_xhat);
         }
         AfterPull::store(at, k, values);
-        BeforePull::pull(slot, at, k, dx);
+        BeforePull::pull(slot, at, k, slot.x[k][threadIdx.x], dx);
     }
 
     // Writes dx and dresidual. With REFILLS, each pack read starts the copy of the row STAGES steps

@@ -11,8 +11,8 @@ constexpr int COLUMN_WARPS = THREADS / 32;
 static_assert(CLUSTER == 1, "a row has one block");
 static_assert(COLUMN_LANES <= 32 && THREADS % 32 == 0, "lanes that share columns are found by shuffles");
 
-// Rows that a thread loads at once.
-constexpr int COLUMN_BATCH = 4;
+// Rows that a thread loads at once: fewer of more matrices.
+constexpr int COLUMN_BATCH = BeforePull::READS_MORE || AfterPull::READS_MORE ? 2 : 4;
 
 // The sums that threads, then blocks, exchange: columns of dweight, then of dbias.
 using ColumnSums = float[GRADIENTS][COLUMN_WIDTH];
@@ -63,6 +63,7 @@ __device__ inline void sum_rows(
     for (; row < p.rows; row += COLUMN_BATCH * stride) {
         Pack<R> x[COLUMN_BATCH] = {};
         Pack<T> dy[COLUMN_BATCH] = {};
+        BeforePull::Values befores[COLUMN_BATCH] = {};
         AfterPull::Values pulls[COLUMN_BATCH] = {};
         Statistics statistics[COLUMN_BATCH] = {};
         #pragma unroll
@@ -71,15 +72,16 @@ __device__ inline void sum_rows(
             if (of >= p.rows) continue;
             x[u] = load(ROW(x, of) + col);
             dy[u] = load(ROW(dy, of) + col);
-            pulls[u] = AfterPull::values(At{p, of, col, left}, load);
-            statistics[u] = {IS_LAYER ? p.mean[of] : 0.0f, p.rstd[of]};
+            befores[u] = BeforePull::values(At{p, of, col, left}, load);
+            pulls[u] = AfterPull::values<false>(At{p, of, col, left}, load);
+            statistics[u] = {IS_LAYER ? p.mean[statistic(of)] : 0.0f, p.rstd[statistic(of)]};
         }
         #pragma unroll
         for (int u = 0; u < COLUMN_BATCH; ++u) {
             // A missing row adds nothing.
             if (row + u * stride >= p.rows) continue;
             float x_hat[PACK], values[PACK];
-            BeforePull::unpack_h(x[u], At{p, row + u * stride, col, left}, load, x_hat);
+            BeforePull::unpack_h(x[u], befores[u], x_hat);
             unpack(dy[u], values);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
@@ -130,7 +132,7 @@ __device__ inline void run_columns(const Params& p, unsigned index, char* shared
             const unsigned g = at / COLUMN_WIDTH, place = at % COLUMN_WIDTH;
             float sum = block_sums[g][place];
             for (unsigned block = 1; block < blocks; ++block) sum += load_of_block(&block_sums[g][place], block);
-            G* gradient = HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias;
+            G* gradient = (HAS_DWEIGHT && g == 0 ? p.dweight : p.dbias) + group_column(p);
             if (begin + place < p.cols) store_gradient(gradient + begin + place, sum);
         }
     // Keep shared memory until other blocks have read it.

@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
         }
         sums.sum(totals);
         if (threadIdx.x == 0 && cluster_rank() == 0) {
-            p.row_sums[2 * row] = totals[0] * p.inv_cols;
-            p.row_sums[2 * row + 1] = IS_LAYER ? totals[1] * p.inv_cols : 0.0f;
+            p.row_sums[group_workspace(p) + 2 * row] = totals[0] * p.inv_cols;
+            p.row_sums[group_workspace(p) + 2 * row + 1] = IS_LAYER ? totals[1] * p.inv_cols : 0.0f;
         }
     }
 }
@@ -45,5 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_ro
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) backward_columns(const __grid_constant__ Params p) {
     wait_for_earlier_kernels();
     admit_next_kernel();
-    write_columns(p, [&](unsigned long long row) { return Averages{p.row_sums[2 * row], p.row_sums[2 * row + 1]}; });
+    write_columns(p, [&](unsigned long long row) {
+        const float* found = p.row_sums + group_workspace(p) + 2 * row;
+        return Averages{found[0], found[1]};
+    });
 }

@@ -8,7 +8,7 @@ struct Statistics {
     float mean, rstd;
 
     __device__ Statistics(const Params& p, unsigned long long row)
-        : mean(IS_LAYER ? p.mean[row] : 0.0f), rstd(p.rstd[row]) {}
+        : mean(IS_LAYER ? p.mean[statistic(row)] : 0.0f), rstd(p.rstd[statistic(row)]) {}
 };
 
 // x_hat, and dy of the norm, without and with the weight, of the pack at a column; zeros past the
@@ -21,9 +21,9 @@ __device__ inline void load_terms(
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
     const auto at = [&] { return At{p, row, col, left}; };
     const auto load = [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); };
-    BeforePull::unpack_h(load(ROW(x, row) + col), at(), load, x_hat);
+    BeforePull::unpack_h(load(ROW(x, row) + col), BeforePull::values(at(), load), x_hat);
     unpack(load(ROW(dy, row) + col), dy);
-    AfterPull::Values values = AfterPull::values(at(), load);
+    AfterPull::Values values = AfterPull::values<STORES>(at(), load);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.
@@ -37,7 +37,7 @@ __device__ inline void load_terms(
 
 __device__ inline void load_weight(const Params& p, unsigned long long col, float (&weight)[PACK]) {
     const int left = int(min(p.cols - col, (unsigned long long)PACK));
-    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col, 0, left), p.weight_offset, weight);
+    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + group_column(p) + col, 0, left), p.weight_offset, weight);
 }
 
 // mean_wdy_xhat and mean_wdy of a row.

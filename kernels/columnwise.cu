@@ -35,12 +35,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
         const auto at = [&](int r) { return At{p, row0 + first_row + r, col0 + pack, left}; };
         Pack<T> x[ROWS_OF_THREAD] = {};
         Before::Addend addends[ROWS_OF_THREAD] = {};
+        After::Waiting waiting[ROWS_OF_THREAD] = {};
         float means[ROWS_OF_THREAD] = {}, rstds[ROWS_OF_THREAD] = {};
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r) {
             if (first_row + r >= rows) continue;
             x[r] = X::load<Hint::EvictFirst>(at(r), 0);
             addends[r] = Before::load_addend<Hint::EvictFirst>(at(r), 0);
+            waiting[r] = After::load<Hint::EvictFirst>(at(r), 0);
             if constexpr (IS_LAYER) means[r] = p.mean[at(r).row];
             rstds[r] = p.rstd[at(r).row];
         }
@@ -51,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r) {
             unpack(Before::add(x[r], addends[r]), values[r]);
-            quantized_values<false>(p, 0, 0, 0, left, values[r], means[r], rstds[r], weight, bias);
+            quantized_values<false>(p, 0, 0, 0, left, values[r], means[r], rstds[r], weight, bias, waiting[r]);
             #pragma unroll
             for (int i = 0; i < PACK; ++i) {
                 // In a missing row the bias would count.

@@ -124,7 +124,7 @@ __device__ inline void store_partials(
     if constexpr (TRADES) gradients.trade();
     const unsigned long long target = ACCUMULATE == 0 ? chunk : chunk % p.partial_rows;
     const unsigned long long stride = partial_stride(p.cols);
-    float* rows = p.workspace + target * stride + col;
+    float* rows = p.workspace + group_workspace(p) + target * stride + col;
     const auto each = [&](auto visit) {
         #pragma unroll
         for (int g = 0; g < KEPT; ++g)
@@ -137,7 +137,7 @@ __device__ inline void store_partials(
                 }
     };
 #if ACCUMULATE == 1
-    unsigned* lock = p.locks + target * slice.count + slice.index;
+    unsigned* lock = p.locks + group_workspace(p) + target * slice.count + slice.index;
     if (!acquire(lock))
         // Bypass the L1, which may hold the row from before another block's addition.
         each([](const float* from, float* sums) {

@@ -28,6 +28,7 @@ rmsnorm_gpu::sources! {
     FORWARD_LONG = "forward_long.cu",
     FORWARD_STREAMING = "forward_streaming.cu",
     FORWARD_VISITS = "forward_visits.cuh",
+    GATE = "pieces/gate.cuh",
     GATHER_NUMBERS = "gather_numbers.cu",
     GRADIENTS = "gradients.cuh",
     MEMORY = "memory.cuh",

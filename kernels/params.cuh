@@ -13,7 +13,8 @@ struct Matrix {
 #endif
 };
 
-// ROW(matrix, index): the address of the first element of a row, in p's matrix of that name.
+// ROW(matrix, index): the address of the first element of a row, in p's matrix of that name. With
+// groups of columns, the row ends with the group of the block (at.cuh).
 
 #if HAS_ROW_GROUPS
 // Elements from row 0 to `row`. Without a division: the product with `reciprocal`, which is
@@ -26,7 +27,7 @@ __device__ inline unsigned long long row_start(
     const unsigned group = ((unsigned long long)high * row + __umulhi(low, row)) >> 32;
     return group * matrix.group_stride + (row - group * rows_per_group) * matrix.row_stride;
 }
-#define ROW(matrix, index) (p.matrix.data + row_start(p.matrix, p.rows_per_group, p.group_reciprocal, index))
+#define ROW(matrix, index) (p.matrix.data + row_start(p.matrix, p.rows_per_group, p.group_reciprocal, index) + group_column(p))
 #else
-#define ROW(matrix, index) (p.matrix.data + (index) * p.matrix.row_stride)
+#define ROW(matrix, index) (p.matrix.data + (index) * p.matrix.row_stride + group_column(p))
 #endif

@@ -1,7 +1,6 @@
 // Quantization of y to codes and scales: math.md, equations (Q1) to (Q5).
 //
 // Largest magnitudes are exact; a NaN counts as the largest.
-#if IS_QUANTIZED
 
 // Values of SCALE, the source of the scale: the caller, or the largest magnitude of the tensor, of
 // a row or of SET columns. FIND only computes the tensor's scale.
@@ -18,7 +17,7 @@ constexpr int ROW_MAJOR = 0, COLUMN_MAJOR = 1, PACKED_UE8M0 = 2, SWIZZLED_128X4 
 // computed from the products of h and the weight with one factor. The largest product then gives
 // the largest |v|. This halves the instructions. It is off if rows share a warp: the lanes decide
 // together whether products suffice, and a row's bits must not depend on other rows.
-constexpr bool IS_FACTORED = !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT && THREADS_PER_ROW >= 32;
+constexpr bool IS_FACTORED = After::IS_NORM && !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT && THREADS_PER_ROW >= 32;
 
 // Whether a thread tracks the largest magnitude of its columns over all rows.
 constexpr bool FINDS_AMAX = SCALE == FIND || (SCALE == GIVEN && HAS_AMAX);
@@ -37,9 +36,11 @@ __device__ inline float largest_of(const float (&values)[PACK], int k, int left,
 template <bool KEEPS_Y>
 __device__ inline void quantized_values(
     const Params& p, unsigned long long row, unsigned long long first, int k, int left,
-    float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
+    float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK],
+    const After::Waiting& waiting
 ) {
     normalize(values, mean, rstd, weight, bias);
+    After::turn(values, waiting);
     if constexpr (KEEPS_Y && HAS_Y) store_pack(ROW(y, row) + first, k, left, pack<T>(values));
     if constexpr (IS_ROUNDED) {
         #pragma unroll
@@ -180,5 +181,3 @@ __device__ inline void finish_amax(const Params& p, float magnitude) {
         static_cast<float*>(p.scales)[0] = scale_of(p, amax).value;
     }
 }
-
-#endif

@@ -40,7 +40,8 @@ __device__ inline void values_of(const Params& p, const Part& at, int k, const P
     } else {
         float bias[PACK];
         unpack(load_parameter<HAS_BIAS>(p.bias + at.first, k, at.left), bias);
-        quantized_values<KEEPS_Y>(p, at.row, at.first, k, at.left, values, at.mean, at.rstd, weight, bias);
+        const auto waiting = After::load<KEEPS_Y ? Hint::EvictFirst : Hint::Keep>(At{p, at.row, at.first, at.left}, k);
+        quantized_values<KEEPS_Y>(p, at.row, at.first, k, at.left, values, at.mean, at.rstd, weight, bias, waiting);
     }
 }
 

@@ -7,6 +7,11 @@ __device__ inline void load_parameters(const Params& p, const Visit& at, float (
     unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
 }
 
+// What waits for the norm of a pack.
+__device__ inline After::Waiting load_waiting(const Params& p, unsigned long long row, const Visit& at) {
+    return After::load<Hint::EvictFirst>(At{p, row, at.col, at.left()}, 0);
+}
+
 // The largest |v| of the thread's columns.
 __device__ inline float find_amax(const Params& p, unsigned long long row, Visit at, float mean, float rstd) {
     float magnitude = 0.0f;
@@ -14,7 +19,7 @@ __device__ inline float find_amax(const Params& p, unsigned long long row, Visit
         float v[PACK], weight[PACK], bias[PACK];
         unpack(load_h(p, row, at), v);
         load_parameters(p, at, weight, bias);
-        quantized_values<false>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
+        quantized_values<false>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias, load_waiting(p, row, at));
         magnitude = largest_of(v, 0, at.left(), magnitude);
     }
     return magnitude;
@@ -33,7 +38,7 @@ __device__ inline float write_row(
         float v[PACK], weight[PACK], bias[PACK];
         unpack(h, v);
         load_parameters(p, at, weight, bias);
-        quantized_values<true>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias);
+        quantized_values<true>(p, row, at.col, 0, at.left(), v, mean, rstd, weight, bias, load_waiting(p, row, at));
         Before::store_h(At{p, row, at.col, at.left()}, 0, h);
         if constexpr (FINDS_AMAX) largest = largest_of(v, 0, at.left(), largest);
         if constexpr (SCALE == BY_BLOCK) {

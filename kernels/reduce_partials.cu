@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) reduce_part
     const bool is_dbias = blockIdx.x >= tiles || !HAS_DWEIGHT;
     const unsigned long long tile = blockIdx.x >= tiles ? blockIdx.x - tiles : blockIdx.x;
     const unsigned long long col = (tile * THREADS_PER_ROW + thread) * PACK;
-    const float* partials = p.workspace + (HAS_DWEIGHT && is_dbias ? p.partial_rows * stride : 0) + col;
+    const float* partials = p.workspace + group_workspace(p) + (HAS_DWEIGHT && is_dbias ? p.partial_rows * stride : 0) + col;
     wait_for_earlier_kernels();
     admit_next_kernel();
 
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) reduce_part
         if (i * EVERY + group < PARTS) add(sum, shared[i * EVERY + group][thread]);
     add_in_warp(sum);
     if (group > 0 || col >= p.cols) return;
-    G* gradient = is_dbias ? p.dbias : p.dweight;
+    G* gradient = (is_dbias ? p.dbias : p.dweight) + group_column(p);
     const float values[PACK] = {sum.x, sum.y, sum.z, sum.w};
     #pragma unroll
     for (int i = 0; i < PACK; ++i)

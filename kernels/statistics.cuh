@@ -134,8 +134,8 @@ __device__ inline void find_statistics(
 template <class N>
 __device__ inline void store_statistics(const Params& p, unsigned long long row, float mean, float rstd) {
     if (threadIdx.x == 0 && cluster_rank() == 0) {
-        if (IS_LAYER && N::means(p)) N::means(p)[row] = mean;
-        if (N::rstds(p)) N::rstds(p)[row] = rstd;
+        if (IS_LAYER && N::means(p)) N::means(p)[statistic(row)] = mean;
+        if (N::rstds(p)) N::rstds(p)[statistic(row)] = rstd;
     }
 }
 
@@ -148,8 +148,8 @@ __device__ inline void store_statistics(
         #pragma unroll
         for (int u = 0; u < COUNT; ++u) {
             if (exists(u)) {
-                if (IS_LAYER && means) means[at(u).row] = mean[u];
-                if (rstds) rstds[at(u).row] = rstd[u];
+                if (IS_LAYER && means) means[statistic(at(u).row)] = mean[u];
+                if (rstds) rstds[statistic(at(u).row)] = rstd[u];
             }
         }
     }

@@ -13,7 +13,7 @@ fn add(at: u32, value: f32) {
 }
 
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {
-    let at = params.workspace + gradient * partial_stride() + col;
+    let at = PARTIALS + gradient * partial_stride() + col;
     if (col < params.cols) { add(at, sum.x); }
     if (col + 1u < params.cols) { add(at + 1u, sum.y); }
     if (col + 2u < params.cols) { add(at + 2u, sum.z); }

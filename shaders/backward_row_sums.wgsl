@@ -23,5 +23,5 @@ fn main(me: Me) {
         }
     }
     let averages = averages_of(sum_threads(sums, lane));
-    if (exists && thread == 0u) { workspace[(params.row_sums >> 1u) + row] = averages; }
+    if (exists && thread == 0u) { workspace[(params.row_sums >> 1u) + ATROW] = averages; }
 }

@@ -18,7 +18,7 @@ struct Rows {
 }
 
 fn at_scales_columnwise(col: u32, group: u32) -> u32 {
-    return params.scales_columnwise + index_of_scale(col, group, params.scales_columnwise_stride);
+    return params.scales_columnwise + index_of_scale(ATCOL, group, params.scales_columnwise_stride);
 }
 
 // Zeros for a missing row.

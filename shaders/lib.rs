@@ -17,6 +17,7 @@ rmsnorm_gpu::sources! {
     FOLD = "fold.wgsl",
     FORWARD = "forward.wgsl",
     FORWARD_STREAMING = "forward_streaming.wgsl",
+    GATE = "pieces/gate.wgsl",
     GRADIENTS = "gradients.wgsl",
     IO_BF16 = "io_bf16.wgsl",
     IO_F16 = "io_f16.wgsl",

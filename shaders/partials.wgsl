@@ -4,7 +4,7 @@
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {
     let row = gradient * params.partial_rows + params.first_chunk + chunk;
     if (col >= params.cols) { return; }
-    let at = (params.workspace + row * partial_stride() + col) >> 2u;
+    let at = (PARTIALS + row * partial_stride() + col) >> 2u;
     if (params.accumulates == 0u) {
         workspace[at] = sum;
     } else {

@@ -17,7 +17,7 @@ fn main(me: Me) {
     if (col < params.cols && gradient < GRADIENTS) {
         let first = gradient * params.partial_rows;
         for (var row = lane / THREADS_PER_ROW; row < params.partial_rows; row += groups) {
-            sum += workspace[(params.workspace + (first + row) * stride + col) >> 2u];
+            sum += workspace[(PARTIALS + (first + row) * stride + col) >> 2u];
         }
     }
     for (var half = groups / 2u; half > 0u; half /= 2u) {

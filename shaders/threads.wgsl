@@ -52,4 +52,4 @@ fn total(values: vec4<f32>) -> f32 {
 }
 
 // Elements between partial rows of dweight or dbias.
-fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * PADDING; }
+fn partial_stride() -> u32 { return (params.cols + (PADDING - 1u)) / PADDING * SECTIONS; }

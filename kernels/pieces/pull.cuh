@@ -1,20 +1,26 @@
 // What pieces do in backward. What follows the norm in forward turns dy before the sums over the
 // row (`AfterPull`). What comes before it makes h, and turns dx at the end (`BeforePull`).
+// rmsnorm-cuda/src/source.rs chooses both types: those of this file, or of a piece with a gradient
+// of its own.
 //
 // A matrix that a piece reads waits in its `Slot` of the ring, or comes from memory: `load` returns
-// the pack at an address. An empty Slot takes no room. A program has one struct of each name: a
-// piece with a gradient of its own brings another, which rmsnorm-cuda/src/source.rs chooses.
+// the pack at an address. An empty Slot takes no room.
 
 // y is stored: dy is the norm's gradient as it is.
-struct AfterPull {
+struct StorePull {
+    // Whether `values` are of a matrix.
+    static constexpr bool READS_MORE = false;
+
     struct Slot {
         __device__ void start(const At&, int) {}
     };
-    // What a pack needs of the piece's matrices, and the gradients of these matrices.
+    // What a pack needs of the piece's matrices, and the gradients of these matrices. FINDS: `find`
+    // and `store` follow.
     struct Values {};
 
+    template <bool FINDS>
     __device__ static Values values(const Slot&, const At&, int) { return {}; }
-    template <class Load>
+    template <bool FINDS, class Load>
     __device__ static Values values(const At&, const Load&) { return {}; }
 
     // Finds the piece's gradients from dy and the normalized and weighted value, to which no bias
@@ -28,7 +34,9 @@ struct AfterPull {
 
 // h is what forward has stored of x and the residual, and its gradient is that of both.
 // dresidual_out is added to it.
-struct BeforePull {
+struct SumPull {
+    static constexpr bool READS_MORE = false;
+
     struct Slot {
 #if HAS_DRESIDUAL_OUT
         Pack<R> dresidual_out[PACKS][THREADS];
@@ -40,12 +48,18 @@ struct BeforePull {
         }
     };
 
-    __device__ static void unpack_h(const Pack<R>& x, const Slot&, int, float (&h)[PACK]) { unpack(x, h); }
-    template <class Load>
-    __device__ static void unpack_h(const Pack<R>& x, const At&, const Load&, float (&h)[PACK]) { unpack(x, h); }
+    // What h needs besides x.
+    struct Values {};
 
-    // Turns the gradient of h into that of x.
-    __device__ static void pull(const Slot& slot, const At&, int k, float (&dx)[PACK]) {
+    __device__ static Values values(const Slot&, int) { return {}; }
+    template <class Load>
+    __device__ static Values values(const At&, const Load&) { return {}; }
+
+    __device__ static void unpack_h(const Pack<R>& x, const Values&, float (&h)[PACK]) { unpack(x, h); }
+
+    // Turns the gradient of h into that of x, of which there is a pack in the ring. Stores other
+    // gradients of what made h.
+    __device__ static void pull(const Slot& slot, const At&, int k, const Pack<R>&, float (&dx)[PACK]) {
 #if HAS_DRESIDUAL_OUT
         add_pack(slot.dresidual_out[k][threadIdx.x], dx);
 #endif

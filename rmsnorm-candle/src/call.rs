@@ -73,7 +73,7 @@ pub(crate) fn vector<'a, S: Kernels>(operand: Operand<'a, S>) -> Result<AnyIn<'a
 /// Statistics for the backward pass: a [`Statistics`] of some device's storages.
 pub(crate) type Saved = Box<dyn Any + Send + Sync>;
 
-/// A forward pass's statistics: f32, (rows).
+/// A forward pass's statistics: f32, (rows, groups).
 pub(crate) struct Statistics<S> {
     /// Only of layer norm.
     pub(crate) mean: Option<S>,
@@ -95,6 +95,7 @@ pub(crate) struct ForwardCall<'a, S> {
     pub(crate) residual: Option<Operand<'a, S>>,
     pub(crate) weight: Operand<'a, S>,
     pub(crate) bias: Option<Operand<'a, S>>,
+    pub(crate) gate: Option<Operand<'a, S>>,
     /// The weight of the next norm, if there is one after the sum.
     pub(crate) next_weight: Option<Operand<'a, S>>,
     pub(crate) next_bias: Option<Operand<'a, S>>,
@@ -141,8 +142,11 @@ pub(crate) struct BackwardCall<'a, S> {
     /// The tensor that forward normalized.
     pub(crate) x: Operand<'a, S>,
     pub(crate) weight: Operand<'a, S>,
+    /// Only with a gate after the norm.
+    pub(crate) bias: Option<Operand<'a, S>>,
+    pub(crate) gate: Option<Operand<'a, S>>,
     pub(crate) statistics: &'a Statistics<S>,
-    /// The wanted gradients of parameters: `Dweight`, `Dbias`.
+    /// The wanted gradients: `Dweight`, `Dbias`, `Dgate`.
     pub(crate) wanted: TensorSet,
 }
 
@@ -152,6 +156,7 @@ pub(crate) struct Gradients<S> {
     pub(crate) dx: S,
     pub(crate) dweight: Option<S>,
     pub(crate) dbias: Option<S>,
+    pub(crate) dgate: Option<S>,
 }
 
 impl<S: Kernels> BackwardCall<'_, S> {

@@ -2,12 +2,13 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use rmsnorm_core::NormParams;
+use rmsnorm_core::{NormParams, ResidualPlacement, Slot};
 
 /// The tensors of a call.
 pub(crate) struct Args<'a> {
     pub(crate) x: &'a Tensor,
     pub(crate) residual: Option<&'a Tensor>,
+    pub(crate) gate: Option<&'a Tensor>,
     pub(crate) weight: &'a Tensor,
     pub(crate) bias: Option<&'a Tensor>,
     pub(crate) next_weight: Option<&'a Tensor>,
@@ -17,7 +18,7 @@ pub(crate) struct Args<'a> {
 impl<'a> Args<'a> {
     /// All tensors with their names.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> + use<'a> {
-        [("x", Some(self.x)), ("residual", self.residual)]
+        [("x", Some(self.x)), ("residual", self.residual), ("gate", self.gate)]
             .into_iter()
             .filter_map(|(name, tensor)| Some((name, tensor?)))
             .chain(self.vectors())
@@ -42,10 +43,22 @@ impl<'a> Args<'a> {
         if cols == 0 {
             bail!("{name}: the last dimension of x must have at least 1 element, got the shape {:?}", x.shape());
         }
-        if let Some(residual) = self.residual
-            && residual.dims() != x.dims()
-        {
-            bail!("{name}: residual must have the shape {:?} of x, got {:?}", x.shape(), residual.shape());
+        for (arg, tensor) in [("residual", self.residual), ("gate", self.gate)] {
+            if let Some(tensor) = tensor
+                && tensor.dims() != x.dims()
+            {
+                bail!("{name}: {arg} must have the shape {:?} of x, got {:?}", x.shape(), tensor.shape());
+            }
+        }
+        if spec.groups == 0 || !cols.is_multiple_of(spec.groups) {
+            bail!("{name}: groups must divide the {cols} columns of a row, got {}", spec.groups);
+        }
+        let is_after = spec.residual_placement == ResidualPlacement::After;
+        if is_after && (spec.gate.is_some() || spec.groups > 1) {
+            bail!("{name}: a residual after the norm goes with no gate and with one group: add it to the result");
+        }
+        if self.residual.is_some() && spec.gate.is_some_and(|gate| gate.slot == Slot::Before) {
+            bail!("{name}: a gate before the norm goes with no residual: add it to x, or use gate_after");
         }
         for (vector, tensor) in self.vectors() {
             if tensor.dims() != [cols] {

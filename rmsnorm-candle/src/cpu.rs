@@ -54,6 +54,9 @@ impl Kernels for CpuStorage {
             if let Some(residual) = call.residual {
                 inputs = inputs.residual(rows(residual)?);
             }
+            if let Some(gate) = call.gate {
+                inputs = inputs.gate(rows(gate)?);
+            }
             if let Some(next_weight) = call.next_weight {
                 inputs = inputs.next_weight(vector(next_weight)?);
             }
@@ -85,11 +88,18 @@ impl Kernels for CpuStorage {
             if let Some(mean) = mean {
                 inputs = inputs.mean(mean);
             }
+            if let Some(bias) = call.bias {
+                inputs = inputs.bias(vector(bias)?);
+            }
+            if let Some(gate) = call.gate {
+                inputs = inputs.gate(rows(gate)?);
+            }
             let made = CpuBackend::new().backward_vec(spec, inputs, wanted).map_err(Error::wrap)?;
             Ok(Gradients {
                 dx: if is_wider { R::to_cpu_storage_owned(made.dresidual) } else { T::to_cpu_storage_owned(made.dx) },
                 dweight: wanted.has(Tensor::Dweight).then(|| W::to_cpu_storage_owned(made.dweight)),
                 dbias: wanted.has(Tensor::Dbias).then(|| W::to_cpu_storage_owned(made.dbias)),
+                dgate: wanted.has(Tensor::Dgate).then(|| T::to_cpu_storage_owned(made.dgate)),
             })
         })
     }

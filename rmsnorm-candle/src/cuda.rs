@@ -56,7 +56,8 @@ impl Kernels for CudaStorage {
         let (dtypes, len) = (call.dtypes()?, spec.rows * spec.cols);
         let device = &call.x.0.device;
         let room = |name, dtype, len| wanted.has(name).then(|| room(device, dtype, len)).transpose();
-        let statistic = |name| room(name, DType::F32, spec.rows);
+        let statistics = spec.rows * spec.groups;
+        let statistic = |name| room(name, DType::F32, statistics);
         let mut made = Forwarded {
             y: room(Tensor::Y, dtypes.activation, len)?,
             residual_out: room(Tensor::ResidualOut, dtypes.residual, len)?,
@@ -70,14 +71,15 @@ impl Kernels for CudaStorage {
         args.weight = Some(vector(call.weight)?);
         args.bias = call.bias.map(vector).transpose()?;
         args.residual = call.residual.map(rows).transpose()?.map(Source::Read);
+        args.gate = call.gate.map(rows).transpose()?;
         args.next_weight = call.next_weight.map(vector).transpose()?;
         args.next_bias = call.next_bias.map(vector).transpose()?;
         args.y = lend(&mut made.y, len)?.map(Rows::dense);
         args.residual_out = lend(&mut made.residual_out, len)?.map(Rows::dense);
-        args.mean = lend(&mut made.mean, spec.rows)?;
-        args.rstd = lend(&mut made.rstd, spec.rows)?;
-        args.next_mean = lend(&mut made.next_mean, spec.rows)?;
-        args.next_rstd = lend(&mut made.next_rstd, spec.rows)?;
+        args.mean = lend(&mut made.mean, statistics)?;
+        args.rstd = lend(&mut made.rstd, statistics)?;
+        args.next_mean = lend(&mut made.next_mean, statistics)?;
+        args.next_rstd = lend(&mut made.next_rstd, statistics)?;
         let checked = Checked::forward(*spec, args).map_err(Error::wrap)?;
         call.x.0.norms()?.launch(AnyCall::Forward(checked)).map_err(Error::wrap)?;
         Ok(made)
@@ -92,19 +94,24 @@ impl Kernels for CudaStorage {
         let mut dresidual = is_wider.then(|| room(device, dtypes.residual, len)).transpose()?;
         let parameter = |name| call.wanted.has(name).then(|| room(device, dtypes.weight, spec.cols)).transpose();
         let (mut dweight, mut dbias) = (parameter(Tensor::Dweight)?, parameter(Tensor::Dbias)?);
+        let mut dgate = call.wanted.has(Tensor::Dgate).then(|| room(device, dtypes.activation, len)).transpose()?;
 
-        let rstd = call.statistics.rstd.view(0..spec.rows)?;
+        let statistics = spec.rows * spec.groups;
+        let rstd = call.statistics.rstd.view(0..statistics)?;
         let mut args = AnyBackward::<CudaBackend>::new(rows(call.dy)?, rows(call.x)?, rstd, dx.view_mut(0..len)?);
         args.dtypes = dtypes;
         args.weight = Some(vector(call.weight)?);
-        args.mean = call.statistics.mean.as_ref().map(|mean| mean.view(0..spec.rows)).transpose()?;
+        args.mean = call.statistics.mean.as_ref().map(|mean| mean.view(0..statistics)).transpose()?;
+        args.bias = call.bias.map(vector).transpose()?;
+        args.gate = call.gate.map(rows).transpose()?;
+        args.dgate = lend(&mut dgate, len)?.map(Rows::dense);
         args.dresidual = lend(&mut dresidual, len)?.map(Rows::dense);
         args.dweight = lend(&mut dweight, spec.cols)?;
         args.dbias = lend(&mut dbias, spec.cols)?;
         let norms = call.x.0.norms()?;
         let checked = Checked::backward(&norms, *spec, args).map_err(Error::wrap)?;
         norms.launch(AnyCall::Backward(checked)).map_err(Error::wrap)?;
-        Ok(Gradients { dx: dresidual.unwrap_or(dx), dweight, dbias })
+        Ok(Gradients { dx: dresidual.unwrap_or(dx), dweight, dbias, dgate })
     }
 
     fn nothing(&self) -> Result<Self> {

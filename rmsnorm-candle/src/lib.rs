@@ -107,3 +107,4 @@ pub use functions::{
     rms_norm_add_rms_norm, rms_norm_in_place,
 };
 pub use norm::Norm;
+pub use rmsnorm_core::Activation;

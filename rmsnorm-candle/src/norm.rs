@@ -4,11 +4,11 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 
 use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::{NormParams, ResidualPlacement};
+use rmsnorm_core::{Activation, Gate, NormParams, ResidualPlacement, Slot};
 
 use crate::check::Args;
 use crate::native::mix;
-use crate::ops::{in_place, normalize, sum};
+use crate::ops::{gated, in_place, normalize, sum};
 use crate::rows::{is_regular, regular};
 use crate::slow;
 
@@ -20,10 +20,12 @@ use crate::slow;
 /// | none | y |
 /// | [`residual`](Norm::residual) | `(y, h)`: `h = residual + x`, y is the norm of h |
 /// | [`residual_after`](Norm::residual_after) | `h = residual + norm(x)` |
+/// | [`gate_after`](Norm::gate_after), also with `residual` | y is multiplied by an activation of the gate |
+/// | [`gate_before`](Norm::gate_before) | y is the norm of `x` times an activation of the gate |
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
 /// each is rounded once.
 ///
 /// # Gradients
@@ -50,6 +52,7 @@ pub struct Norm<'a, P: Pieces = Alone> {
     params: NormParams,
     bias: Option<&'a Tensor>,
     residual: Option<&'a Tensor>,
+    gate: Option<&'a Tensor>,
     next_weight: Option<&'a Tensor>,
     next_bias: Option<&'a Tensor>,
     pieces: PhantomData<P>,
@@ -108,7 +111,8 @@ impl<'a> Norm<'a> {
     }
 
     pub(crate) fn new(params: NormParams) -> Self {
-        Norm { params, bias: None, residual: None, next_weight: None, next_bias: None, pieces: PhantomData }
+        let (bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None);
+        Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
     }
 
     /// Normalizes `h = residual + x`, rounded to the dtype of the residual.
@@ -121,10 +125,16 @@ impl<'a> Norm<'a> {
         Norm { params: self.params.residual_after(), residual: Some(residual), ..self.with() }
     }
 
+    /// Multiplies `x` by an activation of the gate before the norm, as Mamba2 does. The product is not
+    /// rounded. Not with a residual.
+    pub fn gate_before(self, gate: &'a Tensor, activation: Activation) -> Self {
+        self.gated(gate, activation, Slot::Before)
+    }
+
     /// Overwrites `x` with its norm, for inference.
     ///
     /// # Errors
-    /// As [`rms_norm_in_place`](crate::rms_norm_in_place).
+    /// As [`rms_norm_in_place`](crate::rms_norm_in_place), and with a gate.
     pub fn apply_in_place(&self, x: &Tensor, weight: &Tensor) -> Result<()> {
         self.args(x, weight).overwrite(self.params)
     }
@@ -150,6 +160,36 @@ impl<'a, P: Pieces> Norm<'a, P> {
         Norm { bias: bias.into(), ..self }
     }
 
+    /// Multiplies the norm by an activation of the gate, as Qwen3-Next does: `y = norm(x) * activation(gate)`. Not with a
+    /// residual after the norm.
+    ///
+    /// # Example
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use rmsnorm_candle::{Activation, Norm};
+    /// # fn main() -> candle_core::Result<()> {
+    /// let (x, gate) = (Tensor::new(&[[3f32, -3.0]], &Device::Cpu)?, Tensor::new(&[[0f32, 0.0]], &Device::Cpu)?);
+    /// let weight = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
+    /// let y = Norm::rms(0.0).gate_after(&gate, Activation::Sigmoid).apply(&x, &weight)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[0.5, -1.0]]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gate_after(self, gate: &'a Tensor, activation: Activation) -> Self {
+        self.gated(gate, activation, Slot::After)
+    }
+
+    fn gated(self, gate: &'a Tensor, activation: Activation, slot: Slot) -> Self {
+        let params = NormParams { gate: Some(Gate { activation, slot }), ..self.params };
+        Norm { params, gate: Some(gate), ..self }
+    }
+
+    /// Normalizes this number of groups of columns, each with its own statistics. It divides the columns. Not with a residual
+    /// after the norm.
+    pub fn groups(self, groups: usize) -> Self {
+        Norm { params: NormParams { groups, ..self.params }, ..self }
+    }
+
     /// Computes the norm of the rows of `x`.
     ///
     /// # Errors
@@ -166,14 +206,14 @@ impl<'a, P: Pieces> Norm<'a, P> {
     where
         'a: 'b,
     {
-        let &Norm { bias, residual, next_weight, next_bias, .. } = self;
-        Args { x, residual, weight, bias, next_weight, next_bias }
+        let &Norm { bias, residual, gate, next_weight, next_bias, .. } = self;
+        Args { x, residual, gate, weight, bias, next_weight, next_bias }
     }
 
     /// The same norm, before another piece.
     fn with<Q: Pieces>(self) -> Norm<'a, Q> {
-        let Norm { params, bias, residual, next_weight, next_bias, .. } = self;
-        Norm { params, bias, residual, next_weight, next_bias, pieces: PhantomData }
+        let Norm { params, bias, residual, gate, next_weight, next_bias, .. } = self;
+        Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
     }
 }
 
@@ -184,24 +224,30 @@ impl Args<'_> {
             return self.run_slowly(&params);
         }
         let x = regular(self.x)?;
-        let residual = self.residual.map(regular).transpose()?;
+        let [residual, gate] = [self.residual, self.gate].map(|rows| rows.map(regular).transpose());
+        let (residual, gate) = (residual?, gate?);
         let weight = self.weight.contiguous()?;
         let [bias, next_weight, next_bias] = [self.bias, self.next_weight, self.next_bias].map(contiguous);
         let (bias, next_weight, next_bias) = (bias?, next_weight?, next_bias?);
         let (bias, next_weight, next_bias) = (bias.as_ref(), next_weight.as_ref(), next_bias.as_ref());
         let Some(residual) = &residual else {
-            return Ok((Some(normalize::Normalize::apply(params, &x, &weight, bias)?), None));
+            let y = match &gate {
+                Some(gate) => gated::Gated::apply(params, &x, (&weight, bias), gate)?,
+                None => normalize::Normalize::apply(params, &x, &weight, bias)?,
+            };
+            return Ok((Some(y), None));
         };
-        let args = Args { x: &x, residual: Some(residual), weight: &weight, bias, next_weight, next_bias };
+        let gate = gate.as_ref();
+        let args = Args { x: &x, residual: Some(residual), gate, weight: &weight, bias, next_weight, next_bias };
         let (y, h) = sum::apply(params, &args, residual)?;
         Ok((y, Some(h)))
     }
 
     /// The same with candle's operations.
     fn run_slowly(&self, params: &NormParams) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let &Args { x, residual, weight, bias, next_weight, next_bias } = self;
+        let &Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
         let Some(residual) = residual else {
-            return Ok((Some(slow::normalize(params, x, weight, bias, x.dtype())?), None));
+            return Ok((Some(slow::normalize(params, x, gate, weight, bias, x.dtype())?), None));
         };
         let (h, of_h) = match params.residual_placement {
             ResidualPlacement::Before => (slow::add(x, residual)?, Some((weight, bias))),
@@ -210,14 +256,17 @@ impl Args<'_> {
                 (h, next_weight.map(|weight| (weight, next_bias)))
             }
         };
-        let y = of_h.map(|(weight, bias)| slow::normalize(params, &h, weight, bias, x.dtype())).transpose()?;
+        let y = of_h.map(|(weight, bias)| slow::normalize(params, &h, gate, weight, bias, x.dtype())).transpose()?;
         Ok((y, Some(h)))
     }
 
     /// Normalizes `x` in place.
     fn overwrite(&self, params: NormParams) -> Result<()> {
         let (has_kernels, name) = (self.has_kernels(&params)?, params.name());
-        let &Args { x, weight, bias, .. } = self;
+        let &Args { x, gate, weight, bias, .. } = self;
+        if gate.is_some() {
+            bail!("{name} in place takes no gate: use the form that returns y");
+        }
         if let Some((arg, _)) = self.all().find(|(_, tensor)| tensor.track_op()) {
             bail!(
                 "{name} in place has no gradient, and {arg} is part of a graph: detach() it, or use the form that returns y"
@@ -227,7 +276,7 @@ impl Args<'_> {
             if !x.is_contiguous() {
                 bail!("{name} in place with candle's own operations needs a contiguous x, got {:?}", x.layout());
             }
-            let y = slow::normalize(&params, x, weight, bias, x.dtype())?;
+            let y = slow::normalize(&params, x, None, weight, bias, x.dtype())?;
             return x.slice_set(&y, 0, 0);
         }
         if !is_regular(x.layout()) {
@@ -243,10 +292,14 @@ impl Args<'_> {
     /// As [`Args::check`].
     fn has_kernels(&self, params: &NormParams) -> Result<bool> {
         self.check(params)?;
-        let &Args { x, residual, weight, .. } = self;
+        let &Args { x, residual, gate, weight, .. } = self;
+        let is_gate_like_x = gate.is_none_or(|gate| gate.dtype() == x.dtype());
         let is_one_dtype = self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());
         let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
-        Ok(is_on_device && is_one_dtype && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some())
+        Ok(is_on_device
+            && is_one_dtype
+            && is_gate_like_x
+            && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some())
     }
 }
 

@@ -8,6 +8,7 @@
 //! | operation | node | cell |
 //! |---|---|---|
 //! | [`normalize::Normalize`] | y from x, weight and bias; or from a sum, without computing | the statistics, and y until it is taken |
+//! | [`gated::Gated`] | y from x or a sum, the parameters and the gate | as [`normalize::Normalize`] |
 //! | [`sum`] | residual + x, or residual + norm(x); one kernel also computes y, if wanted | the statistics of the norm of x |
 //! | [`differentiate`] | none: `bwd` runs it for the gradients | the parameters' gradients |
 //! | [`in_place`] | none: overwrites x with y | |
@@ -52,7 +53,9 @@ macro_rules! on_devices {
 
 mod cell;
 mod differentiate;
+pub(crate) mod gated;
 pub(crate) mod in_place;
 mod lend;
 pub(crate) mod normalize;
+mod parameters;
 pub(crate) mod sum;

@@ -1,40 +1,70 @@
 //! The norms as chains of candle's own operations, with candle's gradients: for devices and dtypes
 //! that our kernels do not take.
 
-use candle_core::{D, DType, Result, Tensor};
-use rmsnorm_core::{Norm, NormParams};
+use candle_core::{D, DType, Error, Result, Tensor};
+use rmsnorm_core::{Activation, Norm, NormParams, Slot};
 
 /// The norm of `h` in `dtype`. Computed in f32, or in f64 if a tensor or the result is f64, and
 /// rounded once.
 pub(crate) fn normalize(
     spec: &NormParams,
     h: &Tensor,
+    gate: Option<&Tensor>,
     weight: &Tensor,
     bias: Option<&Tensor>,
     dtype: DType,
 ) -> Result<Tensor> {
-    unrounded(spec, h, weight, bias, dtype)?.to_dtype(dtype)
+    unrounded(spec, h, gate, weight, bias, dtype)?.to_dtype(dtype)
 }
 
 /// The same, not rounded to `dtype`.
-fn unrounded(spec: &NormParams, h: &Tensor, weight: &Tensor, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
-    let wide = wide([Some(dtype), Some(h.dtype()), Some(weight.dtype()), bias.map(|bias| bias.dtype())]);
-    let cols = h.dim(D::Minus1)? as f64;
-    let h = h.to_dtype(wide)?;
+fn unrounded(
+    spec: &NormParams,
+    h: &Tensor,
+    gate: Option<&Tensor>,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    dtype: DType,
+) -> Result<Tensor> {
+    let of = |tensor: Option<&Tensor>| tensor.map(Tensor::dtype);
+    let wide = wide([Some(dtype), Some(h.dtype()), of(gate), Some(weight.dtype()), of(bias)]);
+    let factor = spec
+        .gate
+        .zip(gate)
+        .map(|(gate, z)| Ok::<_, Error>((gate.slot, activate(gate.activation, &z.to_dtype(wide)?)?)));
+    let factor = factor.transpose()?;
+    let times = |slot: Slot, rows: Tensor| match &factor {
+        Some((place, factor)) if *place == slot => rows * factor,
+        Some(_) | None => Ok(rows),
+    };
+    let (shape, groups) = (h.shape(), spec.groups);
+    let width = h.dim(D::Minus1)? / groups;
+    let cols = width as f64;
+    let h = times(Slot::Before, h.to_dtype(wide)?)?.reshape((h.elem_count() / (groups * width), groups, width))?;
     let centred = match spec.norm {
         Norm::Rms => h,
         Norm::Layer => h.broadcast_sub(&(h.sum_keepdim(D::Minus1)? / cols)?)?,
     };
     let var = (centred.sqr()?.sum_keepdim(D::Minus1)? / cols)?;
-    let x_hat = centred.broadcast_div(&(var + spec.eps)?.sqrt()?)?;
+    let x_hat = centred.broadcast_div(&(var + spec.eps)?.sqrt()?)?.reshape(shape)?;
     let mut weight = weight.to_dtype(wide)?;
     if spec.weight_offset != 0.0 {
         weight = (weight + f64::from(spec.weight_offset))?;
     }
     let y = x_hat.broadcast_mul(&weight)?;
-    match bias {
-        None => Ok(y),
-        Some(bias) => y.broadcast_add(&bias.to_dtype(wide)?),
+    let y = match bias {
+        None => y,
+        Some(bias) => y.broadcast_add(&bias.to_dtype(wide)?)?,
+    };
+    times(Slot::After, y)
+}
+
+/// `activation(z)`.
+fn activate(activation: Activation, z: &Tensor) -> Result<Tensor> {
+    match activation {
+        Activation::Silu => z.silu(),
+        // Without an exponential function that overflows.
+        Activation::Sigmoid => ((z * 0.5)?.tanh()? + 1.0)? * 0.5,
     }
 }
 
@@ -46,7 +76,7 @@ pub(crate) fn normalize_add(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    add(&unrounded(spec, x, weight, bias, residual.dtype())?, residual)
+    add(&unrounded(spec, x, None, weight, bias, residual.dtype())?, residual)
 }
 
 /// `residual + x`, rounded to the dtype of `residual`.

@@ -8,6 +8,7 @@ pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;
 pub(crate) mod family;
+pub(crate) mod groups;
 pub(crate) mod kind;
 pub(crate) mod presence;
 pub(crate) mod profiles;
@@ -15,6 +16,7 @@ pub(crate) mod quantized;
 pub(crate) mod sums;
 
 use std::fmt;
+use std::iter::Peekable;
 use std::str::FromStr;
 
 use rmsnorm_spec::quant::QuantSpec;
@@ -140,6 +142,8 @@ pub struct Case {
     pub parts: usize,
     /// The function of the gate; silu if there is no gate.
     pub activation: Activation,
+    /// The number of groups of columns, each with its own statistics.
+    pub groups: usize,
 }
 
 impl Case {
@@ -163,7 +167,13 @@ impl Case {
             quant: None,
             parts: if kind.has_parts() { 2 } else { 1 },
             activation: Activation::Silu,
+            groups: 1,
         }
+    }
+
+    /// Columns of a group.
+    pub(crate) const fn width(&self) -> usize {
+        self.cols / self.groups
     }
 
     /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
@@ -177,7 +187,7 @@ impl Case {
     /// The `NormSpec` of its calls.
     pub fn spec(&self) -> NormSpec {
         let spec = NormSpec::new(self.norm, self.rows, self.cols, self.eps);
-        let spec = spec.weight_offset(self.weight_offset).cast_order(self.cast_order);
+        let spec = spec.weight_offset(self.weight_offset).cast_order(self.cast_order).groups(self.groups);
         match self.kind.gate() {
             Some(Slot::Before) => spec.gate_before(self.activation),
             Some(Slot::After) => spec.gate_after(self.activation),
@@ -226,6 +236,9 @@ impl Case {
         }
         if self.kind.gate().is_none() {
             self.activation = Activation::Silu;
+        }
+        if self.kind.is_after() || self.groups == 0 || !self.cols.is_multiple_of(self.groups) {
+            self.groups = 1;
         }
         if ends {
             let mut gradients = given.intersection(presence::of_norm(Direction::Backward, self.kind.pieces));
@@ -326,9 +339,15 @@ impl fmt::Display for Case {
         if self.kind.gate().is_some() {
             write!(f, ":{}", self.activation.name())?;
         }
+        if self.groups > 1 {
+            write!(f, ":{OF_COLUMNS}{}", self.groups)?;
+        }
         self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
+
+/// What is before the number of groups of columns in an id.
+const OF_COLUMNS: &str = "colgroups";
 
 /// The error for a string that is not the id of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -353,7 +372,7 @@ impl FromStr for Case {
     type Err = ParseCaseError;
 
     fn from_str(id: &str) -> Result<Self, Self::Err> {
-        let mut fields = id.split(':');
+        let mut fields = id.split(':').peekable();
         let error = |what, why| ParseCaseError { id: id.into(), what, why };
         let case = parse_fields(&mut fields).map_err(|what| error(what, "cannot be read"))?;
         if case.largest_tensor() > MAX_ELEMENTS {
@@ -364,7 +383,7 @@ impl FromStr for Case {
     }
 }
 
-fn parse_fields<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Result<Case, &'static str> {
+fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Result<Case, &'static str> {
     fn field<'a, T>(
         fields: &mut impl Iterator<Item = &'a str>,
         what: &'static str,
@@ -393,6 +412,10 @@ fn parse_fields<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Result<Case, 
         activation: match kind.gate() {
             Some(_) => field(fields, "the activation", Activation::from_name)?,
             None => Activation::Silu,
+        },
+        groups: match fields.next_if(|field| field.starts_with(OF_COLUMNS)) {
+            Some(groups) => parse_after(OF_COLUMNS, groups).ok_or("the groups of columns")?,
+            None => 1,
         },
         quant: kind.is_quantized().then(|| field(fields, "the quantization", quantized::parse)).transpose()?,
         ..plain

@@ -141,7 +141,7 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
         return of_pieces(norm, kind).collect();
     }
     if kind.is_quantized() {
-        return quantized_cases(norm);
+        return of_pieces(norm, kind).chain(quantized_cases(norm)).collect();
     }
     let mut cases: Vec<Case> = of_pieces(norm, kind).collect();
     cases.extend([
@@ -178,12 +178,12 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The small cases of the pieces: of gates, which have no others; of parts, because two are too few for some bugs, and of tensors
+/// The small cases of the pieces: of gates, which have no others; of groups of columns; of parts, because two are too few for some bugs, and of tensors
 /// that bring a piece.
 fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
     let is_of = move |case: &Case| {
         let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;
-        let has_some = kind.has_parts() || kind.gate().is_some() || Kind::BEFORE.contains(&kind);
+        let has_some = case.groups > 1 || kind.has_parts() || kind.gate().is_some() || Kind::BEFORE.contains(&kind);
         is_small && case.norm == norm && case.kind == kind && has_some
     };
     pieces::lists().flat_map(|lists| (lists.smoke)()).filter(is_of)

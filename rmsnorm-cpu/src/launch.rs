@@ -196,9 +196,9 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
 /// Refuses calls that this backend lacks.
 ///
 /// # Errors
-/// `Unsupported` for locks and atomics, and for groups of columns with parts or codes.
+/// `Unsupported` for locks and atomics, and for groups of columns with parts.
 pub(crate) fn require_supported(problem: &Problem) -> Result<(), Error> {
-    if problem.parts > 1 || problem.quant.is_some() {
+    if problem.parts > 1 {
         problem.require_one_group("cpu")?;
     }
     match problem.grad_reduction {

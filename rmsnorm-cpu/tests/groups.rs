@@ -1,9 +1,10 @@
 //! Groups of columns: a call has the bits of one call per group, on the columns of the group.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
-use rmsnorm_conformance::testing::values;
-use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa};
-use rmsnorm_spec::{Activation, Element, Norm, NormSpec, Rows, Slot, bf16};
+use rmsnorm_conformance::testing::{exact, values};
+use rmsnorm_cpu::{Backward, CpuBackend, Forward, Isa, QuantizedForward};
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
+use rmsnorm_spec::{Activation, DType, Element, F8E4M3, Norm, NormSpec, Rows, Slot, bf16, reference};
 
 const ROWS: usize = 70;
 const WIDTH: usize = 37;
@@ -115,4 +116,44 @@ fn groups_are_calls<T: Element>() {
 fn a_call_has_the_bits_of_a_call_per_group() {
     groups_are_calls::<f32>();
     groups_are_calls::<bf16>();
+}
+
+/// Codes of both copies, whose blocks lie across groups, are those of the y that forward stores.
+#[test]
+fn codes_are_those_of_all_groups() {
+    let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Mx { rounding: ScaleRounding::Up });
+    let given = Tensors::<f32>::new();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let backend = CpuBackend::with_isa_and_threads(isa, 2).unwrap();
+        for norm in Norm::ALL {
+            let plain = NormSpec::new(norm, ROWS, COLS, 1e-5).weight_offset(0.5).groups(GROUPS);
+            for spec in [plain, plain.gate_after(Activation::Silu), plain.gate_before(Activation::Sigmoid)] {
+                let (is_layer, is_gated) = (norm == Norm::Layer, spec.gate.is_some());
+                let mut expected = given.clone();
+                let args = Forward::new(&given.x, &mut expected.y).weight(&given.weight).bias(&given.bias);
+                let args = if is_gated { args.gate(&given.gate) } else { args }.rstd(&mut expected.rstd);
+                backend.forward(&spec, if is_layer { args.mean(&mut expected.mean) } else { args }).unwrap();
+
+                let mut got = given.clone();
+                let mut codes = [(); 2].map(|()| vec![F8E4M3::from_bits(0); ROWS * COLS]);
+                let mut scales = vec![0u8; quant.scales_len(ROWS, COLS).unwrap()];
+                let mut of_columns = vec![0u8; quant.columnwise().scales_len(COLS, ROWS).unwrap()];
+                let [rowwise, columnwise] = &mut codes;
+                let args = QuantizedForward::new(quant, &given.x, rowwise).scales_e8m0(&mut scales);
+                let args = args.codes_columnwise(columnwise).scales_columnwise_e8m0(&mut of_columns);
+                let args = args.weight(&given.weight).bias(&given.bias).y(&mut got.y);
+                let args = if is_gated { args.gate(&given.gate) } else { args }.rstd(&mut got.rstd);
+                backend.quantized_forward(&spec, if is_layer { args.mean(&mut got.mean) } else { args }).unwrap();
+
+                assert!(got.y == expected.y, "{isa} {spec:?}");
+                assert_eq!((got.mean, got.rstd), (expected.mean, expected.rstd));
+                let v = exact(&got.y);
+                let transposed: Vec<f64> = (0..ROWS * COLS).map(|i| v[i % ROWS * COLS + i / ROWS]).collect();
+                for (codes, (v, cols)) in codes.iter().zip([(v, COLS), (transposed, ROWS)]) {
+                    let expected = reference::quantize(&quant, cols, &v, DType::F32, None).codes;
+                    assert!(codes.iter().map(F8E4M3::to_bits).eq(expected), "{isa} {spec:?}");
+                }
+            }
+        }
+    }
 }

@@ -22,7 +22,8 @@ impl Harness for CudaBackend {
     /// a root and a division (math.md, section 8). Averages are products with a rounded `1 / cols`.
     /// Subnormals are kept.
     fn arithmetic(&self) -> Arithmetic {
-        Arithmetic { depth_cols: sum_depth, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
+        let exp_error = |z| (5.0 + 1.25 * z) * Arithmetic::IEEE.unit_roundoff;
+        Arithmetic { exp_error, depth_cols: sum_depth, depth_rows: policy_depth_rows, ..Arithmetic::IEEE }
     }
 
     fn device(&self) -> String {

@@ -10,8 +10,7 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Piece, PieceSet, Problem, Span, Statistics, Storage,
-    Tensor, TensorShape,
+    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -75,6 +74,9 @@ impl NormBackend for CudaBackend {
     }
 }
 
+/// The most groups of columns: blocks of a grid's second dimension.
+const MOST_GROUPS: usize = 65_535;
+
 /// The span of a view. Device addresses are unique in a process, across devices, so all memory
 /// counts as one allocation.
 fn span<T>(view: &impl DevicePtr<T>) -> Span {
@@ -86,16 +88,22 @@ fn span<T>(view: &impl DevicePtr<T>) -> Span {
     Span { allocation: 0, start, len: view.len() }
 }
 
-/// Refuses pieces that this backend lacks: gates and groups of columns.
-fn require_pieces(problem: &Problem) -> Result<(), Error> {
-    problem.require_one_group(BACKEND)?;
-    problem.require_pieces(BACKEND, PieceSet::of(&Piece::ALL).without(Piece::GateBefore).without(Piece::GateAfter))
+/// Refuses groups of columns beyond a grid's limit, and those whose codes share a scale.
+fn require_groups(problem: &Problem) -> Result<(), Error> {
+    if problem.groups > MOST_GROUPS {
+        let (groups, cols) = (problem.groups, problem.cols);
+        let rule = format!(
+            "the cuda backend takes up to {MOST_GROUPS} groups of columns, got {groups} of {cols} columns: reshape to more rows"
+        );
+        return Err(Error::Unsupported { rule });
+    }
+    if problem.quant.is_some() { problem.require_one_group(BACKEND) } else { Ok(()) }
 }
 
 /// Plans a call and enqueues its steps.
 fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(), Error> {
     let (spec, problem) = (*call.spec(), *call.problem());
-    require_pieces(&problem)?;
+    require_groups(&problem)?;
     let mut tensors = Tensors::new(backend.stream(), problem).with_part_stride(call.part_stride());
     match call.visit(&mut tensors)? {
         None => enqueue(backend, &spec, &problem, &tensors),
@@ -147,6 +155,7 @@ fn enqueue_plan(
     if let Some(half) = half {
         params.inv_cols = inv_cols(half.whole_cols);
     }
+    params.workspace_of_group = plan.workspace.of_group as u64;
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
     params.locks = workspace + bytes_of(plan.workspace.locks);
@@ -168,9 +177,10 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     params.eps = spec.eps;
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
-    params.cols = problem.cols as u64;
+    let cols = plan::group(problem).cols;
+    params.cols = cols as u64;
     params.parts = problem.parts as u64;
-    params.inv_cols = inv_cols(problem.cols);
+    params.inv_cols = inv_cols(cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     Ok(())
 }
@@ -223,10 +233,15 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Problem) -> usize) -> Result<(), Error> {
     let kernels = backend.kernels();
     for problem in problems {
-        require_pieces(problem)?;
+        require_groups(problem)?;
         rows_per_group(problem)?;
     }
-    let plan = |problem: &Problem| plan::plan(problem, access_of(alignment(problem) as u64), kernels.caps());
+    let access = |problem: &Problem| {
+        let access = access_of(alignment(problem) as u64);
+        // The columns of a group are a stride too.
+        if problem.groups > 1 { access.min(dense_access_bytes(problem)) } else { access }
+    };
+    let plan = |problem: &Problem| plan::plan(problem, access(problem), kernels.caps());
     kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
 }
 
@@ -261,6 +276,8 @@ pub(crate) fn access_bytes(problem: &Problem, params: &Params) -> u32 {
         let strides = if problem.rows > 1 { row_stride | group_stride } else { 0 };
         // The same holds for every part of a row.
         let strides = if tensor == Tensor::X { strides | params.part_stride } else { strides };
+        // And for every group of columns.
+        let strides = if problem.groups > 1 { strides | plan::group(problem).cols as u64 } else { strides };
         let size = problem.storage(tensor).map_or(0, Storage::size) as u64;
         // A pack has as many codes as the widest matrix has elements in 16 bytes.
         let scale = if tensor == Tensor::Codes { plan::widest_input(problem) as u64 } else { 1 };
@@ -410,6 +427,23 @@ mod tests {
         assert_eq!(rows_per_group(&forward(5)).unwrap(), (0, 0));
         let beyond = Problem { rows_per_group: Some(2), ..forward(1 << 32) };
         assert!(matches!(rows_per_group(&beyond), Err(Error::Unsupported { .. })));
+    }
+
+    /// A group begins in the middle of a row, also of the only one.
+    #[test]
+    fn the_columns_of_a_group_count_as_a_stride() {
+        for (groups, expected) in [(1, 16), (2, 16), (4, 16), (8, 16), (16, 8), (32, 4), (64, 2)] {
+            for rows in [1, 2] {
+                let problem = Problem { groups, ..forward(rows) };
+                let params = params([(Tensor::X, matrix(0x1000, 64)), (Tensor::Weight, matrix(0x2000, 0))]);
+                assert_eq!(access_bytes(&problem, &params), expected, "{groups} {rows}");
+                assert_eq!(dense_access_bytes(&problem), expected, "{groups} {rows}");
+            }
+        }
+        let most = |groups| require_groups(&Problem { groups, cols: groups, ..forward(2) });
+        assert!(most(MOST_GROUPS).is_ok() && most(MOST_GROUPS + 1).is_err());
+        let quant = Some(QuantSpec::new(rmsnorm_spec::quant::CodeType::E4m3, ScaleKind::Row));
+        assert!(require_groups(&Problem { groups: 2, quant, ..forward(2) }).is_err());
     }
 
     #[test]

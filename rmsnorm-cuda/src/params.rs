@@ -32,6 +32,7 @@ enum Of {
     Locks,
     Codes,
     Groups,
+    ColumnGroups,
     Parts,
 }
 
@@ -84,6 +85,8 @@ params! {
     rows_per_group: u64 as "unsigned long long", Groups;
     /// 2^64 / `rows_per_group`, rounded up: a product with it replaces a division.
     group_reciprocal: u64 as "unsigned long long", Groups;
+    /// Elements from the workspace of one group of columns to the next.
+    workspace_of_group: u64 as "unsigned long long", ColumnGroups;
     /// The number of matrices that x is the sum of.
     parts: u64 as "unsigned long long", Parts;
     /// Elements between parts.
@@ -173,6 +176,7 @@ fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
         Of::Locks => call.accumulate == Accumulate::Locks,
         Of::Codes => call.quant.is_some(),
         Of::Groups => call.has_row_groups,
+        Of::ColumnGroups => key.has_column_groups,
         Of::Parts => key.pieces().has(Piece::Parts),
     };
     let numbers = NUMBERS.iter().filter(move |number| has(number) == is_there);

@@ -47,7 +47,7 @@ pub(crate) use tuning::{
 };
 
 /// Tensors for which no program is compiled anew: those of every call; those whose address kernels
-/// test (all that forward saves); and those that follow from the kind of scale or belong to programs of their own.
+/// test (all that forward saves, and the gradient of a gate); and those that follow from the kind of scale or belong to programs of their own.
 const NO_OPTIONS: TensorSet = TensorSet::of(&[
     Tensor::X,
     Tensor::Dy,
@@ -68,8 +68,12 @@ const NO_OPTIONS: TensorSet = TensorSet::of(&[
 const FORWARD: TensorSet = Direction::Forward.reads().difference(NO_OPTIONS);
 /// The optional tensors of backward, and of its statistics, to which the residual's gradient is added afterwards.
 const BACKWARD: TensorSet = Direction::Backward.reads().union(Direction::Backward.writes()).difference(NO_OPTIONS);
-const BACKWARD_STATISTICS: TensorSet =
-    Direction::Backward.reads().difference(NO_OPTIONS).difference(Piece::Residual.tensors(Direction::Backward));
+/// Nor does a bias, which a gate's gradient needs, belong to these.
+const BACKWARD_STATISTICS: TensorSet = Direction::Backward
+    .reads()
+    .difference(NO_OPTIONS)
+    .difference(Piece::Residual.tensors(Direction::Backward))
+    .without(Tensor::Bias);
 /// The optional tensors of a quantized forward, and of its copy along columns, which reads them again.
 const CODES: TensorSet = COLUMNWISE.union(Direction::QuantizedForward.writes().difference(NO_OPTIONS));
 const COLUMNWISE: TensorSet = Direction::QuantizedForward.reads().difference(NO_OPTIONS);
@@ -178,6 +182,8 @@ pub(crate) struct KernelKey {
     /// included, also in place.
     pub(crate) call: CallKey,
     pub(crate) tile: Tile,
+    /// Whether blocks have a group of columns each. The number of groups is a run-time value.
+    pub(crate) has_column_groups: bool,
     /// The number of ranks with an x to add; 1 in programs without ranks.
     pub(crate) ranks: u32,
 }
@@ -193,7 +199,7 @@ pub(crate) enum Step {
 }
 
 /// The launches and the workspace of one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The steps, in order.
     pub(crate) steps: [Option<Step>; 4],
@@ -204,6 +210,9 @@ pub(crate) struct Plan {
     /// Rows of partial sums: one per chunk, one per group of `Locks`, or a few; none for a split
     /// call.
     pub(crate) partial_rows: u64,
+    /// Groups of columns: each launch has as many times its blocks, and each group a workspace of
+    /// this layout.
+    pub(crate) groups: u32,
 }
 
 /// Bytes of the widest access.
@@ -220,8 +229,12 @@ impl Step {
     fn clear(tensor: Tensor, first: usize, bytes: usize) -> Self {
         let tile = Tile { pack: 8, packs: 1, threads_per_row: 32, groups: 1, blocks_per_sm: 32, ..Tile::NONE };
         let key = key(&Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]), Program::Clear, tile);
+        Step::clear_with(key, tensor, first, bytes)
+    }
+
+    fn clear_with(key: KernelKey, tensor: Tensor, first: usize, bytes: usize) -> Self {
         // Each block loops over further pieces.
-        let grid = bytes.div_ceil(CLEARED_PIECE * tile.threads() as usize).min(MOST_CLEARING_BLOCKS) as u32;
+        let grid = bytes.div_ceil(CLEARED_PIECE * key.tile.threads() as usize).min(MOST_CLEARING_BLOCKS) as u32;
         Step::Clear { key, grid, tensor, first, bytes }
     }
 
@@ -231,7 +244,34 @@ impl Step {
     }
 }
 
+impl Default for Plan {
+    fn default() -> Self {
+        let (steps, workspace) = ([None; 4], Workspace::default());
+        Plan { steps, workspace, chunks: 0, partial_rows: 0, groups: 1 }
+    }
+}
+
 impl Plan {
+    /// The plan of several groups of columns, from that of one.
+    fn of_groups(self, groups: usize) -> Self {
+        // Each begins on 16 bytes.
+        let of_group = self.workspace.len.next_multiple_of(4);
+        let steps = self.steps.map(|step| {
+            step.map(|step| match step {
+                // From the first group to the last.
+                Step::Clear { key, tensor, first, bytes, .. } => {
+                    Step::clear_with(key, tensor, first, bytes + (groups - 1) * of_group * size_of::<f32>())
+                }
+                Step::Launch { key, grid, cluster, threads, shared_bytes } => {
+                    let key = KernelKey { has_column_groups: true, ..key };
+                    Step::Launch { key, grid, cluster, threads, shared_bytes }
+                }
+            })
+        });
+        let workspace = Workspace { len: of_group * groups, of_group, ..self.workspace };
+        Plan { steps, workspace, groups: groups as u32, ..self }
+    }
+
     /// The kernels of the plan, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = KernelKey> + use<> {
         self.steps.into_iter().flatten().map(|step| match step {
@@ -250,6 +290,8 @@ pub(crate) struct Workspace {
     pub(crate) row_sums: usize,
     /// The number of elements, with room for the rounding.
     pub(crate) len: usize,
+    /// Elements from the workspace of one group of columns to the next.
+    pub(crate) of_group: usize,
 }
 
 /// Up to this many senders, every thread adds the sums of a row itself, in a tree, which is faster
@@ -286,6 +328,22 @@ pub(crate) fn unsplit_from(dtype: DType, caps: &Caps) -> Option<(usize, usize)> 
 
 /// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
+    match problem.groups {
+        0 | 1 => of_group(problem, access_bytes, caps),
+        groups => {
+            // A group is a problem of its own, on a share of the device.
+            let sms = (caps.sms as usize / groups).max(1) as u32;
+            of_group(&group(problem), access_bytes, &Caps { sms, ..*caps }).of_groups(groups)
+        }
+    }
+}
+
+/// The problem of one group of columns.
+pub(crate) const fn group(problem: &Problem) -> Problem {
+    Problem { cols: problem.cols / problem.groups, groups: 1, ..*problem }
+}
+
+fn of_group(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
     match (problem.direction, &problem.quant) {
         (Direction::QuantizedForward, Some(quant)) => quantized_forward::plan(problem, quant, access_bytes, caps),
         // A quantized problem always has a `quant`.
@@ -307,7 +365,10 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
 /// is refused.
 pub fn workspace_len_bound(problem: &Problem) -> usize {
     match problem.direction {
-        Direction::Backward => backward::workspace_len_bound(problem),
+        Direction::Backward => match problem.groups {
+            0 | 1 => backward::workspace_len_bound(problem),
+            groups => backward::workspace_len_bound(&group(problem)).next_multiple_of(4) * groups,
+        },
         Direction::Forward | Direction::QuantizedForward => 0,
     }
 }
@@ -342,7 +403,7 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    let key = KernelKey { program, call, tile, ranks: 1 };
+    let key = KernelKey { program, call, tile, has_column_groups: false, ranks: 1 };
     KernelKey { tile: Tile { reads: reads(&key), ..tile }, ..key }
 }
 

@@ -9,14 +9,14 @@ use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DTypes, Direction, Norm, Piece, PieceSet, Tensor, TensorSet};
+use rmsnorm_spec::{Activation, CastOrder, DTypes, Direction, Gate, Norm, Piece, Slot, Tensor, TensorSet};
 
 use crate::caps::Arch;
 use crate::params::{self, Columns, MOST_COLUMN_RANKS};
 use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each header may use the headers before it.
-const HEADERS: [Source; 10] = [
+const HEADERS: [Source; 9] = [
     kernels::DTYPE,
     kernels::PARAMS,
     kernels::REDUCE,
@@ -26,7 +26,6 @@ const HEADERS: [Source; 10] = [
     kernels::AFFINE,
     kernels::GRADIENTS,
     kernels::CODES,
-    kernels::QUANTIZE,
 ];
 
 /// The number of [`HEADERS`] before the kernel's `Params`.
@@ -39,16 +38,16 @@ const fn files(program: Program) -> &'static [Source] {
         Program::ForwardCluster => &[kernels::FORWARD_CLUSTER],
         Program::ForwardLong => &[kernels::FORWARD_LONG],
         Program::ForwardStreaming => &[kernels::FORWARD_VISITS, kernels::FORWARD_STREAMING],
-        Program::Backward => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD],
-        Program::BackwardSplit => &[kernels::PULL, kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
-        Program::BackwardRowSums | Program::BackwardColumns => {
-            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING]
-        }
+        Program::Backward => &[kernels::BACKWARD_ROWS, kernels::BACKWARD],
+        Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
+        Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING],
         Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
-        Program::QuantizedForward => &[kernels::QUANTIZED_FORWARD],
-        Program::QuantizedForwardStreaming => &[kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING],
+        Program::QuantizedForward => &[kernels::QUANTIZE, kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardStreaming => {
+            &[kernels::QUANTIZE, kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING]
+        }
         Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
-        Program::Columnwise => &[kernels::COLUMNWISE],
+        Program::Columnwise => &[kernels::QUANTIZE, kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
         Program::PartialStatistics => {
             &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::COLUMN_STATISTICS]
@@ -57,11 +56,9 @@ const fn files(program: Program) -> &'static [Source] {
             &[kernels::FORWARD_VISITS, kernels::COLUMNS, kernels::FORWARD_COLUMNS, kernels::FORWARD_GIVEN]
         }
         Program::PartialBackwardStatistics => {
-            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
+            &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_STATISTICS]
         }
-        Program::BackwardWithStatistics => {
-            &[kernels::PULL, kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN]
-        }
+        Program::BackwardWithStatistics => &[kernels::BACKWARD_VISITS, kernels::COLUMNS, kernels::BACKWARD_GIVEN],
         #[cfg(feature = "peers")]
         Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
@@ -73,20 +70,53 @@ const fn files(program: Program) -> &'static [Source] {
     }
 }
 
-/// Whether the program is a schedule around `Before` and `After`: it is of forward, and reads rows of
-/// a norm.
+/// Whether the program is a schedule around what pieces do: it reads rows of a norm.
 const fn has_pieces(program: Program) -> bool {
-    !program.is_backward() && !program.info().optional.is_empty()
+    let info = program.info();
+    !info.is_reduction && !info.optional.is_empty()
 }
 
 /// What comes before the statistics and after the norm: the files, and two types in them. A file is
 /// there only if its tensors are.
-fn pieces(pieces: PieceSet) -> (Vec<Source>, String) {
+fn pieces(key: &KernelKey) -> (Vec<Source>, String) {
+    if key.program.is_backward() { pulls(&key.call) } else { chain(key) }
+}
+
+/// The type of the gate's activation.
+const fn activation(call: &CallKey) -> &'static str {
+    match call.gate {
+        Some(Gate { activation: Activation::Silu, .. }) => "Silu",
+        Some(Gate { activation: Activation::Sigmoid, .. }) => "Sigmoid",
+        None => "void",
+    }
+}
+
+/// The pieces of a backward program.
+fn pulls(call: &CallKey) -> (Vec<Source>, String) {
+    let of_gate = |slot| call.gate.is_some_and(|gate| gate.slot == slot);
+    let activation = activation(call);
+    let after = if of_gate(Slot::After) { format!("GateAfterPull<{activation}>") } else { "StorePull".into() };
+    let before = if of_gate(Slot::Before) { format!("GateBeforePull<{activation}>") } else { "SumPull".into() };
+    let files = [kernels::PULL].into_iter().chain(call.gate.map(|_| kernels::GATE)).collect();
+    (files, format!("using AfterPull = {after};\nusing BeforePull = {before};\n"))
+}
+
+/// The pieces of a forward program.
+fn chain(key: &KernelKey) -> (Vec<Source>, String) {
+    let (pieces, activation) = (key.pieces(), activation(&key.call));
     let mut files = vec![kernels::NORM, kernels::X, kernels::STORE];
     let (mut before, mut after, mut next) = ("X".to_owned(), "Store".to_owned(), "void");
     // From the inner types to those that wrap them.
     for piece in Piece::ALL.into_iter().rev().filter(|piece| pieces.has(*piece)) {
         files.extend(match piece {
+            Piece::GateBefore => {
+                before = format!("GateBefore<{activation}>");
+                Some(kernels::GATE)
+            }
+            Piece::GateAfter => {
+                after = format!("GateAfter<{activation}>");
+                Some(kernels::GATE)
+            }
             Piece::Parts => {
                 before = format!("Parts<{before}>");
                 Some(kernels::PARTS)
@@ -103,8 +133,8 @@ fn pieces(pieces: PieceSet) -> (Vec<Source>, String) {
                 after = format!("ResidualAfter<{next}>");
                 Some(kernels::RESIDUAL_AFTER)
             }
-            // The programs of codes quantize themselves, and `launch` refuses gates.
-            Piece::Quantize | Piece::GateBefore | Piece::GateAfter => None,
+            // The programs of codes quantize themselves.
+            Piece::Quantize => None,
         });
     }
     (files, format!("using Before = {before};\nusing H = Before::Value;\nusing After = {after};\n"))
@@ -122,7 +152,7 @@ pub(crate) fn text(key: &KernelKey) -> String {
     };
     let (before, after) = HEADERS.split_at(BEFORE_PARAMS);
     let params = format!("#line 1 \"{}\"\n{}\n", params::FILE, params::source(key));
-    let (of_call, types) = if has_pieces(key.program) { pieces(key.pieces()) } else { (Vec::new(), String::new()) };
+    let (of_call, types) = if has_pieces(key.program) { pieces(key) } else { (Vec::new(), String::new()) };
     [join(before), params, join(after), join(&of_call), types, join(files(key.program))].concat()
 }
 
@@ -189,7 +219,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -210,6 +240,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 29] {
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
+        ("HAS_COLUMN_GROUPS", key.has_column_groups.into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
@@ -256,6 +287,7 @@ mod tests {
         has_parts: false,
         has_weight_offset: true,
         form: Form::Norm,
+        gate: None,
         quant: None,
         tensors: TensorSet::of(&[Tensor::Weight, Tensor::Residual]),
     };
@@ -278,13 +310,14 @@ mod tests {
             has_tail: false,
             reads: Reads { keeps_row: false, loads_at_use: true, prefetches_weight: false, batch: 4 },
         },
+        has_column_groups: false,
         ranks: 1,
     };
 
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
@@ -315,6 +348,7 @@ mod tests {
             differs(KernelKey { call, ..KEY }, &format!("-DHAS_{name}={}", u32::from(is_there)));
         }
         differs(KernelKey { program: Program::ReducePartials, ..KEY }, "-DIS_BACKWARD=1");
+        differs(KernelKey { has_column_groups: true, ..KEY }, "-DHAS_COLUMN_GROUPS=1");
         for (call, option) in [
             (CallKey { norm: Norm::Rms, ..CALL }, "-DIS_LAYER=0"),
             (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),
@@ -394,11 +428,15 @@ mod tests {
     }
 
     /// Calls that have each piece: `CALL`, whose residual is added before the norm, and these.
-    fn calls() -> [CallKey; 5] {
+    fn calls() -> [CallKey; 7] {
         let alone = CallKey { tensors: CALL.tensors.without(Tensor::Residual), ..CALL };
         let parts = CallKey { has_parts: true, ..CALL };
         let [after, twice] = [Form::AddsToResidual, Form::AddsAndNorms].map(|form| CallKey { form, ..CALL });
-        [CALL, alone, parts, after, twice]
+        let [before, last] = [Slot::Before, Slot::After].map(|slot| {
+            let gate = Some(Gate { activation: Activation::Silu, slot });
+            CallKey { gate, tensors: alone.tensors.with(Tensor::Gate), ..alone }
+        });
+        [CALL, alone, parts, after, twice, before, last]
     }
 
     #[test]
@@ -406,11 +444,10 @@ mod tests {
         for (program, call) in Program::ALL.into_iter().flat_map(|program| calls().map(|call| (program, call))) {
             let text = text(&KernelKey { program, call, ..KEY });
             let files: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("#line 1 ")).collect();
-            let of_call =
-                if has_pieces(program) { pieces(KernelKey { program, call, ..KEY }.pieces()).0.len() } else { 0 };
+            let of_call = if has_pieces(program) { pieces(&KernelKey { program, call, ..KEY }).0.len() } else { 0 };
             assert_eq!(files.len(), HEADERS.len() + 1 + of_call + super::files(program).len());
             assert_eq!(files.last(), Some(&format!("\"{}\"", file_name(program)).as_str()));
-            assert_eq!(text.contains("using After = "), has_pieces(program), "{program:?}");
+            assert_eq!(text.contains("using After"), has_pieces(program), "{program:?}");
             assert!(!text.contains("#include"));
         }
     }
@@ -419,7 +456,9 @@ mod tests {
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
         let of_programs = Program::ALL.into_iter().flat_map(files).copied();
-        let of_calls = calls().into_iter().flat_map(|call| pieces(call.pieces(Direction::Forward)).0);
+        let of_calls = [Program::Forward, Program::Backward].into_iter().flat_map(|program| {
+            calls().into_iter().flat_map(move |call| pieces(&KernelKey { program, call, ..KEY }).0)
+        });
         let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
     }

@@ -2,8 +2,8 @@
 
 use rmsnorm_spec::quant::{QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding, ScaleType};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Piece, PieceSet, Problem, ResidualPlacement,
-    Slot, Storage, Tensor, TensorSet,
+    CastOrder, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Piece, PieceSet, Problem,
+    ResidualPlacement, Slot, Storage, Tensor, TensorSet,
 };
 
 /// A program of a GPU: a text that is compiled for many keys.
@@ -76,6 +76,8 @@ pub struct CallKey {
     pub has_weight_offset: bool,
     /// How forward uses the residual.
     pub form: Form,
+    /// The gate, if the code has one.
+    pub gate: Option<Gate>,
     /// How the program quantizes, if it does. Run-time values are left out: the limits of `amax`
     /// and the `ld` of a layout.
     pub quant: Option<QuantSpec>,
@@ -87,6 +89,8 @@ impl CallKey {
         let has_residual = !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
         PieceSet::NONE
             .set(Piece::Parts, self.has_parts)
+            .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
+            .set(Piece::GateAfter, matches!(self.gate, Some(Gate { slot: Slot::After, .. })))
             .set(Piece::Residual, has_residual && !self.form.is_residual_after())
             .set(Piece::ResidualAfter, self.form.is_residual_after())
             .set(Piece::NextNorm, self.form.norms_twice())
@@ -171,7 +175,9 @@ impl Program {
             None => true,
         };
         let form = Form::of(problem);
-        let is_last = !has_parameters(tensors) && !form.is_residual_after();
+        let gate = if self.optional.has(Tensor::Gate) { problem.gate } else { None };
+        let is_multiplied = has_parameters(tensors) || matches!(gate, Some(Gate { slot: Slot::After, .. }));
+        let is_last = !is_multiplied && !form.is_residual_after();
         let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
         let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
@@ -186,6 +192,7 @@ impl Program {
             has_parts: has_parts(problem),
             has_weight_offset: quant.is_none() || (problem.has_weight_offset && tensors.has(Tensor::Weight)),
             form,
+            gate,
             quant,
         }
     }
@@ -197,6 +204,9 @@ impl Program {
         let tensors = problem.tensors;
         let adds_residual =
             if self.optional.has(Tensor::X) { tensors.has(Tensor::Residual) } else { tensors.adds_residual() };
+        // Backward reads the bias for the gradient of a gate.
+        let reads_bias = !matches!(self.direction, Direction::Backward) || tensors.has(Tensor::Dgate);
+        let tensors = if reads_bias { tensors } else { tensors.without(Tensor::Bias) };
         tensors.set(Tensor::Residual, adds_residual).intersection(self.optional)
     }
 
@@ -292,6 +302,8 @@ const fn has_parameters(tensors: TensorSet) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rmsnorm_spec::Activation;
+
     use super::*;
 
     const FORWARD: Program = Program {
@@ -338,20 +350,27 @@ mod tests {
         let program = Program { optional: binds, ..FORWARD };
         assert_eq!(program.key(&in_place).tensors, IN_PLACE);
         assert_eq!(program.key(&forward(&[Tensor::Residual])).tensors, binds.without(Tensor::ResidualOut));
+        // Backward makes the gradient of a gate of the bias, and nothing else.
+        let program = Program { optional: TensorSet::of(&[Tensor::Bias, Tensor::Dgate]), ..BACKWARD };
+        assert_eq!(program.key(&backward(&[Tensor::Bias])).tensors, TensorSet::NONE);
+        assert_eq!(program.key(&backward(&[Tensor::Bias, Tensor::Dgate])).tensors, program.optional);
         assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
     }
 
     #[test]
     fn pieces_read_matrices_in_their_slot() {
-        let residual = TensorSet::of(&[Tensor::Residual]);
+        let [residual, gate] = [Tensor::Residual, Tensor::Gate].map(|tensor| TensorSet::of(&[tensor]));
         let all = PieceSet::of(&Piece::ALL);
         for (pieces, slot, direction, expected) in [
             (PieceSet::NONE, Slot::Before, Direction::Forward, TensorSet::NONE),
-            (all, Slot::Before, Direction::Forward, residual),
-            (all.without(Piece::Residual), Slot::Before, Direction::Forward, TensorSet::NONE),
-            (all, Slot::After, Direction::Forward, residual),
-            (all.without(Piece::ResidualAfter), Slot::After, Direction::Forward, TensorSet::NONE),
-            (all, Slot::Before, Direction::Backward, TensorSet::of(&[Tensor::DresidualOut])),
+            (all, Slot::Before, Direction::Forward, residual.union(gate)),
+            (all.without(Piece::Residual), Slot::Before, Direction::Forward, gate),
+            (all.without(Piece::GateBefore), Slot::Before, Direction::Forward, residual),
+            (all, Slot::After, Direction::Forward, residual.union(gate)),
+            (all.without(Piece::ResidualAfter), Slot::After, Direction::Forward, gate),
+            (all.without(Piece::GateAfter), Slot::After, Direction::Forward, residual),
+            (all, Slot::Before, Direction::Backward, gate.with(Tensor::DresidualOut)),
+            (all, Slot::After, Direction::Backward, gate),
         ] {
             assert_eq!(inputs(pieces, slot, direction), expected, "{pieces:?} {slot:?} {direction:?}");
         }
@@ -456,6 +475,15 @@ mod tests {
         assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
         assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
         assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
+        // A gate after the norm is multiplied with the rounded value.
+        let program = Program { optional: TensorSet::of(&[Tensor::Gate]), ..FORWARD };
+        for (slot, expected) in [(Slot::After, CastOrder::BeforeWeight), (Slot::Before, CastOrder::AtStore)] {
+            let gate = Some(Gate { activation: Activation::Silu, slot });
+            let problem = Problem { gate, cast_order: CastOrder::BeforeWeight, ..forward(&[Tensor::Gate]) };
+            let (key, ungated) = (program.key(&problem), FORWARD.key(&problem));
+            assert_eq!((key.cast_order, key.gate), (expected, gate));
+            assert_eq!((ungated.cast_order, ungated.gate), (CastOrder::AtStore, None));
+        }
     }
 
     #[test]

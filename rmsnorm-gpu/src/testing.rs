@@ -4,7 +4,8 @@ pub mod plans;
 
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec, ScaleKind, ScaleLayout, ScaleRounding};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    Activation, CastOrder, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Piece, Problem,
+    ResidualPlacement, Slot, Tensor, TensorSet,
 };
 
 /// bf16 throughout.
@@ -46,13 +47,15 @@ pub struct Call {
     pub residual_placement: ResidualPlacement,
     /// Number of matrices that `x` is the sum of.
     pub parts: usize,
+    /// The gate, if there is one; then `tensors` has it too.
+    pub gate: Option<Gate>,
 }
 
 impl Call {
     /// A call that sums its gradients, if any, with partial rows.
     pub const fn new(direction: Direction, norm: Norm, dtypes: DTypes, tensors: TensorSet) -> Self {
         let (grad_reduction, residual_placement) = (GradReduction::Partials, ResidualPlacement::Before);
-        Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts: 1 }
+        Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts: 1, gate: None }
     }
 
     /// With the residual added after the norm.
@@ -65,9 +68,16 @@ impl Call {
         Call { parts, ..self }
     }
 
+    /// The same call with a gate, and in backward its gradient.
+    pub const fn gated(self, slot: Slot) -> Self {
+        let is_backward = matches!(self.direction, Direction::Backward);
+        let tensors = self.tensors.with(Tensor::Gate).set(Tensor::Dgate, is_backward);
+        Call { tensors, gate: Some(Gate { activation: Activation::Silu, slot }), ..self }
+    }
+
     /// The call with a size.
     pub fn problem(self, rows: usize, cols: usize) -> Problem {
-        let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts } = self;
+        let Call { direction, norm, dtypes, tensors, grad_reduction, residual_placement, parts, gate } = self;
         let tensors = tensors.set(Tensor::Mean, norm == Norm::Layer);
         let problem = match direction {
             // Quantized calls are drawn, with their specs.
@@ -76,7 +86,7 @@ impl Call {
             }
             Direction::Backward => Problem::backward(norm, rows, cols, dtypes.activation, tensors),
         };
-        let problem = Problem { dtypes, grad_reduction, residual_placement, parts, ..problem };
+        let problem = Problem { dtypes, grad_reduction, residual_placement, parts, gate, ..problem };
         match residual_placement {
             ResidualPlacement::Before => problem,
             ResidualPlacement::After => {
@@ -137,6 +147,36 @@ pub fn calls_of_parts(mixes: &[DTypes]) -> Vec<Call> {
     let norms = tensors.into_iter().flat_map(|tensors| Norm::ALL.map(|norm| (norm, tensors)));
     let of = |norm, tensors, dtypes| Call::new(Direction::Forward, norm, dtypes, tensors).of_parts(4);
     norms.flat_map(|(norm, tensors)| mixes.iter().map(move |&dtypes| of(norm, tensors, dtypes))).collect()
+}
+
+/// Calls of both norms with a gate in each slot, in each of `mixes`, with every set of optional
+/// tensors that changes a plan. [`calls`] leaves them out because not every backend plans them.
+pub fn calls_with_gates(mixes: &[DTypes]) -> Vec<Call> {
+    let bias = DWEIGHT_DBIAS.with(Tensor::Bias);
+    let sets = [
+        (Direction::Forward, Slot::Before, WEIGHT_BIAS),
+        (Direction::Forward, Slot::After, NONE),
+        (Direction::Forward, Slot::After, WEIGHT_BIAS),
+        (Direction::Forward, Slot::After, WEIGHT_RESIDUAL),
+        (Direction::Backward, Slot::Before, NONE),
+        (Direction::Backward, Slot::Before, DWEIGHT_DBIAS),
+        (Direction::Backward, Slot::After, DWEIGHT),
+        (Direction::Backward, Slot::After, bias),
+        (Direction::Backward, Slot::After, bias.with(Tensor::DresidualOut).with(Tensor::Dresidual)),
+    ];
+    let mut calls = Vec::new();
+    for (direction, slot, tensors) in sets {
+        for norm in Norm::ALL {
+            let of = |&dtypes: &DTypes| {
+                let is_before = slot == Slot::Before;
+                // A gated x is no sum of a residual stream.
+                let residual = if is_before { dtypes.activation } else { dtypes.residual };
+                Call::new(direction, norm, DTypes { residual, ..dtypes }, tensors).gated(slot)
+            };
+            calls.extend(mixes.iter().map(of));
+        }
+    }
+    calls
 }
 
 /// Pseudo-random draws from lists. Equal seeds give equal draws.
@@ -211,6 +251,20 @@ impl Draw {
     /// A norm of the sum of several parts.
     pub fn parts(&mut self, rows: usize, cols: usize) -> Problem {
         Problem { parts: self.of([2, 3, 8]), ..self.forward(rows, cols) }
+    }
+
+    /// The call, of any direction, with a gate in any slot. A gate leaves no room for parts, for a
+    /// residual after the norm, or, before the norm, for any residual.
+    pub fn gated(&mut self, problem: &Problem) -> Problem {
+        let gate = Gate { activation: self.of(Activation::ALL), slot: self.of([Slot::Before, Slot::After]) };
+        let (is_before, is_backward) = (gate.slot == Slot::Before, problem.direction == Direction::Backward);
+        let of_residual = Piece::Residual.tensors(problem.direction);
+        let kept = if is_before { problem.tensors.difference(of_residual) } else { problem.tensors };
+        let residual = if is_before { problem.dtypes.activation } else { problem.dtypes.residual };
+        let drawn = if is_backward { self.some(&[Tensor::Dgate, Tensor::Bias]) } else { TensorSet::NONE };
+        let drawn = if is_before { drawn.without(Tensor::Bias) } else { drawn };
+        let dtypes = DTypes { residual, ..problem.dtypes };
+        Problem { tensors: kept.union(drawn).with(Tensor::Gate), dtypes, gate: Some(gate), ..*problem }
     }
 
     /// A quantized call with any kind of scale and any of the matching tensors.

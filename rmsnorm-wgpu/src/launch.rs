@@ -8,7 +8,7 @@ mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
+use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{Direction, Element, Error, GradReduction, NormSpec, Piece, PieceSet, Problem, Tensor};
 use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
 
@@ -62,7 +62,7 @@ enum Command {
 struct Bound {
     kernel: Arc<Kernel>,
     group: BindGroup,
-    grid: [u32; 2],
+    grid: [u32; 3],
 }
 
 impl Work {
@@ -118,18 +118,27 @@ pub(crate) fn encode(calls: &[Work], target: Target<'_, '_>) -> Result<(), Error
 
 impl Bound {
     fn encode(&self, pass: &mut ComputePass<'_>) {
-        let Bound { kernel, group, grid: [x, y] } = self;
+        let Bound { kernel, group, grid: [x, y, z] } = self;
         pass.set_pipeline(&kernel.pipeline);
         pass.set_bind_group(0, group, &[]);
-        pass.dispatch_workgroups(*x, *y, 1);
+        pass.dispatch_workgroups(*x, *y, *z);
     }
 }
 
-/// Refuses pieces that this backend lacks: parts, gates and groups of columns.
+/// Refuses what this backend lacks: parts, and scales of columns of several groups.
 pub(crate) fn require_pieces(problem: &Problem) -> Result<(), Error> {
-    const PIECES: PieceSet = PieceSet::of(&[Piece::Residual, Piece::ResidualAfter, Piece::NextNorm, Piece::Quantize]);
-    problem.require_one_group(BACKEND)?;
-    problem.require_pieces(BACKEND, PIECES)
+    const PIECES: PieceSet = PieceSet::of(&Piece::ALL).without(Piece::Parts);
+    problem.require_pieces(BACKEND, PIECES)?;
+    let is_apart = |quant: QuantSpec| match quant.scale {
+        ScaleKind::Given | ScaleKind::Current => true,
+        ScaleKind::Row => false,
+        ScaleKind::Block { cols, .. } => (problem.cols / problem.groups).is_multiple_of(cols),
+        ScaleKind::Mx { .. } => (problem.cols / problem.groups).is_multiple_of(ScaleKind::MX_COLS),
+    };
+    if problem.groups > 1 && !problem.quant.is_none_or(is_apart) {
+        return Err(unsupported("the wgpu backend has no scales of columns of several groups"));
+    }
+    Ok(())
 }
 
 /// Compiles the kernels of calls on dense tensors.
@@ -190,7 +199,9 @@ pub(crate) fn prepare_call(
     let numbers = Numbers {
         eps: spec.eps,
         weight_offset: spec.weight_offset,
-        share: (1.0 / problem.cols as f64) as f32,
+        share: (1.0 / (problem.cols / problem.groups) as f64) as f32,
+        // Plans have no more groups than a grid.
+        groups: problem.groups as u32,
         partial_rows: plan.partial_rows,
         rows_per_group: rows_per_group(problem)?,
         ..problem.quant.map_or_else(Numbers::default, |quant| of_quant(&quant, problem))
@@ -259,9 +270,10 @@ fn work(
                 let Some(workspace) = workspace else { continue };
                 Command::Zero { buffer: workspace.buffer.clone(), bytes: workspace.bytes(*first, *len) }
             }
-            Step::Dispatch(Dispatch { grid, .. }) => {
+            Step::Dispatch(Dispatch { grid: [x, y], key, .. }) => {
+                let grid = [*x, *y, if key.has_groups { numbers.groups } else { 1 }];
                 let Some((kernel, group)) = dispatches.next() else { continue };
-                Command::Dispatch(Bound { kernel, group, grid: *grid })
+                Command::Dispatch(Bound { kernel, group, grid })
             }
         });
     }
@@ -274,6 +286,7 @@ fn of_dispatch(numbers: Numbers, dispatch: &Dispatch, cols: u64, plan: &Plan) ->
     // A copy or a clear is one row with its length as the number of columns.
     let is_one_row = matches!(dispatch.key.program, Program::Copy | Program::Clear);
     let (rows, cols) = if is_one_row { (1, rows) } else { (rows, cols) };
+    let cols = if dispatch.key.has_groups { cols / u64::from(numbers.groups) } else { cols };
     Numbers {
         // The plan keeps both within a binding, hence within 32 bits.
         rows: rows as u32,

@@ -40,7 +40,7 @@ numbers! {
     row_sums: u32,
     /// Rows of the dispatch.
     rows: u32,
-    /// Columns.
+    /// Columns, of a group if there are several.
     cols: u32,
     /// Chunks of the dispatch's rows; the gradients of a chunk are summed sequentially.
     chunks: u32,
@@ -50,7 +50,7 @@ numbers! {
     eps: f32,
     /// Added to the weight.
     weight_offset: f32,
-    /// 1 / cols, rounded; turns sums into averages.
+    /// 1 / cols, rounded, for the columns of a group; turns sums into averages.
     share: f32,
     /// Partial row of the first chunk: the chunks of earlier dispatches.
     first_chunk: u32,
@@ -73,6 +73,8 @@ numbers! {
     amax_ceiling: u32,
     /// As `scales_stride`, for the transposed matrix.
     scales_columnwise_stride: u32,
+    /// Groups of columns; the third dimension of the grid.
+    groups: u32,
 }
 
 /// All parameters of a dispatch.

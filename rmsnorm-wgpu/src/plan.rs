@@ -39,8 +39,9 @@ const fn tensors(direction: Direction) -> TensorSet {
 
 const FORWARD: TensorSet = tensors(Direction::Forward);
 const BACKWARD: TensorSet = tensors(Direction::Backward);
-/// The inputs of backward's sums over a row: no gradient that is added after them.
-const ROW_SUMS: TensorSet = Direction::Backward.reads().difference(LATE);
+/// The inputs of backward's sums over a row: no gradient that is added after them, and no bias, of
+/// which only the gradient of a gate is made.
+const ROW_SUMS: TensorSet = Direction::Backward.reads().difference(LATE).without(Tensor::Bias);
 /// The inputs of backward that belong to a piece before the norm, and that only backward has.
 pub(crate) const LATE: TensorSet = {
     let (mut set, mut index) = (TensorSet::NONE, 0);
@@ -221,6 +222,8 @@ pub(crate) struct KernelKey {
     pub(crate) visits_once: bool,
     /// Whether the first lane of a word's lanes writes the word's four byte scales at once.
     pub(crate) gathers_scales: bool,
+    /// Whether the grid's third dimension counts groups of columns.
+    pub(crate) has_groups: bool,
     /// Whether vectors and statistics lie in the workspace, because the device has too few bindings.
     pub(crate) shares_binding: bool,
 }
@@ -355,6 +358,10 @@ pub(crate) const ROWS_BREAKPOINTS: [usize; 2] = [8, 16];
 /// [`PlanError`] with the rule of the device or of WGSL.
 pub(crate) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Plan, PlanError> {
     caps.check()?;
+    let (groups, most) = (problem.groups as u64, u64::from(caps.groups_per_dimension));
+    if groups > most {
+        return Err(PlanError::Grid { groups, most });
+    }
     let plan = match problem.direction {
         Direction::Forward => forward::plan(problem, layout, caps),
         Direction::QuantizedForward => quantized_forward::plan(problem, layout, caps),
@@ -390,9 +397,14 @@ pub(crate) fn workspace_len(problem: &Problem, caps: &Caps) -> usize {
     }
 }
 
-/// Pairs of quads in a row.
-const fn pairs(cols: usize) -> usize {
-    cols.div_ceil(PAIR)
+/// Columns that have statistics of their own: of a row, or of one of its groups.
+const fn width(problem: &Problem) -> usize {
+    problem.cols / problem.groups
+}
+
+/// Pairs of quads of these columns.
+const fn pairs(problem: &Problem) -> usize {
+    width(problem).div_ceil(PAIR)
 }
 
 /// The dtype of the residual stream, if the call has one.
@@ -409,6 +421,11 @@ fn gradients(problem: &Problem) -> u64 {
 /// Whether a matrix is f32: the two quads of a pair are then apart and take twice the registers.
 fn is_split(problem: &Problem) -> bool {
     problem.dtypes.activation == DType::F32 || stream(problem) == Some(DType::F32)
+}
+
+/// Whether a pair takes twice the registers: it is f32, or a gate is held beside it.
+fn is_wide(problem: &Problem) -> bool {
+    is_split(problem) || problem.gate.is_some()
 }
 
 /// The number of threads, a multiple of 32 (the usual subgroup size), with no idle thread, for the
@@ -449,11 +466,12 @@ fn key(problem: &Problem, program: Program, tile: Tile, layout: &Layout, caps: &
         has_weight_offset: has_weight && problem.has_weight_offset,
         tile,
         access: if info.is_reduction { layout.reduce_access } else { layout.access },
-        is_whole: program.is_on_chip() && layout.access == Access::Aligned && problem.cols == tile.columns(),
+        is_whole: program.is_on_chip() && layout.access == Access::Aligned && width(problem) == tile.columns(),
         aliased: if info.is_reduction { layout.reduce_aliased } else { layout.is_aliased },
         is_early: program == Program::Forward && problem.rows <= EARLY_ROWS,
         visits_once: false,
         gathers_scales: false,
+        has_groups: problem.groups > 1,
         shares_binding: false,
     };
     KernelKey { shares_binding: uses::bound(&key).len() > caps.storage_buffers as usize, ..key }

@@ -14,7 +14,7 @@ mod unroll;
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_shaders as shaders;
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{DType, DTypes, Norm, Storage, Tensor};
+use rmsnorm_spec::{DType, DTypes, Norm, Piece, Storage, Tensor};
 
 use crate::caps::F16;
 use crate::params::{self, Uniform};
@@ -86,9 +86,32 @@ pub(crate) fn text(key: &KernelKey, f16: F16) -> String {
         _ => 0..key.tile.packs,
     };
     let normalized = normalized(key);
-    let files = files(key).into_iter().map(|file| substitute(&unroll(&file, &counts), &[("NORMALIZED", &normalized)]));
+    let names: Vec<_> = [("NORMALIZED", &*normalized)].into_iter().chain(in_group(key)).collect();
+    let files = files(key).into_iter().map(|file| substitute(&unroll(&file, &counts), &names));
     let text: String = [prelude(key, f16), accessors(key), chains(key)].into_iter().chain(files).collect();
     Uniform::of(&text).declaration() + &text
+}
+
+/// The places of a row and a column in tensors, of a block of columns among the scales of a row, and
+/// of sums in the workspace, by their names in files: a program on groups of columns counts columns
+/// within the group of its workgroup.
+const fn in_group(key: &KernelKey) -> [(&'static str, &'static str); 5] {
+    match key.has_groups {
+        true => [
+            ("ATROW", "(row * params.groups + column_group)"),
+            ("ATCOL", "(column_group * params.cols + col)"),
+            ("ATBLOCK", "(column_group * (params.cols / SET) + group)"),
+            ("PARTIALS", "(params.workspace + column_group * (partial_stride() / params.groups))"),
+            ("SECTIONS", "(PADDING * params.groups)"),
+        ],
+        false => [
+            ("ATROW", "row"),
+            ("ATCOL", "col"),
+            ("ATBLOCK", "group"),
+            ("PARTIALS", "params.workspace"),
+            ("SECTIONS", "PADDING"),
+        ],
+    }
 }
 
 /// Maximum packs of another matrix that are held in registers in addition to the packs of x (the same
@@ -131,7 +154,8 @@ pub(crate) fn is_split(key: &KernelKey) -> bool {
 /// The files of a program: common, shared with some programs, its pieces', and its main file.
 fn files(key: &KernelKey) -> Vec<String> {
     let mut files = vec![file("threads"), file(if is_layer(key) { "sum_layer" } else { "sum_rms" })];
-    files.extend(DType::ALL.into_iter().filter(|dtype| dtypes(key).contains(dtype)).map(io));
+    let is_held = |dtype: &DType| dtypes(key).contains(dtype) || *dtype == of_h(key);
+    files.extend(DType::ALL.into_iter().filter(is_held).map(io));
     files.extend(match key.tile.reduction {
         // Only programs that use subgroups may name their built-ins.
         Reduction::Subgroup(_) if has_sums(key.program) => vec![file("reduce_subgroup")],
@@ -154,7 +178,7 @@ fn files(key: &KernelKey) -> Vec<String> {
         files.push(file("scales"));
     }
     // The next norm has no file: it is the first norm's code once more.
-    files.extend(pieces(key).iter().map(|piece| file(&format!("pieces/{}", piece.name()))));
+    files.extend(pieces(key).iter().map(|piece| file(&format!("pieces/{}", stem_of(piece)))));
     if matches!(key.program, Program::Backward | Program::BackwardColumns) {
         files.push(file("fold"));
         files.push(match key.call.accumulate {
@@ -165,10 +189,22 @@ fn files(key: &KernelKey) -> Vec<String> {
     }
     let schedule = file(key.program.info().stem).lines().map(|line| match included(line) {
         Some(stem) => file(stem).to_owned(),
+        None if key.has_groups && line == MAIN => format!("{line}\n    column_group = me.group.z;\n"),
         None => format!("{line}\n"),
     });
     let schedule = schedule.collect();
     files.into_iter().map(str::to_owned).chain([schedule]).collect()
+}
+
+/// The first line of every entry point.
+const MAIN: &str = "fn main(me: Me) {";
+
+/// The name of a piece's file. A gate has one for both places.
+const fn stem_of(piece: Piece) -> &'static str {
+    match piece {
+        Piece::GateBefore | Piece::GateAfter => "gate",
+        Piece::Parts | Piece::Residual | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => piece.name(),
+    }
 }
 
 /// The file that a line of a schedule stands for: `@include(STEM)`.
@@ -208,6 +244,22 @@ const fn dtypes(key: &KernelKey) -> [DType; 3] {
     [activation, weight, residual]
 }
 
+/// The dtype in which what is normalized is held, until a sum with a residual after the norm. The
+/// product with a gate is not rounded.
+fn of_h(key: &KernelKey) -> DType {
+    match pieces(key).has(Piece::GateBefore) {
+        true => DType::F32,
+        false if key.call.form.is_residual_after() => key.call.dtypes.activation,
+        false => key.call.dtypes.residual,
+    }
+}
+
+/// Whether a gate is held beside what is normalized until the result is made, as the schedules of
+/// codes make it several times.
+fn holds_gate(key: &KernelKey) -> bool {
+    key.program.writes_codes() && pieces(key).has(Piece::GateAfter)
+}
+
 /// The element type of a tensor; f32 if the program does not have it.
 const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
     // The layout in a key is the layout of the scales that its program writes.
@@ -231,9 +283,10 @@ fn is_layer(key: &KernelKey) -> bool {
 }
 
 /// Whether the matrices of pieces after the norm are loaded with x and held in registers: if there
-/// are few packs, or few rows.
+/// are few packs, or few rows; always for codes.
 fn is_early_after(key: &KernelKey) -> bool {
-    key.program == Program::Forward && (key.is_early || key.tile.packs <= MOST_WAITING_PACKS)
+    let is_small = key.is_early || key.tile.packs <= MOST_WAITING_PACKS;
+    key.program.writes_codes() || key.program == Program::Forward && is_small
 }
 
 /// Number of parameter gradients that the program contributes to.

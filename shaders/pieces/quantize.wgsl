@@ -96,7 +96,7 @@ fn scale_of_set(row: u32, exists: bool, lane: u32, col: u32, magnitude: u32) -> 
 // Index of the scale of a row and a group of columns in its binding.
 fn at_scales(row: u32, group: u32) -> u32 {
     let there = params.first_row + row;
-    return params.scales + index_of_scale(there, group, params.scales_stride);
+    return params.scales + index_of_scale(there, ATBLOCK, params.scales_stride);
 }
 
 // `stride` depends on the layout: groups, ld or tiles of a row.

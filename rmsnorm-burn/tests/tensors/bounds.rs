@@ -82,7 +82,8 @@ impl<const D: usize> Judge<'_, D> {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
         let (residual, bias) = (residual.as_deref(), bias.as_deref());
-        then(&Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy });
+        let (spec, dtypes) = (self.spec, self.dtypes);
+        then(&Passes { spec, dtypes, x: &x, residual, weight: &weight, bias, gate: None, dy: &dy });
     }
 }
 

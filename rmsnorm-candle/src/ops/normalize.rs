@@ -16,15 +16,20 @@ pub(crate) struct Normalize(Arc<Node>);
 
 /// The state of its node.
 pub(super) struct Node {
-    spec: NormParams,
+    pub(super) spec: NormParams,
     /// Whether there will be a backward pass.
-    save: bool,
+    pub(super) save: bool,
     /// The y to take, if a sum computes it: a storage of some device.
     taken: Option<Cell<Box<dyn Any + Send>>>,
-    statistics: OnceLock<Saved>,
+    pub(super) statistics: OnceLock<Saved>,
 }
 
 impl Node {
+    /// The node of a norm that no other operation computes.
+    pub(super) fn alone(spec: NormParams, save: bool) -> Arc<Node> {
+        Arc::new(Node { spec, save, taken: None, statistics: OnceLock::new() })
+    }
+
     /// The node of a norm of a sum; the sum's operation stores y here before this operation is
     /// applied.
     pub(super) fn of_sum(spec: NormParams, save: bool) -> Arc<Node> {
@@ -38,14 +43,40 @@ impl Node {
         }
         keep(&self.statistics, statistics)
     }
+
+    /// y, taken or computed. `None` if it was taken before.
+    pub(super) fn y<S: Kernels>(
+        &self,
+        h: Operand<'_, S>,
+        weight: Operand<'_, S>,
+        bias: Option<Operand<'_, S>>,
+        gate: Option<Operand<'_, S>>,
+    ) -> Result<Option<S>> {
+        let Node { spec, save, taken, statistics } = self;
+        if let Some(taken) = taken {
+            return Ok(taken.take().and_then(|y| y.downcast().ok()).map(|y| *y));
+        }
+        let (residual, next_weight, next_bias) = (None, None, None);
+        let made =
+            ForwardCall { spec, x: h, residual, weight, bias, gate, next_weight, next_bias, save: *save }.run()?;
+        keep(statistics, Statistics::of(made.mean, made.rstd))?;
+        Ok(made.y)
+    }
+
+    /// The result of the operation.
+    pub(super) fn applied<S: Kernels>(y: Option<S>, h: Operand<'_, S>) -> Result<(S, Shape)> {
+        match y {
+            Some(y) => Ok((y, h.1.shape().clone())),
+            None => bail!("this operation was applied before, and can be applied once"),
+        }
+    }
 }
 
 impl Normalize {
     /// y of x. Its rows are regular, weight and bias are contiguous, and kernels take their dtypes.
     pub(crate) fn apply(spec: NormParams, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let save = [Some(x), Some(weight), bias].into_iter().flatten().any(Tensor::track_op);
-        let node = Node { spec, save, taken: None, statistics: OnceLock::new() };
-        Normalize::of(Arc::new(node), x, weight, bias)
+        Normalize::of(Node::alone(spec, save), x, weight, bias)
     }
 
     /// y of h.
@@ -59,32 +90,11 @@ impl Normalize {
     }
 
     fn by_weight<S: Kernels>(&self, [h, weight]: [Operand<'_, S>; 2]) -> Result<(S, Shape)> {
-        self.run(h, weight, None)
+        Node::applied(self.0.y(h, weight, None, None)?, h)
     }
 
     fn by_weight_and_bias<S: Kernels>(&self, [h, weight, bias]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
-        self.run(h, weight, Some(bias))
-    }
-
-    fn run<S: Kernels>(
-        &self,
-        h: Operand<'_, S>,
-        weight: Operand<'_, S>,
-        bias: Option<Operand<'_, S>>,
-    ) -> Result<(S, Shape)> {
-        let Node { spec, save, taken, statistics } = &*self.0;
-        let y = if let Some(taken) = taken {
-            taken.take().and_then(|y| y.downcast().ok()).map(|y| *y)
-        } else {
-            let (residual, next_weight, next_bias) = (None, None, None);
-            let made = ForwardCall { spec, x: h, residual, weight, bias, next_weight, next_bias, save: *save }.run()?;
-            keep(statistics, Statistics::of(made.mean, made.rstd))?;
-            made.y
-        };
-        match y {
-            Some(y) => Ok((y, h.1.shape().clone())),
-            None => bail!("this operation was applied before, and can be applied once"),
-        }
+        Node::applied(self.0.y(h, weight, Some(bias), None)?, h)
     }
 
     /// The gradients of h, weight and bias.
@@ -95,7 +105,8 @@ impl Normalize {
         weight: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        differentiate(&self.0.spec, &self.0.statistics, dy, h, weight, bias)
+        let made = differentiate(&self.0.spec, &self.0.statistics, dy, h, weight, bias, None)?;
+        Ok((made.dx, made.dweight, made.dbias))
     }
 }
 

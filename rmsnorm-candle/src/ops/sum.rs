@@ -8,8 +8,10 @@ use rmsnorm_core::{NormParams, ResidualPlacement};
 
 use super::cell::Cell;
 use super::differentiate::differentiate;
+use super::gated::Gated;
 use super::lend::lend;
 use super::normalize::{Node, Normalize, keep};
+use super::parameters::Parameters;
 use crate::call::{ForwardCall, Kernels, Operand, Saved, Statistics};
 use crate::check::Args;
 
@@ -19,15 +21,14 @@ use crate::check::Args;
 struct Sum {
     /// The norm, with the residual before or after it.
     spec: NormParams,
-    cols: usize,
+    parameters: Parameters,
     activations: DType,
     /// Whether there will be a backward pass.
     save: bool,
     /// The statistics of the norm of x.
     statistics: OnceLock<Saved>,
-    /// Tensors that have no gradient from the sum: the bias if it is not in the parameters, and those of the next norm.
-    bias: Option<Tensor>,
-    next: [Option<Tensor>; 2],
+    /// Tensors that have no gradient from the sum: those of the next norm, and the gate.
+    lent: [Option<Tensor>; 3],
     /// The node that receives y.
     y: Option<Arc<Node>>,
 }
@@ -35,55 +36,47 @@ struct Sum {
 /// Returns y, if the call has one, and the sum. `args` has this `residual`; `x` and `residual` have
 /// regular rows, the vectors are contiguous, and kernels take their dtypes.
 pub(crate) fn apply(spec: NormParams, args: &Args<'_>, residual: &Tensor) -> Result<(Option<Tensor>, Tensor)> {
-    let &Args { x, weight, bias, next_weight, next_bias, .. } = args;
+    let &Args { x, gate, weight, bias, next_weight, next_bias, .. } = args;
     let save = args.all().any(|(_, tensor)| tensor.track_op());
     // Detached are tensors on which the sum does not depend: candle panics if an argument in the
     // graph gets no gradient.
     let detached = |tensor: Option<&Tensor>| tensor.map(Tensor::detach);
-    let (parameters, lent, of_y) = match (spec.residual_placement, bias) {
-        (ResidualPlacement::Before, _) => (weight.detach(), detached(bias), Some((weight, bias))),
-        (ResidualPlacement::After, Some(bias)) if bias.track_op() => {
-            (Tensor::cat(&[weight, bias], 0)?, None, next_weight.map(|weight| (weight, next_bias)))
+    let ((tensor, parameters), of_y) = match spec.residual_placement {
+        ResidualPlacement::Before => {
+            (Parameters::join(&weight.detach(), detached(bias).as_ref())?, Some((weight, bias)))
         }
-        (ResidualPlacement::After, _) => (weight.clone(), bias.cloned(), next_weight.map(|weight| (weight, next_bias))),
+        ResidualPlacement::After => (Parameters::join(weight, bias)?, next_weight.map(|weight| (weight, next_bias))),
     };
     // The norm of the sum has no residual.
     let alone = NormParams { residual_placement: ResidualPlacement::default(), ..spec };
     let y = of_y.map(|_| Node::of_sum(alone, save));
     let sum = Sum {
         spec,
-        cols: weight.elem_count(),
+        parameters,
         activations: x.dtype(),
         save,
         statistics: OnceLock::new(),
-        bias: lent,
-        next: [next_weight, next_bias].map(detached),
+        lent: [next_weight, next_bias, gate].map(detached),
         y: y.clone(),
     };
     let residual_out = match save {
-        true => x.apply_op3(&parameters, residual, sum)?,
-        false => x.apply_op3_no_bwd(&parameters, residual, &sum)?,
+        true => x.apply_op3(&tensor, residual, sum)?,
+        false => x.apply_op3_no_bwd(&tensor, residual, &sum)?,
     };
-    let y = y.zip(of_y).map(|(node, (weight, bias))| Normalize::of(node, &residual_out, weight, bias)).transpose()?;
-    Ok((y, residual_out))
+    let y = y.zip(of_y).map(|(node, (weight, bias))| match gate {
+        Some(gate) => Gated::of(node, &residual_out, (weight, bias), gate),
+        None => Normalize::of(node, &residual_out, weight, bias),
+    });
+    Ok((y.transpose()?, residual_out))
 }
 
 impl Sum {
-    /// Whether the parameters contain a bias.
-    fn has_bias(&self, parameters: &Shape) -> bool {
-        parameters.elem_count() > self.cols
-    }
-
     fn run<S: Kernels>(&self, [x, parameters, residual]: [Operand<'_, S>; 3]) -> Result<(S, Shape)> {
-        let Sum { spec, cols, save, .. } = self;
-        let part = |first| parameters.1.narrow(0, first, *cols);
-        let weight = part(0)?;
-        let bias = self.has_bias(parameters.1.shape()).then(|| part(*cols)).transpose()?;
-        let (weight, bias) = ((parameters.0, &weight), bias.as_ref().map(|bias| (parameters.0, bias)));
+        let Sum { spec, save, .. } = self;
         let sum = Cell::new();
-        let call = |bias: Option<Operand<'_, S>>, [next_weight, next_bias]: [Option<Operand<'_, S>>; 2]| {
-            let (residual, save) = (Some(residual), *save);
-            let made = ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, save }.run()?;
+        let call = |weight: Operand<'_, S>, bias: Option<Operand<'_, S>>, lent: [Option<Operand<'_, S>>; 3]| {
+            let (residual, save, [next_weight, next_bias, gate]) = (Some(residual), *save, lent);
+            let made = ForwardCall { spec, x, residual, weight, bias, gate, next_weight, next_bias, save }.run()?;
             let mut of_y = Statistics::of(made.mean, made.rstd);
             if spec.residual_placement == ResidualPlacement::After {
                 keep(&self.statistics, of_y)?;
@@ -97,9 +90,11 @@ impl Sum {
             }
             Ok(())
         };
-        let [next_weight, next_bias] = self.next.each_ref().map(Option::as_ref);
-        lend(self.bias.as_ref(), |lent| {
-            lend(next_weight, |next_weight| lend(next_bias, |next_bias| call(lent.or(bias), [next_weight, next_bias])))
+        let [next_weight, next_bias, gate] = self.lent.each_ref().map(Option::as_ref);
+        self.parameters.lend(parameters, |weight, bias| {
+            lend(next_weight, |next_weight| {
+                lend(next_bias, |next_bias| lend(gate, |gate| call(weight, bias, [next_weight, next_bias, gate])))
+            })
         })?;
         match sum.take() {
             Some(residual_out) => Ok((residual_out, x.1.shape().clone())),
@@ -136,16 +131,8 @@ impl CustomOp3 for Sum {
         if self.spec.residual_placement == ResidualPlacement::Before {
             return Ok((Some(dy), None, dresidual));
         }
-        if !self.has_bias(parameters.shape()) {
-            let (dx, dweight, _) = differentiate(&self.spec, &self.statistics, &dy, x, parameters, None)?;
-            return Ok((dx, dweight, dresidual));
-        }
-        let weight = parameters.narrow(0, 0, self.cols)?;
-        let bias = parameters.narrow(0, self.cols, self.cols)?;
-        let (dx, dweight, dbias) = differentiate(&self.spec, &self.statistics, &dy, x, &weight, Some(&bias))?;
-        match (dweight, dbias) {
-            (Some(dweight), Some(dbias)) => Ok((dx, Some(Tensor::cat(&[dweight, dbias], 0)?), dresidual)),
-            (None, _) | (_, None) => bail!("backward computed no gradient of the weight or of the bias"),
-        }
+        let (weight, bias) = self.parameters.split(parameters)?;
+        let made = differentiate(&self.spec, &self.statistics, &dy, x, &weight, bias.as_ref(), None)?;
+        Ok((made.dx, self.parameters.gradient(parameters, (made.dweight, made.dbias))?, dresidual))
     }
 }

@@ -6,11 +6,11 @@ use crate::kit::{Native, On, elements, f64s, loss, on_each_device};
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use rmsnorm_candle::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
-    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Activation, Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
-use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
+use rmsnorm_core::{DTypes, Norm as Kind, NormSpec, Tensor as Name, bf16, f16};
 
 /// Large enough to affect every result, and exact in f32.
 const EPS: f64 = 1.0 / 16.0;
@@ -54,6 +54,7 @@ struct Judge<'a> {
     residual: Option<&'a Tensor>,
     weight: &'a Tensor,
     bias: Option<&'a Tensor>,
+    gate: Option<&'a Tensor>,
     dy: &'a Tensor,
 }
 
@@ -61,9 +62,10 @@ impl Judge<'_> {
     /// Passes each tensor to `judge` through its own function.
     fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
-        let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
-        let (residual, bias) = (residual.as_deref(), bias.as_deref());
-        let passes = Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, dy: &dy };
+        let (residual, bias, gate) = (self.residual.map(f64s), self.bias.map(f64s), self.gate.map(f64s));
+        let (residual, bias, gate) = (residual.as_deref(), bias.as_deref(), gate.as_deref());
+        let passes =
+            Passes { spec: self.spec, dtypes: self.dtypes, x: &x, residual, weight: &weight, bias, gate, dy: &dy };
         passes.judge(&self.on.arithmetic, outputs);
     }
 }
@@ -86,23 +88,23 @@ fn norms<T: Native, W: Native>(on: &On) {
         let dy = on.tensor::<T>(x.dims(), 4);
         let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
         for (name, spec, bias) in [
-            ("rms_norm", spec(Norm::Rms), None),
-            ("gemma_rms_norm", spec(Norm::Rms).weight_offset(1.0), None),
-            ("layer_norm without bias", spec(Norm::Layer), None),
-            ("layer_norm", spec(Norm::Layer), Some(&bias)),
+            ("rms_norm", spec(Kind::Rms), None),
+            ("gemma_rms_norm", spec(Kind::Rms).weight_offset(1.0), None),
+            ("layer_norm without bias", spec(Kind::Layer), None),
+            ("layer_norm", spec(Kind::Layer), Some(&bias)),
         ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let bias = bias.map(Var::as_tensor);
             let y = match (spec.norm, spec.weight_offset == 0.0) {
-                (Norm::Rms, true) => rms_norm(&x, &weight, EPS),
-                (Norm::Rms, false) => gemma_rms_norm(&x, &weight, EPS),
-                (Norm::Layer, _) => layer_norm(&x, &weight, bias, EPS),
+                (Kind::Rms, true) => rms_norm(&x, &weight, EPS),
+                (Kind::Rms, false) => gemma_rms_norm(&x, &weight, EPS),
+                (Kind::Layer, _) => layer_norm(&x, &weight, bias, EPS),
             }
             .unwrap();
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
             let grads = loss(&y, &dy).backward().unwrap();
             let dx = (view.of)(grads.get(&view.base).unwrap());
-            let judge = Judge { on, spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
+            let judge = Judge { on, spec, dtypes, x: &x, residual: None, weight: &weight, bias, gate: None, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dx, T, &dx, case);
@@ -124,22 +126,23 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
         let (weight, bias) = (on.var::<W>(&[cols], 2), on.var::<W>(&[cols], 3));
         let dy = on.tensor::<T>(x.dims(), 4);
         for (name, norm, bias) in [
-            ("add_rms_norm", Norm::Rms, None),
-            ("add_layer_norm without bias", Norm::Layer, None),
-            ("add_layer_norm", Norm::Layer, Some(&bias)),
+            ("add_rms_norm", Kind::Rms, None),
+            ("add_layer_norm without bias", Kind::Layer, None),
+            ("add_layer_norm", Kind::Layer, Some(&bias)),
         ] {
             let spec = NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
             let bias = bias.map(Var::as_tensor);
             let sum_and_norm = |residual: &Tensor| match norm {
-                Norm::Rms => add_rms_norm(&x, residual, &weight, EPS).unwrap(),
-                Norm::Layer => add_layer_norm(&x, residual, &weight, bias, EPS).unwrap(),
+                Kind::Rms => add_rms_norm(&x, residual, &weight, EPS).unwrap(),
+                Kind::Layer => add_layer_norm(&x, residual, &weight, bias, EPS).unwrap(),
             };
             let (y, sum) = sum_and_norm(&r);
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{case}");
             let grads = loss(&y, &dy).backward().unwrap();
             let dx = (view.of)(grads.get(&view.base).unwrap());
-            let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias, dy: &dy };
+            let judge =
+                Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &weight, bias, gate: None, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(forward, Name::ResidualOut, R, &sum, case);
@@ -157,6 +160,47 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
     }
 }
 
+/// Gates before and after the norm, alone and after a residual, with groups of columns. Every third
+/// view only: the views are those of `norms`.
+fn gated<T: Native, W: Native>(on: &On) {
+    let dtypes = DTypes::of::<T, W, T>();
+    for view in views::<T>(on).into_iter().step_by(3) {
+        let x = view.tensor();
+        let cols = *x.dims().last().unwrap();
+        let (weight, bias) = (on.var::<W>(&[cols], 2), on.var::<W>(&[cols], 3));
+        let (z, r, dy) = (on.var::<T>(x.dims(), 6), on.var::<T>(x.dims(), 5), on.tensor::<T>(x.dims(), 4));
+        let groups = if cols.is_multiple_of(3) { 3 } else { 1 };
+        let spec = NormSpec::layer(x.elem_count() / cols, cols, EPS as f32).groups(groups);
+        let norm = Norm::layer(EPS).bias(bias.as_tensor()).groups(groups);
+        for activation in [Activation::Silu, Activation::Sigmoid] {
+            let of_sum = norm.residual(&r).gate_after(&z, activation).apply(&x, &weight).map(|(y, _)| y);
+            for (name, spec, y, residual) in [
+                ("gate_after", spec.gate_after(activation), norm.gate_after(&z, activation).apply(&x, &weight), None),
+                (
+                    "gate_before",
+                    spec.gate_before(activation),
+                    norm.gate_before(&z, activation).apply(&x, &weight),
+                    None,
+                ),
+                ("residual, gate_after", spec.gate_after(activation), of_sum, Some(r.as_tensor())),
+            ] {
+                let (y, case) = (y.unwrap(), format!("{name} {activation:?} of {dtypes} {:?}", x.layout()));
+                let grads = loss(&y, &dy).backward().unwrap();
+                let dx = (view.of)(grads.get(&view.base).unwrap());
+                let (gate, bias) = (Some(z.as_tensor()), Some(bias.as_tensor()));
+                let judge = Judge { on, spec, dtypes, x: &x, residual, weight: &weight, bias, gate, dy: &dy };
+                judge.run(|forward, backward| {
+                    judge!(forward, Name::Y, T, &y, case);
+                    judge!(backward, Name::Dx, T, &dx, case);
+                    judge!(backward, Name::Dgate, T, grads.get(&z).unwrap(), case);
+                    judge!(backward, Name::Dweight, W, grads.get(&weight).unwrap(), case);
+                    judge!(backward, Name::Dbias, W, grads.get(bias.unwrap()).unwrap(), case);
+                });
+            }
+        }
+    }
+}
+
 /// The residual added after the norm, and the next norm of the sum. Every third view only: other
 /// rows make no difference.
 fn afters<T: Native, W: Native, R: Native>(on: &On) {
@@ -168,34 +212,39 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
         let [w, bias, next, next_bias] = [2, 3, 6, 7].map(|seed| on.var::<W>(&[cols], seed));
         let dy = on.tensor::<T>(x.dims(), 4);
         let spec = |norm| NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
-        let gemma = spec(Norm::Rms).weight_offset(1.0);
+        let gemma = spec(Kind::Rms).weight_offset(1.0);
         // Judges the norm of x, whose dy is the gradient of the sum.
-        let judge_first =
-            |spec: NormSpec, bias: Option<&Var>, sum: &Tensor, dy: &Tensor, grads: &GradStore, case: &str| {
-                assert_eq!((sum.dims(), sum.dtype()), (x.dims(), r.dtype()), "{case}");
-                let dx = (view.of)(grads.get(&view.base).unwrap());
-                let (spec, bias_tensor) = (spec.residual_after(), bias.map(Var::as_tensor));
-                let judge = Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &w, bias: bias_tensor, dy };
-                judge.run(|forward, backward| {
-                    judge!(forward, Name::ResidualOut, R, sum, case);
-                    judge!(backward, Name::Dx, T, &dx, case);
-                    judge!(backward, Name::Dweight, W, grads.get(&w).unwrap(), case);
-                    if let Some(bias) = bias {
-                        judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
-                    }
-                });
-            };
+        let judge_first = |spec: NormSpec,
+                           bias: Option<&Var>,
+                           sum: &Tensor,
+                           dy: &Tensor,
+                           grads: &GradStore,
+                           case: &str| {
+            assert_eq!((sum.dims(), sum.dtype()), (x.dims(), r.dtype()), "{case}");
+            let dx = (view.of)(grads.get(&view.base).unwrap());
+            let (spec, bias_tensor) = (spec.residual_after(), bias.map(Var::as_tensor));
+            let judge =
+                Judge { on, spec, dtypes, x: &x, residual: Some(&r), weight: &w, bias: bias_tensor, gate: None, dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::ResidualOut, R, sum, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, grads.get(&w).unwrap(), case);
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, grads.get(bias).unwrap(), case);
+                }
+            });
+        };
         for (name, spec, bias) in [
-            ("rms_norm_add", spec(Norm::Rms), None),
+            ("rms_norm_add", spec(Kind::Rms), None),
             ("gemma_rms_norm_add", gemma, None),
-            ("layer_norm_add without bias", spec(Norm::Layer), None),
-            ("layer_norm_add", spec(Norm::Layer), Some(&bias)),
+            ("layer_norm_add without bias", spec(Kind::Layer), None),
+            ("layer_norm_add", spec(Kind::Layer), Some(&bias)),
         ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let sum = |residual: &Tensor| match (spec.norm, spec.weight_offset == 0.0) {
-                (Norm::Rms, true) => rms_norm_add(&x, residual, &w, EPS).unwrap(),
-                (Norm::Rms, false) => gemma_rms_norm_add(&x, residual, &w, EPS).unwrap(),
-                (Norm::Layer, _) => layer_norm_add(&x, residual, &w, bias.map(Var::as_tensor), EPS).unwrap(),
+                (Kind::Rms, true) => rms_norm_add(&x, residual, &w, EPS).unwrap(),
+                (Kind::Rms, false) => gemma_rms_norm_add(&x, residual, &w, EPS).unwrap(),
+                (Kind::Layer, _) => layer_norm_add(&x, residual, &w, bias.map(Var::as_tensor), EPS).unwrap(),
             };
             let residual_out = sum(&r);
             let dsum = dy.to_dtype(r.dtype()).unwrap();
@@ -205,9 +254,9 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             // The strided residual, read without a copy, gives the same bits.
             assert_eq!(elements::<R>(&sum(&residual)), elements::<R>(&residual_out), "{case}");
         }
-        let layer = spec(Norm::Layer);
+        let layer = spec(Kind::Layer);
         for (name, spec, bias, next_bias) in [
-            ("rms_norm_add_rms_norm", spec(Norm::Rms), None, None),
+            ("rms_norm_add_rms_norm", spec(Kind::Rms), None, None),
             ("gemma_rms_norm_add_rms_norm", gemma, None, None),
             ("two layer norms without bias", layer, None, None),
             ("two layer norms", layer, Some(&bias), Some(&next_bias)),
@@ -216,10 +265,10 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let [of_bias, of_next_bias] = [bias, next_bias].map(|bias| bias.map(Var::as_tensor));
             let both = |residual: &Tensor| match (spec.norm, spec.weight_offset == 0.0) {
-                (Norm::Rms, true) => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
-                (Norm::Rms, false) => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
-                (Norm::Layer, _) => {
-                    let norm = rmsnorm_candle::Norm::layer(EPS).bias(of_bias).residual_after(residual);
+                (Kind::Rms, true) => rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+                (Kind::Rms, false) => gemma_rms_norm_add_rms_norm(&x, residual, &w, &next, EPS).unwrap(),
+                (Kind::Layer, _) => {
+                    let norm = Norm::layer(EPS).bias(of_bias).residual_after(residual);
                     norm.next_norm(&next).next_bias(of_next_bias).apply(&x, &w).unwrap()
                 }
             };
@@ -231,7 +280,17 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             // The norm of the stored sum: judged as the norm of that sum plus an x of zeros.
             let zeros = x.zeros_like().unwrap();
             let (residual_of_next, bias) = (Some(&sum), of_next_bias);
-            let judge = Judge { on, spec, dtypes, x: &zeros, residual: residual_of_next, weight: &next, bias, dy: &dy };
+            let judge = Judge {
+                on,
+                spec,
+                dtypes,
+                x: &zeros,
+                residual: residual_of_next,
+                weight: &next,
+                bias,
+                gate: None,
+                dy: &dy,
+            };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dresidual, R, dsum, case);
@@ -248,6 +307,15 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
 
 // A test for each dtype of activations: concurrent on a GPU, since compilation takes nearly all of
 // their time.
+
+#[test]
+fn gated_norms_are_within_their_bounds() {
+    on_each_device(|on| {
+        gated::<f32, f32>(on);
+        gated::<f16, f32>(on);
+        gated::<bf16, bf16>(on);
+    });
+}
 
 #[test]
 fn norms_of_f32_are_within_their_bounds() {

@@ -64,7 +64,7 @@ impl Inputs {
         let of_parts: Vec<usize> =
             (0..case.parts).flat_map(|part| rows.iter().map(move |row| part * case.rows + row)).collect();
         let picked = |tensor: Tensor, values: &[f64]| {
-            let width = if tensor.is_matrix() { case.cols } else { 1 };
+            let width = if tensor.is_matrix() { case.cols } else { case.groups };
             let has_rows = tensor.is_matrix() || tensor.shape() == TensorShape::Rows;
             has_rows.then(|| pick_rows(values, if tensor == Tensor::X { &of_parts } else { rows }, width))
         };

@@ -95,7 +95,9 @@ impl Computed {
 /// `sigmoid(z)`, from `exp(-|z|)`.
 fn sigmoid(z: f64, arithmetic: &Arithmetic) -> Computed {
     let value = activate(Activation::Sigmoid, z);
-    let of_exp = activate(Activation::Sigmoid, -z) * (arithmetic.exp_error)(z.abs());
+    let other = activate(Activation::Sigmoid, -z);
+    // At an infinite z the exp is exactly 0 or infinite, and its relative error may not be finite.
+    let of_exp = if other == 0.0 { 0.0 } else { other * (arithmetic.exp_error)(z.abs()) };
     Computed { value, error: value * (of_exp + arithmetic.unit_roundoff + arithmetic.quotient_error) + TINY }
 }
 
@@ -153,6 +155,16 @@ mod tests {
                 }
             }
             assert!(used.iter().all(|used| *used > 0.5), "{activation:?}: {used:?}");
+        }
+    }
+
+    /// Also where the relative error of exp grows with z without a limit.
+    #[test]
+    fn sigmoid_of_an_infinite_gate_is_bounded() {
+        let arithmetic = Arithmetic { exp_error: |z| (3.0 + 2.0 * z) * F32_ROUNDOFF, ..Arithmetic::IEEE };
+        for (z, value) in [(f64::INFINITY, 1.0), (f64::NEG_INFINITY, 0.0)] {
+            let sigmoid = activated(Activation::Sigmoid, z, &arithmetic);
+            assert!(sigmoid.value == value && sigmoid.error < 1e-6, "{sigmoid:?}");
         }
     }
 

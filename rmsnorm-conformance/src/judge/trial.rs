@@ -39,7 +39,7 @@ pub(crate) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) ->
 /// bad as a wrong result.
 fn excessive_claim(arithmetic: &Arithmetic, case: &Case) -> Option<Finding> {
     let sums = [
-        ("a sum over cols", (arithmetic.depth_cols)(case.cols), sum_depth(case.cols)),
+        ("a sum over cols", (arithmetic.depth_cols)(case.width()), sum_depth(case.width())),
         ("a sum over rows", (arithmetic.depth_rows)(case.rows), policy_depth_rows(case.rows)),
     ];
     let (output, claimed, allowed) = sums.into_iter().find(|(_, claimed, allowed)| claimed > allowed)?;

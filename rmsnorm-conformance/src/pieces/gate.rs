@@ -120,7 +120,8 @@ impl PieceMath for GateAfter {
         for (index, row) in rows.iter_mut().enumerate() {
             let (factors, slopes) = (factors(call, tensors, index), slopes(call, tensors, index));
             let dgate = |col: usize| {
-                let x_hat = (row.x[col] - row.mean) * row.rstd;
+                let group = col / call.width();
+                let x_hat = (row.x[col] - row.mean[group]) * row.rstd[group];
                 let scaled = if call.has(GateBug::DgateNoWeight) { x_hat } else { x_hat * weight[col] };
                 let bias = bias.as_ref().filter(|_| !call.has(GateBug::DgateNoBias)).map_or(0.0, |bias| bias[col]);
                 let norm = scaled + bias;

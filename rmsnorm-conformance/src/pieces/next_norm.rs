@@ -40,14 +40,14 @@ impl PieceMath for NextNorm {
             };
             let mut last = kernel.normalize(index, &h);
             if call.has(NextBug::ByFirstRstd) {
-                let factor = |of: &Normalized| of.rstd.unwrap_or(1.0);
+                let factor = |of: &Normalized| of.rstd.as_ref().map_or(1.0, |rstd| rstd[0]);
                 let ratio = factor(&row.result) / factor(&last);
                 last.y.iter_mut().for_each(|y| *y *= ratio);
             }
             match call.bug() {
                 Some(NextBug::RstdMissing) => last.rstd = None,
-                Some(NextBug::RstdOfFirst) => last.rstd = row.result.rstd,
-                Some(NextBug::MeanOfFirst) => last.mean = row.result.mean,
+                Some(NextBug::RstdOfFirst) => last.rstd.clone_from(&row.result.rstd),
+                Some(NextBug::MeanOfFirst) => last.mean.clone_from(&row.result.mean),
                 Some(_) | None => {}
             }
             last.store_statistics(tensors, [Tensor::NextMean, Tensor::NextRstd], index);

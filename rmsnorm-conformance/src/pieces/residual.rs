@@ -54,7 +54,7 @@ impl PieceMath for Residual {
                 let dx = row.dx[col];
                 row.dx[col] = match call.bug() {
                     Some(ResidualBug::DresMissing) => dx,
-                    Some(ResidualBug::DresBeforeR) => (row.inner[col] + given) * row.rstd,
+                    Some(ResidualBug::DresBeforeR) => (row.inner[col] + given) * row.rstd[col / call.width()],
                     Some(ResidualBug::DresAfterStore) => round(dx, activation) + given,
                     Some(_) | None => dx + given,
                 };

@@ -99,7 +99,7 @@ impl Scenario {
     /// normalized, and the statistics.
     fn saved(&self, stored: &Outputs, x: Tensor, [mean, rstd]: [Tensor; 2]) -> Inputs {
         let x = stored.values(x).unwrap_or_else(|| self.inputs.of(Tensor::X).to_vec());
-        let mean = stored.values(mean).unwrap_or_else(|| vec![0.0; self.case.rows]);
+        let mean = stored.values(mean).unwrap_or_else(|| vec![0.0; self.case.rows * self.case.groups]);
         let inputs = self.inputs.clone().with(Tensor::X, Some(x)).with(Tensor::Mean, Some(mean));
         inputs.with(Tensor::Rstd, stored.values(rstd))
     }
@@ -197,6 +197,7 @@ fn problem(case: &Case, direction: Direction, inputs: &Inputs) -> Problem {
         has_weight_offset: case.weight_offset != 0.0,
         cast_order: case.cast_order,
         gate: case.spec().gate,
+        groups: case.groups,
         grad_reduction: case.grad_reduction,
         grad_store: match (case.kind.calls, is_held) {
             (Calls::Sums, true) => GradStore::Accumulated,
@@ -216,7 +217,7 @@ fn shape(case: &Case, tensor: Tensor, parts: usize, workspace: usize) -> (usize,
         TensorShape::Matrix => (parts * rows, cols),
         TensorShape::Transposed => (cols, rows),
         TensorShape::Cols => (1, cols),
-        TensorShape::Rows => (1, rows),
+        TensorShape::Rows => (1, rows * case.groups),
         TensorShape::One => (1, 1),
         TensorShape::Workspace => (1, workspace),
         TensorShape::Scales => (1, scales(quant, rows, cols).unwrap_or(0)),

@@ -77,7 +77,7 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
             quant.filter(|quant| quant.scale != ScaleKind::Current).map(|_| case.cols)
         }
         TensorShape::Matrix => Some(case.cols),
-        TensorShape::Rows => Some(1),
+        TensorShape::Rows => Some(case.groups),
         TensorShape::Scales => {
             quant.filter(|quant| quant.layout == ScaleLayout::RowMajor).and_then(|quant| quant.scale.groups(case.cols))
         }

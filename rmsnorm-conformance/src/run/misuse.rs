@@ -14,13 +14,15 @@ use crate::run::device::Device;
 use crate::run::memory::Guarded;
 
 /// The ways to misuse every call.
-const OF_ALL: [Misuse; 10] = [
+const OF_ALL: [Misuse; 12] = [
     ("nan_eps", Refusal::Eps, |call| call.spec.eps = f32::NAN),
     ("negative_eps", Refusal::Eps, |call| call.spec.eps = -1e-5),
     ("infinite_eps", Refusal::Eps, |call| call.spec.eps = f32::INFINITY),
     ("nan_weight_offset", Refusal::WeightOffset, |call| call.spec.weight_offset = f32::NAN),
     ("infinite_weight_offset", Refusal::WeightOffset, |call| call.spec.weight_offset = f32::NEG_INFINITY),
     ("no_cols", Refusal::EmptyRow, |call| call.spec.cols = 0),
+    ("no_groups_of_columns", Refusal::Invalid("groups"), |call| call.spec.groups = 0),
+    ("groups_that_leave_columns", Refusal::Invalid("groups"), |call| call.spec.groups = 2),
     ("rows_beyond_memory", Refusal::TooLarge("x"), |call| call.spec.rows = usize::MAX),
     ("mean_for_rms_norm", Refusal::Unexpected("mean"), |call| call.spec.norm = Norm::Rms),
     // Mixes that validation refuses.

@@ -111,6 +111,10 @@ pub(crate) mod scope {
     pub(crate) const GATE_BEFORE: Kinds = |kind| GATED_FORWARD(kind) && kind.gate() == Some(Slot::Before);
     pub(crate) const BACKWARD_AFTER: Kinds = |kind| GATED_BACKWARD(kind) && kind.gate() == Some(Slot::After);
     pub(crate) const BACKWARD_BEFORE: Kinds = |kind| GATED_BACKWARD(kind) && kind.gate() == Some(Slot::Before);
+    /// Kinds that have cases with groups of columns.
+    pub(crate) const WITH_COLUMNS: Kinds = |kind| !PARTS(kind) && !AFTER(kind);
+    pub(crate) const FORWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && kind.has_forward();
+    pub(crate) const BACKWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && !kind.has_forward();
     // Cases with a sum of parts have no groups of rows.
     pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| FLOATS(kind) && !PARTS(kind);
 }

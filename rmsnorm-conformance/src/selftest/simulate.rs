@@ -97,7 +97,6 @@ impl NormBackend for SimulatedBackend {
             | AnyCall::PartialBackwardStatistics(_)
             | AnyCall::BackwardWithStatistics(_) => return Err(checked.unsupported(self.name())),
         }
-        checked.problem().require_one_group(self.name())?;
         let of_call = (checked.spec(), checked.problem(), checked.part_stride());
         let calls_before = self.calls.fetch_add(1, Ordering::Relaxed);
         let call = Call::new(self.bug, (LANES, BLOCK_ROWS), of_call, calls_before);

@@ -1,11 +1,11 @@
 //! [`Passes`]: a norm forward and backward, for tests of libraries that give gradients.
 
 use rmsnorm_spec::reference::{BackwardInputs, ForwardInputs};
-use rmsnorm_spec::{DTypes, GradReduction, NormSpec, ResidualPlacement};
+use rmsnorm_spec::{DType, DTypes, GradReduction, NormSpec, ResidualPlacement, Slot};
 
 use crate::Arithmetic;
 use crate::bounds::{Mode, Model, Statistics};
-use crate::testing::{BackwardTruth, ForwardTruth};
+use crate::testing::{BackwardTruth, ForwardTruth, Gated};
 
 /// The tensors of a forward pass, and of the backward pass that uses its statistics: the data to
 /// judge a library's function and its gradients. All tensors are dense and row-major, with values
@@ -28,6 +28,8 @@ pub struct Passes<'a> {
     pub weight: &'a [f64],
     /// (cols), of the weight's dtype.
     pub bias: Option<&'a [f64]>,
+    /// (rows, cols), of the activations' dtype: the gate, if the norm has one.
+    pub gate: Option<&'a [f64]>,
     /// (rows, cols), of the activations' dtype. If the residual is added after the norm: the
     /// gradient of the sum, in the activations' dtype.
     pub dy: &'a [f64],
@@ -42,7 +44,7 @@ impl<'a> Passes<'a> {
         let mut spec = self.spec;
         spec.residual_placement = ResidualPlacement::Before;
         let dtypes = DTypes { activation: self.dtypes.residual, ..self.dtypes };
-        Passes { spec, dtypes, x: sum, residual: None, weight, bias, dy }
+        Passes { spec, dtypes, x: sum, residual: None, weight, bias, gate: None, dy }
     }
 
     /// Passes the truths of both passes to `judge`, with derived worst-case bounds for this
@@ -55,18 +57,23 @@ impl<'a> Passes<'a> {
             weight: Some(self.weight),
             bias: self.bias,
         };
-        let forward = ForwardTruth::new(&self.spec, inputs, self.dtypes.activation, None, model);
+        let DTypes { activation, weight, .. } = self.dtypes;
+        let wide = if weight == DType::F32 { weight } else { activation };
+        let gated = self.spec.gate.zip(self.gate).map(|(gate, z)| Gated { gate, z, wide });
+        let forward = ForwardTruth::gated(&self.spec, inputs, gated, activation, None, model);
         let out = &forward.outputs;
+        let is_before = self.spec.gate.is_some_and(|gate| gate.slot == Slot::Before);
         let inputs = BackwardInputs {
             dy: self.dy,
-            x: &out.h,
+            x: if is_before { self.x } else { &out.h },
             weight: Some(self.weight),
             mean: &out.mean,
             rstd: &out.rstd,
             dresidual_out: None,
         };
         let statistics = Statistics::Computed(&forward.bounds);
-        let backward = BackwardTruth::new(&self.spec, &inputs, statistics, GradReduction::Partials, model);
+        let gated = gated.map(|gated| (gated, self.bias));
+        let backward = BackwardTruth::gated(&self.spec, &inputs, gated, statistics, GradReduction::Partials, model);
         judge(&forward, &backward);
     }
 }
@@ -74,7 +81,7 @@ impl<'a> Passes<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rmsnorm_spec::{DType, Tensor, reference};
+    use rmsnorm_spec::{Tensor, reference};
 
     fn float(values: &[f64]) -> Vec<f32> {
         values.iter().map(|&value| value as f32).collect()
@@ -89,7 +96,8 @@ mod tests {
         let dtypes = DTypes { activation: DType::F32, weight: DType::F32, residual: DType::F32 };
         let bias = Some(&bias[..]);
         let spec = NormSpec::layer(2, 3, 1e-6).residual_after();
-        let passes = Passes { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+        let passes =
+            Passes { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, gate: None, dy: &dy };
         let is_pass =
             |forward: &ForwardTruth<'_>, tensor, values: &[f64]| forward.judge(tensor, &float(values)).is_pass();
         let before = reference::forward(

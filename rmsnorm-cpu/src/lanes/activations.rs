@@ -45,8 +45,9 @@ fn rounded<S: Simd>(values: S::Lanes) -> S::Lanes {
 #[inline(always)]
 fn sigmoids<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
     let one = S::splat(1.0);
-    // Of -|z|, so that nothing overflows and small results keep their digits.
-    let small = exp::<S>(S::negative(z));
+    // Of -|z|, so that nothing overflows and small results keep their digits. A NaN keeps its sign, because the product
+    // of two different NaN depends on the order of operands.
+    let small = exp::<S>(S::select_negative(z, z, S::sub(S::splat(0.0), z)));
     let sum = S::add(one, small);
     [S::div(S::select_negative(z, small, one), sum), S::div(S::select_negative(z, one, small), sum)]
 }

@@ -69,13 +69,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn negative(values: Self::Lanes) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe { _mm256_or_ps(values[i], _mm256_set1_ps(-0.0)) })
-    }
-
-    #[inline(always)]
     fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
         // SAFETY:
         // - feature: see the module.

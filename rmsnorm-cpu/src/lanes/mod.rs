@@ -70,8 +70,6 @@ pub(crate) trait Simd {
     fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes;
     /// Per lane, a value from 1/2 to 2 times 2 to the power of an integer from -200 to 200, rounded once.
     fn scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes;
-    /// Per lane, the value with a negative sign.
-    fn negative(values: Self::Lanes) -> Self::Lanes;
     /// Per lane, `yes` if the sign of `of` is negative, otherwise `no`.
     fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes;
     /// Per lane, the larger of a magnitude and the magnitude of a value. They are compared as

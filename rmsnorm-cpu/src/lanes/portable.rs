@@ -54,11 +54,6 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn negative(values: Self::Lanes) -> Self::Lanes {
-        values.map(|value| f32::from_bits(value.to_bits() | 1 << 31))
-    }
-
-    #[inline(always)]
     fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
         std::array::from_fn(|lane| if of[lane].is_sign_negative() { yes[lane] } else { no[lane] })
     }

@@ -5,10 +5,12 @@ use rmsnorm_spec::Slot;
 use super::spread;
 use crate::backend::CpuBackend;
 use crate::kernel;
+use crate::lanes::Out;
 use crate::plan::Plan;
-use crate::stages::backward::{BackwardBlocks, BackwardRows, GivenOfGroup, Gradients, Partials, Sums};
+use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, GivenOfGroup, Gradients, Partials, Sums};
+use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::Store;
-use crate::stages::forward::before::Summed;
+use crate::stages::forward::before::{Before, Summed};
 use crate::stages::forward::statistics::{OfGroup, OfRow, of_group};
 use crate::stages::forward::{Rows, Saved};
 use crate::stages::gate::{Gate, Gated, Pull, Then};
@@ -18,6 +20,35 @@ use crate::stages::{Call, Matrix, MatrixMut};
 fn call_of_group(call: Call) -> (Call, usize) {
     let cols = call.spec.cols / call.spec.groups;
     (Call { spec: call.spec.cols(cols).groups(1), ..call }, cols)
+}
+
+/// The statistics of every group, in this room. `of_columns` makes x from a column on.
+pub(super) fn statistics<'s, X: Before + Send>(
+    backend: &CpuBackend,
+    tasks: usize,
+    call: Call,
+    (of_columns, residual): (impl Fn(usize) -> X, Option<Matrix<'_>>),
+    (of_mean, of_rstd): (&'s mut [f32], &'s mut [f32]),
+) -> Given<'s> {
+    let ((this, cols), groups) = (call_of_group(call), call.spec.groups);
+    let (mut mean, mut rstd) = (Out::from(&mut *of_mean), Out::from(&mut *of_rstd));
+    for group in 0..groups {
+        let first = group * cols;
+        let residual = residual.map(|residual| residual.columns(first));
+        let work = Rows {
+            call: this,
+            before: Summed { x: of_columns(first), residual, out: None },
+            statistic: OfGroup {
+                mean: (mean.len() > 0).then(|| of_group(&mut mean, group, groups)),
+                rstd: Some(of_group(&mut rstd, group, groups)),
+            },
+            affine: Vectors { weight: None, bias: None },
+            after: (),
+            saved: Saved::default(),
+        };
+        spread(backend, tasks, call.spec.rows, work, kernel::any);
+    }
+    Given { mean: (!of_mean.is_empty()).then_some(of_mean), rstd: of_rstd }
 }
 
 pub(super) fn forward(

@@ -4,23 +4,25 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Scales, Slot};
+use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Norm, Scales, Slot};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, call_and_plan, fork, gate, input, matrix, matrix_mut, out, spread, starts, vectors};
+use super::{SliceBackend, call_and_plan, fork, gate, groups, input, matrix, matrix_mut, out, spread, starts, vectors};
 use crate::backend::CpuBackend;
 use crate::caps::Isa;
-use crate::kernel;
 use crate::lanes::{LANES, Out};
 use crate::plan::Plan;
+use crate::stages::backward::Given;
 use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::forward::before::{Before, Summed};
-use crate::stages::forward::statistics::OfRow;
+use crate::stages::forward::statistics::{Elsewhere, OfRow, Statistic};
 use crate::stages::forward::{Rows, Saved};
 use crate::stages::gate::{AfterNorm, Gated, Then};
+use crate::stages::groups::Groups;
 use crate::stages::quantized_forward::{Codes, Scaling};
 use crate::stages::transposed::TransposedCols;
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
+use crate::{kernel, memory};
 
 pub(super) fn quantized_forward<B: SliceBackend>(
     backend: &CpuBackend,
@@ -28,28 +30,83 @@ pub(super) fn quantized_forward<B: SliceBackend>(
 ) -> Result<(), Error> {
     let (this, plan) = call_and_plan(backend, &call);
     let mut args = call.into_args();
-    match gate::<B>(args.gate.take(), &this.spec)? {
-        None => quantized::<B, _, _>(backend, (this, plan), args, (|x| x, ()), |isa, work| kernel::mix(isa, work)),
+    let (gate, spec) = (gate::<B>(args.gate.take(), &this.spec)?, this.spec);
+    if spec.groups == 1 {
+        return match gate {
+            None => {
+                quantized(backend, (this, plan), args, OfRow, |x, _| (x, (), None), |isa, work| kernel::mix(isa, work))
+            }
+            Some((Slot::Before, gate)) => quantized(
+                backend,
+                (this, plan),
+                args,
+                OfRow,
+                |of, _| (Gated { of, gate }, (), None),
+                |isa, work| kernel::any(isa, work),
+            ),
+            Some((Slot::After, gate)) => quantized(
+                backend,
+                (this, plan),
+                args,
+                OfRow,
+                |x, _| (x, gate, None),
+                |isa, work| kernel::any(isa, work),
+            ),
+        };
+    }
+    // All statistics come before the first code, because sets that share a scale may lie in several groups.
+    let len = |wanted: bool| if wanted { spec.rows * spec.groups } else { 0 };
+    let (mut mean, mut rstd) =
+        (memory::zeros("mean", len(spec.norm == Norm::Layer))?, memory::zeros("rstd", len(true))?);
+    let room = (&mut mean[..], &mut rstd[..]);
+    match gate {
+        None => {
+            let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, ()), residual, room);
+            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
+        }
         Some((Slot::Before, gate)) => {
-            let slots = (|of| Gated { of, gate }, ());
-            quantized::<B, _, _>(backend, (this, plan), args, slots, |isa, work| kernel::any(isa, work))
+            let slots = move |of, residual| {
+                grouped(backend, (this, plan), (Gated { of, gate }, Gated::columns, ()), residual, room)
+            };
+            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
         Some((Slot::After, gate)) => {
-            quantized::<B, _, _>(backend, (this, plan), args, (|x| x, gate), |isa, work| kernel::any(isa, work))
+            let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, gate), residual, room);
+            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
     }
 }
 
-/// The stage of a quantized call.
-type Work<'w, X, G> = Rows<'w, Summed<'w, X>, Then<G, Codes<'w>>>;
+/// The slots of a call with groups of columns, after their statistics, which need this room.
+fn grouped<'g, X: Before + Copy + Send, G>(
+    backend: &CpuBackend,
+    (this, plan): (Call, Plan),
+    (x, columns, gate): (X, fn(X, usize) -> X, G),
+    residual: Option<Matrix<'_>>,
+    room: (&'g mut [f32], &'g mut [f32]),
+) -> (X, Groups<'g, G>, Option<Given<'g>>) {
+    let all = groups::statistics(backend, plan.tasks, this, (|first| columns(x, first), residual), room);
+    (x, Groups { all, groups: this.spec.groups, gate }, Some(all))
+}
 
-/// `of_x` makes of x what the residual is added to. `gate` is the one after the norm.
-fn quantized<'a, B: SliceBackend, X: Before + Copy + Send, G: AfterNorm + Copy + Send>(
+/// The stage of a quantized call.
+type Work<'w, X, G, F> = Rows<'w, Summed<'w, X>, Then<G, Codes<'w>>, F>;
+
+/// `slots` makes of x and the residual the slots before and after the norm, and the statistics if they are those of groups.
+fn quantized<
+    'a,
+    'g,
+    B: SliceBackend,
+    X: Before + Copy + Send,
+    G: AfterNorm + Copy + Send,
+    F: Statistic + Copy + Send,
+>(
     backend: &CpuBackend,
     (this, Plan { tasks, .. }): (Call, Plan),
     args: AnyQuantizedForward<'a, B>,
-    (of_x, gate): (impl FnOnce(Matrix<'a>) -> X, G),
-    kernel: for<'w> fn(Isa, &mut Work<'w, X, G>),
+    statistic: F,
+    slots: impl FnOnce(Matrix<'a>, Option<Matrix<'a>>) -> (X, G, Option<Given<'g>>),
+    kernel: for<'w> fn(Isa, &mut Work<'w, X, G, F>),
 ) -> Result<(), Error> {
     let (spec, quant, rows, cols) = (this.spec, args.quant, this.spec.rows, this.spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
@@ -80,7 +137,7 @@ fn quantized<'a, B: SliceBackend, X: Before + Copy + Send, G: AfterNorm + Copy +
     let mut codes = MatrixMut { rows: starts(&args.codes, &spec), data: bytes::<B>(args.codes.view)? };
     let residual = args.residual.map(|residual| matrix::<B>(residual, &spec)).transpose()?;
     let affine = vectors::<B>(args.weight, args.bias)?;
-    let x = of_x(matrix::<B>(args.x, &spec)?);
+    let (x, gate, found) = slots(matrix::<B>(args.x, &spec)?, residual);
     let scaling = match (quant.scale, &mut scales) {
         (ScaleKind::Given, _) => {
             Scaling::Tensor(args.scale.map_or(Ok(f32::NAN), |scale| Ok(input::<B, f32>(scale)?[0]))?)
@@ -89,7 +146,7 @@ fn quantized<'a, B: SliceBackend, X: Before + Copy + Send, G: AfterNorm + Copy +
             let (codes, scaling) = (codes.reborrow(), Scaling::Unknown);
             let then = Codes { quant, codes, scaling, y: None, amax: Some(&amax), largest: [0.0; LANES] };
             let (before, saved) = (Summed { x, residual, out: None }, Saved::default());
-            let work = Rows { call: this, before, statistic: OfRow, affine, after: Then { gate, then }, saved };
+            let work = Rows { call: this, before, statistic, affine, after: Then { gate, then }, saved };
             spread(backend, tasks, rows, work, kernel);
             let found = kernel::scale(&quant, f32::from_bits(amax.load(Ordering::Relaxed)));
             scale.set(0, found);
@@ -113,9 +170,16 @@ fn quantized<'a, B: SliceBackend, X: Before + Copy + Send, G: AfterNorm + Copy +
         amax: amax_out.is_some().then_some(&amax),
         largest: [0.0; LANES],
     };
-    let saved = Saved { mean: mean.as_mut().map(Out::reborrow), rstd: rstd.as_mut().map(Out::reborrow) };
+    let mut saved = Saved { mean: mean.as_mut().map(Out::reborrow), rstd: rstd.as_mut().map(Out::reborrow) };
+    if let Some(found) = found {
+        for (to, values) in [(saved.mean.take(), found.mean), (saved.rstd.take(), Some(found.rstd))] {
+            if let Some((mut to, values)) = to.zip(values) {
+                to.copy_from_slice(values);
+            }
+        }
+    }
     let before = Summed { x, residual, out: residual_out };
-    let work = Rows { call: this, before, statistic: OfRow, affine, after: Then { gate, then }, saved };
+    let work = Rows { call: this, before, statistic, affine, after: Then { gate, then }, saved };
     spread(backend, tasks, rows, work, kernel);
     if let Some(mut out) = amax_out {
         out.set(0, f32::from_bits(amax.into_inner()));

@@ -65,7 +65,6 @@ impl Simd for Traced {
         div(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
         clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes;
         scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes;
-        negative(values: Self::Lanes) -> Self::Lanes;
         select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes;
         max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes;
         fold_max(magnitudes: Self::Lanes) -> f32;

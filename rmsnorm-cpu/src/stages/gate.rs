@@ -57,6 +57,13 @@ pub(crate) struct Gated<'a> {
 
 split!(['a] Gated<'a> { of, gate; });
 
+impl Gated<'_> {
+    /// The columns from `first` on.
+    pub(crate) fn columns(self, first: usize) -> Self {
+        Gated { of: self.of.columns(first), gate: self.gate.columns(first) }
+    }
+}
+
 /// A row that is multiplied with its gate.
 pub(crate) struct RowOfGated<'r, T: Numbers> {
     of: Row<'r, T>,

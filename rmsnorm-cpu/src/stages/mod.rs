@@ -7,6 +7,7 @@ pub(crate) mod columnwise;
 pub(crate) mod copy;
 pub(crate) mod forward;
 pub(crate) mod gate;
+pub(crate) mod groups;
 mod matrix;
 pub(crate) mod quantized_forward;
 pub(crate) mod ranks;

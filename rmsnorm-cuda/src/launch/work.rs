@@ -24,10 +24,11 @@ impl<'a> Work<'a> {
         let launch = match *step {
             Step::Clear { key, grid, .. } => {
                 let threads = key.tile.threads_per_row;
-                Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes: 0, cluster: 1 }
+                Launch { kernel: kernels.get(&key, plan)?, grid, groups: 1, threads, shared_bytes: 0, cluster: 1 }
             }
             Step::Launch { key, grid, cluster, threads, shared_bytes } => {
-                Launch { kernel: kernels.get(&key, plan)?, grid, threads, shared_bytes, cluster }
+                let groups = plan.groups;
+                Launch { kernel: kernels.get(&key, plan)?, grid, groups, threads, shared_bytes, cluster }
             }
         };
         Ok(Work { step, launch })
@@ -62,8 +63,9 @@ impl<'a> Work<'a> {
         // - memory: addresses, lengths and strides come from a `Checked` call, so every access of
         //   the kernel for (rows, cols), and for the given number of parts of x, lies in a live
         //   tensor; a cleared range lies in the workspace, or in an output that has at least its
-        //   bytes; the key has groups exactly where the problem has, and their rows fit the 32 bits
-        //   in which the kernel counts them; no output overlaps another; the workspace has the
+        //   bytes; the key has groups of rows exactly where the problem has, and their rows fit the
+        //   32 bits in which the kernel counts them; it has groups of columns exactly where the grid
+        //   has several, each with `cols` columns and a workspace of its own; no output overlaps another; the workspace has the
         //   plan's length; statistics are as long as the ranks and rows of `Columns` and `Params`
         //   require;
         // - alignment: the key's access_bytes divide all addresses and strides; for codes, those
@@ -82,6 +84,8 @@ impl<'a> Work<'a> {
 pub(crate) struct Launch {
     pub(crate) kernel: sys::CUfunction,
     pub(crate) grid: u32,
+    /// Groups of columns, each with a grid.
+    pub(crate) groups: u32,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
     pub(crate) cluster: u32,
@@ -114,7 +118,7 @@ impl Launch {
             [if self.cluster > 1 { cluster } else { ignored }, if overlap { overlapping } else { ignored }];
         let config = sys::CUlaunchConfig {
             gridDimX: self.grid,
-            gridDimY: 1,
+            gridDimY: self.groups,
             gridDimZ: 1,
             blockDimX: self.threads,
             blockDimY: 1,

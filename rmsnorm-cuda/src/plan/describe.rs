@@ -9,18 +9,18 @@ use super::{KernelKey, Plan, Program, Step};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&steps(self.steps.iter().flatten().map(step)))
+        f.write_str(&steps(self.steps.iter().flatten().map(|each| step(each, self.groups))))
     }
 }
 
-fn step(step: &Step) -> String {
-    let (KernelKey { program, tile, call, ranks: _ }, grid, cluster, shared_bytes) = match *step {
+fn step(step: &Step, groups: u32) -> String {
+    let (KernelKey { program, tile, call, has_column_groups: _, ranks: _ }, grid, cluster, shared_bytes) = match *step {
         Step::Clear { bytes, .. } => return format!("clear={bytes}"),
         Step::Launch { key, grid, cluster, shared_bytes, .. } => (key, grid, cluster, shared_bytes),
     };
     let info = program.info();
     if info.is_reduction {
-        return second_stage(info.stem, tile.groups, [grid, 1]);
+        return second_stage(info.stem, tile.groups, [grid, groups]);
     }
     let words = [
         tile.is_ragged.then(|| "ragged".into()),
@@ -33,5 +33,5 @@ fn step(step: &Step) -> String {
         (shared_bytes > 0).then(|| format!("shared={}KiB", shared_bytes.div_ceil(1024))),
     ];
     let (threads, packs) = ([tile.cluster, tile.threads_per_row], [tile.packs, tile.pack]);
-    launch(info.stem, threads, packs, [tile.groups, tile.unroll], words, [grid, 1])
+    launch(info.stem, threads, packs, [tile.groups, tile.unroll], words, [grid, groups])
 }

@@ -3,7 +3,7 @@
 
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
-use rmsnorm_spec::{DType, Norm, Problem, Storage, Tensor};
+use rmsnorm_spec::{DType, Norm, Piece, Problem, Storage, Tensor};
 
 use super::tuning::Ladders;
 use super::{Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack, reads_more};
@@ -65,7 +65,7 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> 
     let pack = pack(problem);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
     let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
-    let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(with_registers));
+    let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(|tile| with_registers(problem, tile)));
     let resident = |tile: &Tile| {
         let blocks_per_sm = tile.blocks_per_sm.min(caps.threads_per_sm / tile.threads());
         (caps.sms * blocks_per_sm / tile.cluster).max(1) as usize
@@ -88,14 +88,15 @@ fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> 
 }
 
 /// A tile of forward with the registers that codes and scales need: no second row in flight, and
-/// fewer blocks if a thread has many packs.
-fn with_registers(tile: Tile) -> Tile {
+/// fewer blocks if a thread has many packs. Behind a gate, h is f32.
+fn with_registers(problem: &Problem, tile: Tile) -> Tile {
+    let of_gate = if problem.pieces().has(Piece::GateBefore) { 32 } else { 0 };
     let registers = match tile.packs {
         0..4 => 32,
         4..8 => 64,
         _ => 96,
     };
-    let most = REGISTERS_PER_SM / (tile.threads() * registers);
+    let most = REGISTERS_PER_SM / (tile.threads() * (registers + of_gate));
     Tile { unroll: 1, blocks_per_sm: tile.blocks_per_sm.min(most).max(1), ..tile }
 }
 

@@ -20,6 +20,17 @@ impl Tile {
         needed <= self.registers()
     }
 
+    /// The same with a gate before the norm: a pack of h is f32, and takes the registers of x and of
+    /// the gate.
+    pub(super) fn holds_gated(&self, norm: Norm) -> bool {
+        let packs = self.packs * self.unroll;
+        let needed = match norm {
+            Norm::Rms => 40 + 8 * packs,
+            Norm::Layer => 48 + 9 * packs,
+        };
+        needed <= self.registers()
+    }
+
     /// The same if `x` is the sum of several parts. A thread adds two packs at a time, with four
     /// parts of each in flight. Packs that are already added stay in registers, or with
     /// `forward_long` in shared memory.
@@ -56,8 +67,12 @@ pub(super) fn reads(key: &KernelKey) -> Reads {
         if after > 0 {
             return Reads { keeps_row: false, loads_at_use: true, ..reads };
         }
-        // A second read would have to read all parts, or several matrices.
-        let keeps_row = reads.keeps_row || has_parts || before > 0 && tile.holds_rows(call.norm, 1 + before as u32);
+        // A second read would have to read all parts, or several matrices, and to activate a gate.
+        let holds_h = match pieces.has(Piece::GateBefore) {
+            true => tile.holds_gated(call.norm),
+            false => before > 0 && tile.holds_rows(call.norm, 1 + before as u32),
+        };
+        let keeps_row = reads.keeps_row || has_parts || holds_h;
         return Reads { keeps_row, loads_at_use: tile.packs <= 2 && !keeps_row, batch: batch(reads.batch), ..reads };
     }
     if *program == Program::ForwardCluster {

@@ -20,7 +20,7 @@ use rmsnorm_gpu::testing::{
 };
 use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
-use super::{KernelKey, Plan, Program, Step, Tile, plan, workspace_len, workspace_len_bound};
+use super::{KernelKey, Plan, Program, Step, Tile, Workspace, plan, workspace_len, workspace_len_bound};
 use crate::caps::Caps;
 
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];
@@ -68,7 +68,7 @@ impl Planner for Plans {
 
     /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
-        [testing::calls(&MIXES), testing::calls_of_parts(&MIXES)].concat()
+        [testing::calls(&MIXES), testing::calls_of_parts(&MIXES), testing::calls_with_gates(&MIXES)].concat()
     }
 
     /// Every short row, and the lengths around each power of two and its sixteenths, where tiles

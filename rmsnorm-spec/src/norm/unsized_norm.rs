@@ -1,6 +1,6 @@
 //! [`NormParams`]: a norm of tensors whose shapes are not known yet.
 
-use super::{Norm, NormSpec, ResidualPlacement};
+use super::{Gate, Norm, NormSpec, ResidualPlacement};
 use crate::RowLayout;
 
 /// A [`NormSpec`] without its size, for libraries that read the size from their tensors: the
@@ -28,12 +28,18 @@ pub struct NormParams {
     pub weight_offset: f32,
     /// As [`NormSpec::residual_placement`].
     pub residual_placement: ResidualPlacement,
+    /// As [`NormSpec::gate`].
+    pub gate: Option<Gate>,
+    /// As [`NormSpec::groups`].
+    pub groups: usize,
 }
 
 impl NormParams {
-    /// A norm of that kind, with no weight offset, and residuals added before the norm.
+    /// A norm of that kind, with no weight offset, residuals added before the norm, no gate, and one
+    /// group of columns.
     pub const fn new(norm: Norm, eps: f64) -> Self {
-        NormParams { norm, eps, weight_offset: 0.0, residual_placement: ResidualPlacement::Before }
+        let residual_placement = ResidualPlacement::Before;
+        NormParams { norm, eps, weight_offset: 0.0, residual_placement, gate: None, groups: 1 }
     }
 
     /// RMS norm with `1 + weight`.
@@ -53,8 +59,9 @@ impl NormParams {
 
     /// The spec of this norm for these rows.
     pub const fn sized(&self, rows: &RowLayout) -> NormSpec {
-        let spec = NormSpec::new(self.norm, rows.rows, rows.cols, self.eps as f32);
-        NormSpec { weight_offset: self.weight_offset, residual_placement: self.residual_placement, ..spec }
+        let &NormParams { norm, eps, weight_offset, residual_placement, gate, groups } = self;
+        let spec = NormSpec::new(norm, rows.rows, rows.cols, eps as f32);
+        NormSpec { weight_offset, residual_placement, gate, groups, ..spec }
     }
 
     /// `rms_norm`, `layer_norm`.

@@ -196,7 +196,7 @@ fn bytes(view: &View<'_>, rows: &Range<u64>, cols: u64) -> Range<u64> {
             (first, start(rows.end.max(rows.start + 1) - 1) - first + cols)
         }
         Shape::Columns => (0, cols),
-        Shape::PerRow => (rows.start, count),
+        Shape::PerRow(each) => (rows.start * each as u64, count * each as u64),
         Shape::Whole => (0, view.len),
     };
     let start = view.offset + first * view.element();

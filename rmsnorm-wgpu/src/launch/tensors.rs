@@ -16,8 +16,9 @@ pub(super) enum Shape {
     Rows(RowLayout),
     /// A vector with one element per column: all of it.
     Columns,
-    /// A vector with one element per row, or elements of a copy: the ones of the dispatch's rows.
-    PerRow,
+    /// A vector with this many elements per row, or elements of a copy: the ones of the dispatch's
+    /// rows.
+    PerRow(usize),
     /// All of it: transposed codes (whose rows are columns), scales, single numbers, the workspace.
     Whole,
 }
@@ -99,7 +100,7 @@ impl<'a> Tensors<'a> {
         self.all().filter(|view| !view.is_gradient()).filter_map(|view| match view.shape {
             Shape::Rows(layout) => Some(view.of_rows(&layout, self.rows_per_group())),
             Shape::Columns => Some(view.of_vector()),
-            Shape::PerRow | Shape::Whole => None,
+            Shape::PerRow(_) | Shape::Whole => None,
         })
     }
 
@@ -115,7 +116,7 @@ impl<'a> Tensors<'a> {
         };
         let codes = match codes.shape {
             Shape::Rows(layout) => codes.of_rows(&layout, self.rows_per_group()),
-            Shape::Columns | Shape::PerRow | Shape::Whole => codes.of_vector(),
+            Shape::Columns | Shape::PerRow(_) | Shape::Whole => codes.of_vector(),
         };
         [Some(codes), Some(Placed { row_stride: codes_t.row_stride, ..codes_t.of_vector() })]
     }
@@ -182,11 +183,11 @@ impl<'a> Tensors<'a> {
     }
 
     fn shape<V>(&self, tensor: Tensor, rows: &Rows<V>) -> (Shape, u64) {
-        let Some(Problem { rows: count, .. }) = self.problem else { return (Shape::PerRow, 0) };
+        let Some(Problem { rows: count, groups, .. }) = self.problem else { return (Shape::PerRow(1), 0) };
         match tensor.shape() {
             TensorShape::Matrix => (Shape::Rows(rows.layout(count, self.cols)), 0),
             TensorShape::Cols => (Shape::Columns, 0),
-            TensorShape::Rows => (Shape::PerRow, 0),
+            TensorShape::Rows => (Shape::PerRow(groups), 0),
             TensorShape::Transposed => (Shape::Whole, rows.layout(self.cols, count).row_stride as u64),
             TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise | TensorShape::Workspace => {
                 (Shape::Whole, 0)
@@ -198,7 +199,7 @@ impl<'a> Tensors<'a> {
 impl<'a> View<'a> {
     /// The elements of a copy of this tensor, or of a part.
     pub(super) const fn elements(self, buffer: &'a Buffer, offset: u64) -> Self {
-        View { buffer, offset, shape: Shape::PerRow, row_stride: 0, ..self }
+        View { buffer, offset, shape: Shape::PerRow(1), row_stride: 0, ..self }
     }
 
     fn is_gradient(&self) -> bool {

@@ -10,8 +10,8 @@ use rmsnorm_spec::{DType, GradReduction, Problem};
 
 use super::tuning::{Division, Tuning};
 use super::{
-    Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_split, key,
-    pairs, ranges, reduction, sharing, threads_without_idle,
+    Access, Dispatch, Layout, Plan, PlanError, Program, Reduction, Step, Tile, Workspace, gradients, is_wide, key,
+    pairs, ranges, reduction, sharing, threads_without_idle, width,
 };
 use crate::caps::{Caps, F16};
 
@@ -31,7 +31,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     let (ranges, partials) = ranges_and_partials(problem, &form, most, caps)?;
     let gradients = gradients(problem);
     let sets = partials.sets();
-    let len = partials.rows * gradients * reduction::row_stride(problem.cols);
+    let len = partials.rows * gradients * partial_stride(problem);
     let mut steps = Vec::new();
     if problem.grad_reduction == GradReduction::Atomics && len > 0 {
         steps.push(Step::Zero { first: 0, len });
@@ -55,7 +55,7 @@ pub(super) fn plan(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Pl
     if gradients > 0 {
         steps.push(second_stage(problem, partials.rows, layout, caps)?);
     }
-    let row_sums = if form.sums.is_some() { row_sums_of(longest) } else { 0 };
+    let row_sums = if form.sums.is_some() { row_sums_of(problem, longest) } else { 0 };
     let workspace = Workspace { row_sums: len, len: whole(len, row_sums, gradients) };
     Ok(Plan { steps, workspace, partial_rows: partials.rows as u32 })
 }
@@ -76,7 +76,7 @@ pub(super) fn workspace_len(problem: &Problem, caps: &Caps) -> u64 {
         GradReduction::Partials | GradReduction::Locks { .. } => form.chunks.min(fit),
     });
     let gradients = gradients(problem);
-    let partials = rows.into_iter().max().unwrap_or_default() * gradients * reduction::row_stride(problem.cols);
+    let partials = rows.into_iter().max().unwrap_or_default() * gradients * partial_stride(problem);
     whole(partials, row_sums + sharing::most_len(problem, caps), gradients)
 }
 
@@ -120,9 +120,9 @@ impl Form {
         // Not measured with wgpu; copied from rmsnorm-cuda.
         let threads_per_row = caps.threads_with(256, THREAD_BYTES);
         let columns = Tile::new(threads_per_row, 1, 1, Reduction::Workgroup);
-        let tiles = pairs(problem.cols).div_ceil(threads_per_row as usize) as u64;
+        let tiles = pairs(problem).div_ceil(threads_per_row as usize) as u64;
         // Several per resident workgroup, to balance the load.
-        let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles).min(rows);
+        let blocks = (4 * u64::from(caps.workgroups)).div_ceil(tiles * problem.groups as u64).min(rows);
         let chunks = reduction::chunks(rows, blocks, most_rows(rows, 1));
         Form { sums: Some(row_tile), main: (Program::BackwardColumns, columns), tiles, chunks }
     }
@@ -226,9 +226,15 @@ pub(super) fn most_additions(rows: u64) -> u64 {
     policy_depth_rows(rows as usize) as u64
 }
 
-/// Elements for two sums per row, rounded up to 16 bytes, the unit in which the binding is read.
-fn row_sums_of(rows: u64) -> u64 {
-    (2 * rows).next_multiple_of(4)
+/// Elements for two sums per row, or per group of its columns, rounded up to 16 bytes, the unit in
+/// which the binding is read.
+fn row_sums_of(problem: &Problem, rows: u64) -> u64 {
+    (2 * rows * problem.groups as u64).next_multiple_of(4)
+}
+
+/// Elements from one partial row of a gradient to the next. Groups of columns are padded alike.
+fn partial_stride(problem: &Problem) -> u64 {
+    problem.groups as u64 * reduction::row_stride(width(problem))
 }
 
 /// Elements for the row sums of one range in any layout; 0 if no layout has row sums.
@@ -236,12 +242,12 @@ fn row_sums_len(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
     // If any layout has row sums, unaligned ones do.
     let Some(tile) = Form::of(problem, Access::Parts, caps).sums else { return Ok(0) };
     let most = ranges::most_rows(problem, &Layout::dense(problem), tile.groups, caps)?;
-    Ok(row_sums_of(most.min(problem.rows as u64)))
+    Ok(row_sums_of(problem, most.min(problem.rows as u64)))
 }
 
 /// Partial rows (of all gradients) that fit a binding together with row sums and shared tensors.
 fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, PlanError> {
-    let bytes = gradients(problem) * reduction::row_stride(problem.cols) * 4;
+    let bytes = gradients(problem) * partial_stride(problem) * 4;
     let others = row_sums_len(problem, caps)? + sharing::most_len(problem, caps);
     let most = caps.available_bytes().saturating_sub(reduction::ALIGNMENT + 4 * others);
     if bytes > most {
@@ -253,7 +259,7 @@ fn partial_rows_that_fit(problem: &Problem, caps: &Caps) -> Result<u64, PlanErro
 /// The second phase adds the partial rows.
 fn second_stage(problem: &Problem, partial_rows: u64, layout: &Layout, caps: &Caps) -> Result<Step, PlanError> {
     let tile = Tile::new(reduction::LANES, reduce_groups(partial_rows, caps), 1, Reduction::Workgroup);
-    let blocks = reduction::blocks(problem.cols, problem.tensors.sums_over_rows());
+    let blocks = reduction::blocks(width(problem), problem.tensors.sums_over_rows());
     Step::dispatch(key(problem, Program::ReducePartials, tile, layout, caps), 0..0, blocks, caps)
 }
 
@@ -274,7 +280,7 @@ fn most_rows(rows: u64, groups: u32) -> u64 {
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
     let [one_gradient, two_gradients, f16, wide] = &tuning.backward;
     match problem.dtypes.activation {
-        _ if is_split(problem) => wide,
+        _ if is_wide(problem) => wide,
         DType::F16 => f16,
         DType::F32 | DType::Bf16 if gradients(problem) == 2 => two_gradients,
         DType::F32 | DType::Bf16 => one_gradient,
@@ -286,8 +292,8 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
 ///
 /// Times: see `tuning.rs`.
 fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
-    let pairs = pairs(problem.cols);
-    let is_wide = is_split(problem);
+    let pairs = pairs(problem);
+    let is_wide = is_wide(problem);
     let has_two_sums = gradients(problem) == 2;
     let Division { without_idle: (packs, most), most: wanted } =
         find(ladder(&as_tuned(problem, caps), caps.tuning), pairs)?;
@@ -327,8 +333,8 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
 /// 348, layer norm of 32768 columns 392 and 350.
 fn tile_that_reads_again(problem: &Problem, caps: &Caps) -> Option<Tile> {
     const THREADS: u32 = 1024;
-    let packs = pairs(problem.cols).div_ceil(THREADS as usize);
-    let fits = gradients(problem) < 2 && !is_split(problem) && packs <= 4;
+    let packs = pairs(problem).div_ceil(THREADS as usize);
+    let fits = gradients(problem) < 2 && !is_wide(problem) && packs <= 4;
     (fits && caps.threads_with(THREADS, THREAD_BYTES) == THREADS)
         .then(|| Tile { reads_again: true, ..Tile::new(THREADS, 1, packs as u32, reduction(THREADS, 1, caps)) })
 }
@@ -342,7 +348,7 @@ fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
     tuned
 }
 
-/// Workgroups with a chunk of rows each: as many threads as fit the registers of the device, since
+/// Workgroups with a chunk of rows each, for each group of columns: as many threads as fit the registers of the device, since
 /// a second wave would leave most of it idle.
 ///
 /// us on an H200 by number of workgroups. RMS norm:
@@ -359,7 +365,7 @@ fn as_tuned(problem: &Problem, caps: &Caps) -> Problem {
 /// - 1024 columns, 128 threads: 792 workgroups 62.9, 924 79
 /// - 7168 columns, 448 threads: 264 workgroups 242, 132 347
 fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
-    let is_wide = is_split(problem);
+    let is_wide = is_wide(problem);
     // Threads per multiprocessor, and its minimum of workgroups.
     let (threads, least) = match (tile.packs, tile.rows_at_once, gradients(problem)) {
         (1, ..) => (1024, 1),
@@ -371,5 +377,5 @@ fn workgroups(problem: &Problem, tile: &Tile, caps: &Caps) -> u64 {
     };
     let each = (threads / tile.threads()).max(least);
     // `caps.workgroups` assumes four per multiprocessor.
-    u64::from((caps.workgroups / 4).max(1) * each)
+    u64::from((caps.workgroups / 4).max(1) * each).div_ceil(problem.groups as u64)
 }

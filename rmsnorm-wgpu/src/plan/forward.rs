@@ -4,7 +4,7 @@ use rmsnorm_gpu::tuning::{Ladder, find};
 use rmsnorm_spec::{Norm, Problem};
 
 use super::{
-    Access, KernelKey, Layout, MOST_PACKS, Plan, PlanError, Program, Step, Tile, Tuning, is_split, key, pairs, ranges,
+    Access, KernelKey, Layout, MOST_PACKS, Plan, PlanError, Program, Step, Tile, Tuning, is_wide, key, pairs, ranges,
     reduction, threads_without_idle,
 };
 use crate::caps::Caps;
@@ -38,7 +38,7 @@ pub(super) fn rows(problem: &Problem, key: KernelKey, layout: &Layout, caps: &Ca
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
     let [rms, layer, layer_add, wide] = &tuning.forward;
     match problem.norm {
-        _ if is_split(problem) => wide,
+        _ if is_wide(problem) => wide,
         _ if problem.quant.is_some() => &tuning.to_codes,
         Norm::Rms => rms,
         Norm::Layer if problem.tensors.adds_residual() => layer_add,
@@ -50,9 +50,8 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
 ///
 /// Times: see `tuning.rs`.
 pub(super) fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
-    let pairs = pairs(problem.cols);
-    // A pair of f32 takes twice the registers.
-    let is_wide = is_split(problem);
+    let pairs = pairs(problem);
+    let is_wide = is_wide(problem);
     let wanted = find(ladder(problem, caps.tuning), pairs)? as usize;
     let threads = pairs.div_ceil(wanted).next_power_of_two().min(1024) as u32;
     let is_long = pairs >= 1024;
@@ -100,7 +99,7 @@ pub(super) fn visits_once(problem: &Problem, caps: &Caps) -> bool {
 pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> Tile {
     // For the longest rows fewer rows at a time, so that the L2 cache still has them for the second
     // pass, as far as arithmetic can hide the latency.
-    let threads = if problem.norm == Norm::Rms && pairs(problem.cols) > 8192 { 1024 } else { 512 };
+    let threads = if problem.norm == Norm::Rms && pairs(problem) > 8192 { 1024 } else { 512 };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
     Tile::new(threads_per_row, 1, packs, reduction(threads_per_row, 1, caps))

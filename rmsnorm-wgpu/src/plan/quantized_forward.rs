@@ -6,7 +6,7 @@ use rmsnorm_spec::{DType, DTypes, Norm, Problem, Storage, Tensor, TensorSet};
 
 use super::{
     ALONG, Access, INPUTS, KernelKey, Layout, PAIR, Plan, PlanError, Program, Reduction, Step, Tile, forward, is_split,
-    key, pairs, ranges, reduction,
+    key, pairs, ranges, reduction, width,
 };
 use crate::caps::Caps;
 
@@ -81,8 +81,9 @@ fn rows(problem: &Problem, layout: &Layout, caps: &Caps) -> Result<Vec<Step>, Pl
     let mut key =
         KernelKey { visits_once: forward::visits_once(problem, caps), ..key(problem, program, tile, layout, caps) };
     let is_words = layout.scales_access != Access::Parts;
-    key.gathers_scales =
-        is_words && key.call.quant.is_some_and(|quant| gathers_scales(&quant, &tile, is_split(problem)));
+    key.gathers_scales = is_words
+        && !key.has_groups
+        && key.call.quant.is_some_and(|quant| gathers_scales(&quant, &tile, is_split(problem)));
     forward::rows(problem, key, layout, caps)
 }
 
@@ -94,7 +95,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let threads = tile.threads_per_row.max(lanes);
     // Short rows share a workgroup, because a multiprocessor can hold only a few workgroups.
     let groups = if threads <= 64 { caps.threads_with(128, THREAD_BYTES) / threads } else { tile.groups }.max(1);
-    let packs = pairs(problem.cols).div_ceil(threads as usize) as u32;
+    let packs = pairs(problem).div_ceil(threads as usize) as u32;
     Some(Tile::new(threads, groups, packs, reduction(threads, groups, caps)))
 }
 
@@ -161,7 +162,7 @@ fn columnwise(problem: &Problem, along: &QuantSpec, layout: &Layout, caps: &Caps
     let threads = caps.threads(256);
     let tile = Tile::new(THREADS_ACROSS, threads / THREADS_ACROSS, 1, Reduction::Workgroup);
     let key = key(&copied, Program::Columnwise, tile, layout, caps);
-    let (height, across) = (COLUMNWISE_TILE.0, (problem.cols as u64).div_ceil(COLUMNWISE_TILE.1));
+    let (height, across) = (COLUMNWISE_TILE.0, (width(problem) as u64).div_ceil(COLUMNWISE_TILE.1));
     let by_grid = (caps.most_groups() / across).max(1).saturating_mul(height);
     let most = ranges::most_rows(problem, layout, height as u32, caps)?.min(by_grid);
     // Whole tiles, or at least whole blocks.
@@ -200,6 +201,7 @@ fn bare(problem: &Problem, tensors: &[Tensor], quant: QuantSpec) -> Problem {
         dtypes: DTypes::uniform(DType::F32),
         tensors: TensorSet::of(tensors),
         has_weight_offset: false,
+        groups: 1,
         quant: Some(quant),
         ..*problem
     }

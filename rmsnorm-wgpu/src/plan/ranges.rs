@@ -5,7 +5,7 @@ use std::ops::Range;
 use rmsnorm_spec::quant::ScaleLayout;
 use rmsnorm_spec::{DType, Problem, Storage, Tensor, TensorSet, TensorShape};
 
-use super::{Access, PlanError, is_split, sharing, stream};
+use super::{Access, PlanError, is_split, sharing, stream, width};
 use crate::caps::Caps;
 
 /// Position of a tensor in its buffer, and its strides.
@@ -62,7 +62,7 @@ impl Layout {
         is_aliased: bool,
         reduce_aliased: bool,
     ) -> Self {
-        let cols = problem.cols as u64;
+        let cols = width(problem) as u64;
         let (mut access, mut spacing) = (Access::Aligned, [Spacing::default(); 3]);
         for tensor in tensors {
             // With one row the stride does not matter.
@@ -207,8 +207,8 @@ pub(super) fn most_rows(
     if bytes > available {
         return Err(PlanError::Row { bytes, most: available });
     }
-    // mean and rstd have one f32 per row.
-    let by_statistics = sharing::most_rows(problem, caps).unwrap_or(available / 4);
+    // mean and rstd have one f32 per row, or per group of its columns.
+    let by_statistics = sharing::most_rows(problem, caps).unwrap_or(available / 4 / problem.groups as u64);
     let spaced = layout.spacing.iter().zip(SIZES).filter(|(spacing, _)| spacing.row > 0);
     let by_matrices = spaced.map(|(spacing, size)| {
         let row = (problem.cols * size) as u64;

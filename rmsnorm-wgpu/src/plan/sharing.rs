@@ -22,7 +22,7 @@ pub(super) fn most_rows(problem: &Problem, caps: &Caps) -> Option<u64> {
         return None;
     }
     let statistics = problem.tensors.iter().filter(|tensor| tensor.shape() == TensorShape::Rows).count().max(1) as u64;
-    let most = (caps.available_bytes() / 8).saturating_sub(len(problem, 0)) / statistics;
+    let most = (caps.available_bytes() / 8).saturating_sub(len(problem, 0)) / (statistics * problem.groups as u64);
     Some(most.saturating_sub(UNIT))
 }
 
@@ -33,15 +33,16 @@ pub(super) fn most_len(problem: &Problem, caps: &Caps) -> u64 {
 
 /// f32 that the tensors of the call take if they share a binding.
 fn len(problem: &Problem, rows: u64) -> u64 {
-    let of = |tensor| elements(tensor, 0..rows, problem.cols as u64);
+    let of = |tensor| elements(problem, tensor, 0..rows);
     problem.tensors.iter().map(of).map(|elements| (elements.end - elements.start).next_multiple_of(UNIT)).sum()
 }
 
 /// The elements of a tensor that a dispatch on these rows shares.
-fn elements(tensor: Tensor, rows: Range<u64>, cols: u64) -> Range<u64> {
+fn elements(problem: &Problem, tensor: Tensor, rows: Range<u64>) -> Range<u64> {
+    let groups = problem.groups as u64;
     match tensor.shape() {
-        TensorShape::Rows => rows,
-        TensorShape::Cols => 0..cols,
+        TensorShape::Rows => groups * rows.start..groups * rows.end,
+        TensorShape::Cols => 0..problem.cols as u64,
         TensorShape::One => 0..1,
         TensorShape::Matrix | TensorShape::Transposed | TensorShape::Workspace => 0..0,
         TensorShape::Scales | TensorShape::ScalesColumnwise => 0..0,
@@ -66,7 +67,7 @@ pub(super) fn with_copies(plan: Plan, problem: &Problem, layout: &Layout, caps: 
         let (mut before, mut after, mut at) = (Vec::new(), Vec::new(), first);
         for used in uses(&dispatch.key).into_iter().filter(|used| used.is_shared(&dispatch.key)) {
             let (tensor, is_input) = (used.tensor, used.is_loaded);
-            let elements = elements(tensor, dispatch.rows.clone(), problem.cols as u64);
+            let elements = elements(problem, tensor, dispatch.rows.clone());
             let len = elements.end - elements.start;
             let moved = Moved { tensor, first: elements.start, at, is_input };
             let dtype = match problem.storage(tensor) {

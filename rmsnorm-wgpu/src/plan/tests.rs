@@ -18,7 +18,10 @@ use rmsnorm_gpu::testing::plans::{Parts, Planner, for_all};
 use rmsnorm_gpu::testing::{
     self, BF16, BF16_STREAM_F32, Call, DWEIGHT, DWEIGHT_DBIAS, F32, NONE, WEIGHT, WEIGHT_BIAS, WEIGHT_RESIDUAL,
 };
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, GradReduction, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    TensorShape,
+};
 
 use super::{
     Access, Dispatch, KernelKey, Layout, PAIR, Placed, Plan, Program, Reduction, Step, Tile, plan, workspace_len,
@@ -104,7 +107,7 @@ impl Planner for Plans {
 
     /// Both directions and norms, with every set of optional tensors that plans distinguish.
     fn calls() -> Vec<Call> {
-        testing::calls(&MIXES)
+        testing::calls(&MIXES).into_iter().chain(testing::calls_with_gates(&[F32, BF16_STREAM_F32])).collect()
     }
 
     /// All short rows, the lengths around each power of two, and some between whose number of

@@ -9,7 +9,7 @@ use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_spec::{DType, Storage, Tensor};
 
 use super::substitute::substitute;
-use super::{binding_number, is_split, storage_of};
+use super::{binding_number, in_group, is_split, storage_of};
 use crate::plan::uses::{Kind, Use, uses};
 use crate::plan::{Access, KernelKey, Program};
 
@@ -73,7 +73,10 @@ fn of_use(key: &KernelKey, used: &Use) -> String {
             }
         }
     }
+    let [row, col, ..] = in_group(key);
     let names = [
+        row,
+        col,
         ("TENSOR", used.tensor.name()),
         ("DTYPE", suffix(elements)),
         ("BINDING", &binding_number(used.tensor).to_string()),
@@ -225,7 +228,7 @@ const DECLARATION: &str = "
 
 /// Index of an element in its binding.
 const AT: &str = "
-fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR + row * params.TENSOR_row_stride + col; }
+fn at_TENSOR(row: u32, col: u32) -> u32 { return params.TENSOR + row * params.TENSOR_row_stride + ATCOL; }
 ";
 
 const AT_IN_GROUPS: &str = "
@@ -233,7 +236,7 @@ fn at_TENSOR(row: u32, col: u32) -> u32 {
     let there = row + params.first_in_group;
     let group = there / params.rows_per_group;
     let row_of_group = there - group * params.rows_per_group;
-    return params.TENSOR + group * params.TENSOR_group_stride + row_of_group * params.TENSOR_row_stride + col;
+    return params.TENSOR + group * params.TENSOR_group_stride + row_of_group * params.TENSOR_row_stride + ATCOL;
 }
 ";
 
@@ -409,7 +412,7 @@ fn store_TENSOR(row: u32, col: u32, word: u32) {
 ";
 const STORE_TRANSPOSED_BYTES: &str = "
 fn store_TENSOR(row: u32, col: u32, word: u32) {
-    let at = params.TENSOR + col * params.TENSOR_row_stride + params.first_row + row;
+    let at = params.TENSOR + ATCOL * params.TENSOR_row_stride + params.first_row + row;
     store_bytes_TENSOR(at, word, min(4u, params.rows - row));
 }
 ";
@@ -465,13 +468,13 @@ fn clear(byte: u32) { store_bytes_TENSOR(params.TENSOR + byte, 0u, min(4u, param
 ";
 
 const LOAD_STATISTIC: &str = "
-fn load_TENSOR(row: u32) -> f32 { return TENSOR[params.TENSOR + row]; }
+fn load_TENSOR(row: u32) -> f32 { return TENSOR[params.TENSOR + ATROW]; }
 ";
 const STORE_STATISTIC: &str = "
-fn store_TENSOR(row: u32, value: f32) { TENSOR[params.TENSOR + row] = value; }
+fn store_TENSOR(row: u32, value: f32) { TENSOR[params.TENSOR + ATROW] = value; }
 ";
 const STORE_SHARED: &str = "
-fn store_TENSOR(row: u32, value: f32) { workspace[params.TENSOR + row] = bitcast<u32>(value); }
+fn store_TENSOR(row: u32, value: f32) { workspace[params.TENSOR + ATROW] = bitcast<u32>(value); }
 ";
 const STORE_VALUES: &str = "
 fn store_TENSOR(col: u32, values: vec4<f32>) { store_quad_TENSOR(0u, col, words_DTYPE(values)); }
@@ -486,14 +489,14 @@ fn store_TENSOR(col: u32, values: vec4<f32>) {
 /// mean_wdy_xhat and mean_wdy of a row.
 const LOAD_ROW_SUMS: &str = "
 fn load_row_sums(row: u32) -> vec2<f32> {
-    let at = params.row_sums + 2u * row;
+    let at = params.row_sums + 2u * ATROW;
     let quad = workspace[at >> 2u];
     return select(quad.xy, quad.zw, (at & 2u) == 2u);
 }
 ";
 const LOAD_ROW_SUMS_BY_WORDS: &str = "
 fn load_row_sums(row: u32) -> vec2<f32> {
-    let at = params.row_sums + 2u * row;
+    let at = params.row_sums + 2u * ATROW;
     return vec2(bitcast<f32>(atomicLoad(&workspace[at])), bitcast<f32>(atomicLoad(&workspace[at + 1u])));
 }
 ";

@@ -7,7 +7,7 @@ use rmsnorm_spec::{Direction, Piece, PieceSet, Role, Slot, Tensor, TensorSet};
 
 use super::accessors::suffix;
 use super::substitute::substitute;
-use super::{is_early_after, storage_of};
+use super::{holds_gate, is_early_after, storage_of};
 use crate::plan::{KernelKey, LATE, Program};
 
 /// The pieces that the program has code for.
@@ -28,21 +28,36 @@ fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
         }
         // Backward reads the sum.
         (Piece::Residual, Direction::Backward) => pair,
-        (Piece::Parts | Piece::GateBefore | Piece::GateAfter, _) => pair,
-        (Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize, _) => pair,
+        (Piece::GateBefore, _) => format!("gate_put({pair}, held.gate)"),
+        (Piece::GateAfter, _) if holds_gate(key) => format!("gate_after_put({pair}, h.gate)"),
+        (Piece::GateAfter, _) => format!("gate_after_put({pair}, held.gate)"),
+        (Piece::Parts | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize, _) => pair,
     }
 }
 
 /// The gradients of a piece's input and of a matrix of its own, from the gradient of its result.
 fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
+    let has = |tensor: Tensor| key.call.tensors.has(tensor);
+    let of_gate = |values: &str| {
+        [format!("gate_put({gradient}, held.gate)"), format!("gate_pull({gradient}, {values}, held.gate)")]
+    };
     let pulled = match piece {
-        Piece::Residual if key.call.tensors.has(Tensor::DresidualOut) => {
-            format!("residual_pull({gradient}, held.dresidual_out)")
+        Piece::GateBefore => return of_gate("pair_R(held.x)"),
+        // A place that the compiler does not know keeps the bias out of registers.
+        Piece::GateAfter => {
+            return of_gate(&result(key, 0, "terms.x_hat", "load_bias_0(thread + row * params.zero, k)"));
         }
-        Piece::Parts | Piece::GateBefore | Piece::Residual | Piece::GateAfter => gradient,
-        Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => gradient,
+        Piece::Residual if has(Tensor::DresidualOut) => format!("residual_pull({gradient}, held.dresidual_out)"),
+        Piece::Parts | Piece::Residual | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => gradient,
     };
     [pulled.clone(), pulled]
+}
+
+/// The weighted and biased values of a norm, from its normalized ones.
+fn result(key: &KernelKey, n: u32, x_hat: &str, bias_of: &str) -> String {
+    let [weight, bias, ..] = parameters(n).map(|tensor| key.call.tensors.has(tensor));
+    let weighted = if weight { format!("weighted({x_hat}, weight)") } else { x_hat.to_owned() };
+    if bias { format!("biased({weighted}, {bias_of})") } else { weighted }
 }
 
 /// The normalized tensor of backward, from what is held: `NORMALIZED` in `gradients.wgsl`.
@@ -116,7 +131,9 @@ fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return H
 fn before(key: &KernelKey) -> String {
     let x = "pair_T(held.x)".to_owned();
     let made = of_slot(key, Slot::Before).into_iter().fold(x.clone(), |x, piece| put(key, piece, x));
-    let h = if made == x { "held.x".to_owned() } else { format!("settled_0(kept_0({made}))") };
+    let role = if holds_gate(key) { "R" } else { "0" };
+    let h = if made == x { "held.x".to_owned() } else { format!("settled_{role}(kept_{role}({made}))") };
+    let h = if holds_gate(key) { format!("Kept_0({h}, held.gate)") } else { h };
     let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", &h)]);
     for n in 1..=norms(key) {
         // Only a program that streams reads it back.
@@ -158,12 +175,13 @@ fn load_bias_N(thread: u32, k: u32) -> Kept_W { return BIAS; }
 /// y of a norm, and its stores. `put` returns the next norm's h.
 fn norm(key: &KernelKey, n: u32) -> String {
     let has = |tensor: Tensor| key.call.tensors.has(tensor);
-    let [weight, bias, mean, rstd] = parameters(n);
-    let normalized = "normalized(pair_N(h), statistics)".to_owned();
+    let [_, _, mean, rstd] = parameters(n);
     let after = of_slot(key, Slot::After).into_iter().filter(|_| n == 0);
-    let put_y = after.fold("y_N(h, statistics, weight, bias)".to_owned(), |y, piece| put(key, piece, y));
-    let weighted = if has(weight) { format!("weighted({normalized}, weight)") } else { normalized };
-    let y = if has(bias) { format!("biased({weighted}, bias)") } else { weighted };
+    let put_after = |y: String| after.fold(y, |y, piece| put(key, piece, y));
+    let y = result(key, n, "normalized(pair_N(h), statistics)", "bias");
+    let called = "y_N(h, statistics, weight, bias)".to_owned();
+    // Codes are made of y_0.
+    let (y, put_y) = if key.program.writes_codes() { (put_after(y), called) } else { (y, put_after(called)) };
     let statistics =
         lines(&[(has(mean), "store_MEAN(row, statistics.mean);"), (has(rstd), "store_RSTD(row, statistics.rstd);")]);
     let statistics = substitute(&statistics, &[("MEAN", mean.name()), ("RSTD", rstd.name())]);
@@ -171,7 +189,11 @@ fn norm(key: &KernelKey, n: u32) -> String {
     let stores = lines(&[
         (
             n == 0 && pieces(key).has(Piece::Residual) && has(Tensor::ResidualOut),
-            "store_residual_out(row, thread, k, h);",
+            if holds_gate(key) {
+                "store_residual_out(row, thread, k, h.h);"
+            } else {
+                "store_residual_out(row, thread, k, h);"
+            },
         ),
         (!key.program.writes_codes(), "let y = PUT;"),
         // If y is rounded already, this does not change it.

@@ -7,12 +7,12 @@
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{CastOrder, DType, Tensor};
+use rmsnorm_spec::{Activation, CastOrder, DType, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, gradients, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, segment, set_lanes,
-    shuffled_lanes,
+    dtypes, gradients, holds_gate, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, of_h, segment,
+    set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
@@ -21,7 +21,14 @@ use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
 pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     let mut text = constants(key, f16);
     for (role, dtype) in roles(key) {
-        text += &substitute(ROLE, &[("ROLE", role), ("DTYPE", dtype.name())]);
+        let of = if role == "0" && holds_gate(key) { HELD_WITH_GATE } else { ROLE };
+        text += &substitute(of, &[("ROLE", role), ("DTYPE", dtype.name())]);
+    }
+    if key.has_groups {
+        text += COLUMN_GROUP;
+    }
+    if let Some(gate) = key.call.gate {
+        text += &declared(&[("IS_SILU", gate.activation == Activation::Silu)], &[]);
     }
     if let Some(quant) = &key.call.quant {
         text += &of_codes(key, quant);
@@ -123,8 +130,7 @@ fn of_codes(key: &KernelKey, quant: &QuantSpec) -> String {
 /// for what a norm normalizes, or would: x or its sum with a residual, then the sum after the norm.
 fn roles(key: &KernelKey) -> [(&'static str, DType); 6] {
     let [activation, weight, residual] = dtypes(key);
-    let of_h = if key.call.form.is_residual_after() { activation } else { residual };
-    [("T", activation), ("W", weight), ("R", residual), ("0", of_h), ("1", residual), ("2", residual)]
+    [("T", activation), ("W", weight), ("R", residual), ("0", of_h(key)), ("1", residual), ("2", residual)]
 }
 
 /// A pair as held in registers, and as values.
@@ -134,6 +140,16 @@ fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept); }
 fn kept_ROLE(pair: Pair) -> Kept_ROLE { return kept_DTYPE(pair); }
 fn settled_ROLE(kept: Kept_ROLE) -> Kept_ROLE { return settled_DTYPE(kept); }
 fn rounded_ROLE(values: vec4<f32>) -> vec4<f32> { return rounded_DTYPE(values); }
+";
+
+const COLUMN_GROUP: &str = "
+var<private> column_group: u32;
+";
+
+/// A pair with its gate.
+const HELD_WITH_GATE: &str = "
+struct Kept_ROLE { h: Kept_DTYPE, gate: Kept_T }
+fn pair_ROLE(kept: Kept_ROLE) -> Pair { return pair_DTYPE(kept.h); }
 ";
 
 /// The source of a scale: the caller, or the amax of the tensor, of a row or of adjacent columns.

@@ -11,7 +11,9 @@ use rmsnorm_gpu::program::{CallKey, Form};
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
-use rmsnorm_spec::{CastOrder, DType, DTypes, Direction, Norm, Problem, Tensor, TensorSet, TensorShape};
+use rmsnorm_spec::{
+    CastOrder, DType, DTypes, Direction, Norm, Piece, Problem, ResidualPlacement, Tensor, TensorSet, TensorShape,
+};
 
 use super::prelude::quantizing;
 use super::*;
@@ -26,24 +28,42 @@ const CALLS_PER_DEVICE: usize = 60;
 const COLS: [usize; 17] =
     [1, 7, 64, 100, 300, 512, 1000, 1536, 2048, 4096, 5001, 7168, 8192, 12_288, 16_384, 65_536, 600_000];
 
-/// Random keys: everything that a plan may use, and more. The same number for each program.
+/// Random keys: everything that a plan may use, and more. The same number for each program, and
+/// some of them again with a gate.
 fn wide_sample() -> Vec<KernelKey> {
     let mut draw = Draw::new(5);
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
-    samples.map(|program| draw.key(program)).collect()
+    let keys: Vec<_> = samples.map(|program| draw.key(program)).collect();
+    let gated: Vec<_> = keys.iter().step_by(2).filter_map(|key| draw.gated_key(key)).collect();
+    let in_groups: Vec<_> = keys.iter().chain(&gated).step_by(3).filter_map(in_groups).collect();
+    keys.into_iter().chain(gated).chain(in_groups).collect()
+}
+
+/// The same key with groups of columns, if the program and the call may have them.
+fn in_groups(key: &KernelKey) -> Option<KernelKey> {
+    let is_whole =
+        matches!(key.program, Program::TransposeCodes | Program::TensorScale | Program::Clear | Program::Copy);
+    let may = !is_whole && !key.call.form.is_residual_after();
+    may.then_some(KernelKey { has_groups: true, gathers_scales: false, ..*key })
 }
 
 /// Keys used by plans: the same number of calls for each device.
 fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw::new(2);
+    let devices = [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()];
     let mut keys = Vec::new();
-    for caps in [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()] {
+    for (is_gated, caps) in [false, true].into_iter().flat_map(|is_gated| devices.map(|caps| (is_gated, caps))) {
         for call in 0..CALLS_PER_DEVICE {
             let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
             let problem = if call % 3 == 2 {
                 draw.quantized_forward(rows, cols)
             } else {
                 draw.problem(call / 3 * 2 + call % 3, rows, cols)
+            };
+            let problem = match (is_gated, problem.residual_placement) {
+                (false, _) => problem,
+                (true, ResidualPlacement::Before) => draw.gated(&problem),
+                (true, ResidualPlacement::After) => continue,
             };
             let layout = draw.layout(&problem);
             let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
@@ -77,6 +97,9 @@ trait DrawKeys {
 
     /// A key of a program for quantized calls.
     fn key_of_codes(&mut self, program: Program) -> KernelKey;
+
+    /// The same key with a gate, if the program and the call may have one.
+    fn gated_key(&mut self, key: &KernelKey) -> Option<KernelKey>;
 
     /// The layout of a call's tensors.
     fn layout(&mut self, problem: &Problem) -> Layout;
@@ -129,6 +152,7 @@ impl DrawKeys for Draw {
                 has_row_groups,
                 has_parts: false,
                 form: form_of(program, tensors),
+                gate: None,
                 quant: None,
                 has_weight_offset: true,
             },
@@ -140,6 +164,7 @@ impl DrawKeys for Draw {
             is_early: program == Program::Forward && self.yes(),
             visits_once: program == Program::ForwardStreaming && norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            has_groups: false,
             shares_binding: false,
         }
     }
@@ -165,9 +190,9 @@ impl DrawKeys for Draw {
                 let block = ScaleKind::Block { cols: self.of([64, 128]), is_power_of_two: self.yes() };
                 quant.scale = self.of([block, ScaleKind::Mx { rounding: ScaleRounding::Up }]);
                 *quant = if quant.columnwise().check().is_ok() { *quant } else { QuantSpec::new(quant.codes, block) };
-                let drawn = self.some(&[Tensor::Residual, Tensor::Weight, Tensor::Bias]);
-                let along = ALONG_FROM.without(Tensor::Residual).without(Tensor::Weight).without(Tensor::Bias);
-                problem.tensors = along.union(drawn).set(Tensor::Mean, problem.norm == Norm::Layer);
+                let optional = [Tensor::Residual, Tensor::Weight, Tensor::Bias];
+                let along = ALONG_FROM.difference(TensorSet::of(&optional)).without(Tensor::Gate);
+                problem.tensors = along.union(self.some(&optional)).set(Tensor::Mean, problem.norm == Norm::Layer);
             }
             (Program::TensorScale, Some(quant)) => {
                 quant.scale = ScaleKind::Current;
@@ -188,6 +213,7 @@ impl DrawKeys for Draw {
             is_early: false,
             visits_once: program == Program::QuantizedForwardStreaming && call.norm == Norm::Layer && self.yes(),
             gathers_scales: false,
+            has_groups: false,
             shares_binding: false,
         };
         if let Some(quant) = key.call.quant.filter(|_| program.writes_codes() && program != Program::Columnwise) {
@@ -199,6 +225,22 @@ impl DrawKeys for Draw {
             key.gathers_scales = gathers_scales(&quant, &key.tile, is_split(&key)) && self.yes();
         }
         key
+    }
+
+    fn gated_key(&mut self, key: &KernelKey) -> Option<KernelKey> {
+        let program = key.program.info();
+        if !program.optional.has(Tensor::Gate) || key.call.form.is_residual_after() {
+            return None;
+        }
+        let CallKey { norm, dtypes, tensors, .. } = key.call;
+        let bare = Problem::forward(norm, 1, 8, dtypes.activation, TensorSet::NONE);
+        let problem = self.gated(&Problem { direction: program.direction, dtypes, tensors, ..bare });
+        let drawn = program.key(&problem);
+        let mut key = KernelKey { call: CallKey { tensors: drawn.tensors, gate: drawn.gate, ..key.call }, ..*key };
+        key.call.dtypes.residual = problem.dtypes.residual;
+        let gathers = |quant: &QuantSpec| gathers_scales(quant, &key.tile, is_split(&key));
+        key.gathers_scales &= key.call.quant.as_ref().is_some_and(gathers);
+        Some(key)
     }
 
     fn layout(&mut self, problem: &Problem) -> Layout {
@@ -497,6 +539,8 @@ fn the_sample_has_all_that_keys_hold() {
             || program == Program::TransposeCodes;
         assert_eq!(both(&|key| key.call.has_row_groups), takes_parts, "{program:?}");
         assert_eq!(both(&|key| key.is_whole), program.is_on_chip(), "{program:?}");
+        let of_columns = takes_parts && program != Program::TransposeCodes || program == Program::ReducePartials;
+        assert_eq!(both(&|key| key.has_groups), of_columns, "{program:?}");
         assert_eq!(
             both(&|key| key.call.tensors.is_in_place() && key.call.tensors.adds_residual()),
             program.is_forward() && !program.writes_codes(),
@@ -508,7 +552,7 @@ fn the_sample_has_all_that_keys_hold() {
         // The program's files name tensors that it never has.
         let is_along = program == Program::Columnwise;
         let may_lack = |tensor: &Tensor| match is_along {
-            true => matches!(tensor, Tensor::Residual | Tensor::Weight | Tensor::Bias | Tensor::Mean),
+            true => matches!(tensor, Tensor::Residual | Tensor::Weight | Tensor::Bias | Tensor::Mean | Tensor::Gate),
             false => works_on_rows && !matches!(tensor.name(), "x" | "y" | "dx" | "dy"),
         };
         for tensor in program.info().optional.iter().filter(may_lack) {
@@ -540,22 +584,25 @@ fn whole_calls_bind_no_more_than_any_device_has_by_default() {
         let rare = [Tensor::Dresidual, Tensor::Y, Tensor::Scale, Tensor::Amax, Tensor::Rstd];
         let rare = TensorSet::of(if program.writes_codes() { &rare } else { &rare[..1] });
         let next = TensorSet::of(&[Tensor::NextWeight, Tensor::NextBias, Tensor::NextMean, Tensor::NextRstd]);
-        let tensors = program.info().optional.difference(rare).difference(next);
+        let of_gate = Piece::GateAfter.tensors(program.info().direction);
+        let tensors = program.info().optional.difference(rare).difference(next).difference(of_gate);
         (key.call.norm, key.call.form, key.call.tensors) = (Norm::Layer, Form::Norm, tensors);
         if program == Program::Columnwise {
-            key.call.tensors = ALONG_FROM;
+            key.call.tensors = ALONG_FROM.difference(of_gate);
         }
         assert!(bindings(&key).len() <= 8, "{program:?}");
         if matches!(program, Program::Forward | Program::ForwardStreaming) {
             // Two RMS norms around a residual, with the statistics for backward. Layer norms reach
             // the same number in inference only.
             (key.call.norm, key.call.form) = (Norm::Rms, Form::AddsAndNorms);
-            let without = [Tensor::Bias, Tensor::Mean, Tensor::NextBias, Tensor::NextMean];
+            let without = [Tensor::Bias, Tensor::Mean, Tensor::NextBias, Tensor::NextMean, Tensor::Gate];
             key.call.tensors = program.info().optional.difference(TensorSet::of(&without));
             assert_eq!(bindings(&key).len(), 8, "{program:?}");
         }
-        // All tensors, of which vectors and statistics share a binding.
-        key.call.tensors = if program == Program::Columnwise { ALONG_FROM } else { program.info().optional };
+        // All tensors, of which vectors and statistics share a binding. A given scale has an amax.
+        let scales = TensorSet::NONE.set(Tensor::Scales, program.writes_codes());
+        key.call.tensors =
+            if program == Program::Columnwise { ALONG_FROM } else { program.info().optional.difference(scales) };
         key.shares_binding = true;
         assert!(bindings(&key).len() <= 8, "{program:?}");
     }

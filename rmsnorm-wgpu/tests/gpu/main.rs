@@ -9,6 +9,7 @@ mod aliasing;
 mod checked;
 mod encoders;
 mod errors;
+mod groups;
 mod limits;
 mod places;
 mod repeats;

@@ -7,6 +7,7 @@ use super::call::Call;
 use super::gradients::Gradients;
 use super::rows::BackwardRow;
 use super::tensors::Tensors;
+use crate::case::groups::GroupBug;
 use crate::pieces;
 use crate::pieces::gate::GateBug;
 use crate::run::memory::round;
@@ -20,8 +21,10 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
     let given = |index: usize| {
         let matrix = |tensor| tensors.row(tensor, index).unwrap_or_default();
-        let (dy, mean) = (matrix(Tensor::Dy), means.as_ref().map_or(0.0, |means| means[index]));
-        let rstd = rstds[call.row_of_rstd(index)];
+        let groups = call.spec.groups;
+        let of_row = |values: &[f32], row: usize| values[row * groups..][..groups].to_vec();
+        let mean = means.as_ref().map_or_else(|| vec![0.0; groups], |means| of_row(means, index));
+        let (dy, rstd) = (matrix(Tensor::Dy), of_row(&rstds, call.row_of_rstd(index)));
         let (inner, dx) = (Vec::new(), Vec::new());
         BackwardRow { given: dy.clone(), dy, x: matrix(Tensor::X), mean, rstd, inner, dx }
     };
@@ -29,9 +32,11 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     pieces::again(call, tensors, &mut rows);
     pieces::pull(Slot::After, call, tensors, &mut rows);
     for (index, given) in rows.iter_mut().enumerate() {
-        let row = kernel.row(index, given);
-        gradients.add(index, &kernel.dweight_terms(&row), &kernel.dbias_terms(&row));
-        kernel.dx(&row, given);
+        let groups: Vec<Row> = (0..call.spec.groups).map(|group| kernel.row(index, group, given)).collect();
+        let of_groups = |terms: &dyn Fn(&Row) -> Vec<f32>| groups.iter().flat_map(terms).collect::<Vec<f32>>();
+        let dweight = of_groups(&|row| kernel.dweight_terms(row));
+        gradients.add(index, &dweight, &of_groups(&|row| kernel.dbias_terms(row)));
+        groups.iter().for_each(|row| kernel.dx(row, given));
     }
     pieces::pull(Slot::Before, call, tensors, &mut rows);
     for (index, row) in rows.iter().enumerate() {
@@ -40,9 +45,11 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     gradients.store(tensors);
 }
 
-/// The inputs and the intermediate values of one row. Vectors have (cols) elements.
+/// The inputs and the intermediate values of a group of columns of one row. Vectors have the
+/// group's columns.
 struct Row {
     index: usize,
+    first_col: usize,
     /// `dy` as the call gets it.
     given: Vec<f32>,
     dy: Vec<f32>,
@@ -70,19 +77,23 @@ impl<'c> BackwardKernel<'c> {
         BackwardKernel { call, weight: call.effective_weight(weight), previous_mean_wdy_xhat: None }
     }
 
-    fn row(&mut self, index: usize, row: &BackwardRow) -> Row {
-        let BackwardRow { given, dy, x, mean, rstd, .. } = row;
-        let (given, dy, x, rstd) = (given.clone(), dy.clone(), x.clone(), *rstd);
+    fn row(&mut self, index: usize, group: usize, row: &BackwardRow) -> Row {
+        let width = self.call.width();
+        let first_col = group * width;
+        let [given, dy, x] = [&row.given, &row.dy, &row.x].map(|values| values[first_col..][..width].to_vec());
+        let of = if self.call.has(GroupBug::GivenOfFirst) { 0 } else { group };
+        let (mean, rstd) = (row.mean[of], row.rstd[of]);
         let centred: Vec<f32> = x.iter().map(|x| x - mean).collect();
         let rstd = if self.call.has(NormBug::BwdNoEps) { self.rstd_without_eps(&centred) } else { rstd };
         let x_hat: Vec<f32> = centred.iter().map(|centred| centred * rstd).collect();
         let of_dx = if self.call.has(GateBug::DxOfDy) { &given } else { &dy };
-        let wdy: Vec<f32> = of_dx.iter().zip(&self.weight).map(|(dy, weight)| dy * weight).collect();
+        let weight = |col: usize| self.weight[self.call.affine_col(first_col + col)];
+        let wdy: Vec<f32> = of_dx.iter().enumerate().map(|(col, dy)| dy * weight(col)).collect();
         let mean_wdy = match self.call.spec.norm {
             Norm::Rms => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
-        let mut row = Row { index, given, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
+        let mut row = Row { index, first_col, given, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
         let mean_wdy_xhat = self.mean_wdy_xhat(&row);
         row.mean_wdy_xhat = match self.previous_mean_wdy_xhat {
             Some(previous) if self.call.has(NormBug::NanLeak) => mean_wdy_xhat + 0.0 * previous,
@@ -99,7 +110,7 @@ impl<'c> BackwardKernel<'c> {
     }
 
     fn average(&self, terms: &[f32], accumulator: DType) -> f32 {
-        let cols = self.call.spec.cols;
+        let cols = if self.call.has(GroupBug::DividedByCols) { self.call.spec.cols } else { self.call.width() };
         let divisor = if self.call.has(NormBug::BwdNPadded8) { cols.next_multiple_of(8) } else { cols };
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
@@ -134,9 +145,10 @@ impl<'c> BackwardKernel<'c> {
             let first = if call.has(NormBug::NoFirst) { 0.0 } else { row.mean_wdy };
             direct - first - self.second_term(row, col)
         };
-        result.inner = (0..row.wdy.len()).map(inner).collect();
-        result.dx = result.inner.iter().map(|inner| inner * row.rstd).collect();
-        result.rstd = row.rstd;
+        let inner: Vec<f32> = (0..row.wdy.len()).map(inner).collect();
+        result.dx.extend(inner.iter().map(|inner| inner * row.rstd));
+        result.inner.extend(inner);
+        result.rstd[row.first_col / call.width()] = row.rstd;
     }
 
     /// `x_hat * mean_wdy_xhat`
@@ -146,14 +158,14 @@ impl<'c> BackwardKernel<'c> {
             Some(NormBug::NoSecond) => 0.0,
             Some(NormBug::SecondNoR) => row.centred[col] * row.mean_wdy_xhat,
             Some(NormBug::SecondSign) => -second,
-            Some(NormBug::SecondWTwice) => second * self.weight[col],
+            Some(NormBug::SecondWTwice) => second * self.weight[row.first_col + col],
             Some(_) | None => second,
         }
     }
 
     fn dweight_terms(&self, row: &Row) -> Vec<f32> {
         let call = self.call;
-        let (rows, cols) = (call.spec.rows, call.spec.cols);
+        let (rows, cols) = (call.spec.rows, call.width());
         let dropped = (call.has(NormBug::DwDropLastRow) && row.index + 1 == rows)
             || (call.has(NormBug::DwDropTailRows) && row.index >= rows - rows % 8);
         if dropped {

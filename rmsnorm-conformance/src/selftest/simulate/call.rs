@@ -1,10 +1,13 @@
 //! The data that all rows of a call share: the problem, the bug if it applies to this call, the
 //! order of summation.
 
+use std::ops::Range;
+
 use rmsnorm_spec::depth::ceil_root;
 use rmsnorm_spec::{DType, NormSpec, Problem, Tensor};
 
 use crate::case::Kind;
+use crate::case::groups::GroupBug;
 use crate::run::memory::round;
 use crate::selftest::planted::{Bug, BugList, NormBug};
 
@@ -36,6 +39,7 @@ impl Call {
         calls_before: usize,
     ) -> Self {
         let bug = bug.filter(|bug| bug.applies_to(problem.norm, Kind::of(problem)));
+        let width = problem.cols / problem.groups;
         let mut call = Call {
             spec: *spec,
             problem: *problem,
@@ -43,7 +47,7 @@ impl Call {
             block_rows: rows_per_block(block_rows, problem.rows),
             bug,
             // More lanes for long rows, so that no lane adds more than 64 columns.
-            lanes: lanes.max(problem.cols.div_ceil(64)).clamp(1, problem.cols.next_power_of_two()),
+            lanes: lanes.max(width.div_ceil(64)).clamp(1, width.next_power_of_two()),
             first_col: 0,
         };
         let first_col = match call.bug() {
@@ -51,8 +55,27 @@ impl Call {
             Some(NormBug::BatchVariant) => problem.rows,
             Some(_) | None => 0,
         };
-        call.first_col = first_col % problem.cols;
+        call.first_col = first_col % width;
         call
+    }
+
+    /// Columns of a group.
+    pub(crate) fn width(&self) -> usize {
+        self.spec.cols / self.spec.groups
+    }
+
+    /// The columns whose statistics a group has.
+    pub(crate) fn columns(&self, group: usize) -> Range<usize> {
+        match self.bug() {
+            Some(GroupBug::OfRow) => 0..self.spec.cols,
+            Some(GroupBug::OfFirst) => 0..self.width(),
+            Some(_) | None => group * self.width()..(group + 1) * self.width(),
+        }
+    }
+
+    /// The column whose weight and bias a column has.
+    pub(crate) fn affine_col(&self, col: usize) -> usize {
+        if self.has(GroupBug::AffineOfFirst) { col % self.width() } else { col }
     }
 
     /// The planted bug, if it is of this list.

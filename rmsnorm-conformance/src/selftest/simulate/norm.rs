@@ -4,6 +4,7 @@ use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
 use super::tensors::Tensors;
+use crate::case::groups::GroupBug;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -19,18 +20,18 @@ struct Statistics {
 pub(crate) struct Normalized {
     /// Not yet rounded. (cols)
     pub(crate) y: Vec<f32>,
-    /// The mean to save.
-    pub(crate) mean: f32,
-    /// The rstd to save; `None` if a bug omits it.
-    pub(crate) rstd: Option<f32>,
+    /// The mean to save of each group of columns.
+    pub(crate) mean: Vec<f32>,
+    /// The rstd to save of each group; `None` if a bug omits it.
+    pub(crate) rstd: Option<Vec<f32>>,
 }
 
 impl Normalized {
     /// Writes the requested statistics of the row.
     pub(crate) fn store_statistics(&self, tensors: &mut Tensors<'_, '_>, [mean, rstd]: [Tensor; 2], row: usize) {
-        for (tensor, value) in [(mean, Some(self.mean)), (rstd, self.rstd)] {
-            if let Some((out, value)) = tensors.get_mut(tensor).zip(value) {
-                out.store(row, value);
+        for (tensor, values) in [(mean, Some(&self.mean)), (rstd, self.rstd.as_ref())] {
+            if let Some((out, values)) = tensors.get_mut(tensor).zip(values) {
+                out.store_from(row * values.len(), values);
             }
         }
     }
@@ -67,21 +68,35 @@ impl<'c> NormKernel<'c> {
 
     /// Normalizes the row `h`.
     pub(crate) fn normalize(&mut self, row: usize, h: &[f32]) -> Normalized {
-        let mut statistics = self.statistics(row, h);
+        let mut result = Normalized { rstd: Some(Vec::new()), ..Normalized::default() };
+        for group in 0..self.call.spec.groups {
+            let (y, mean, rstd) = self.normalize_group(row, group, h);
+            result.y.extend(y);
+            result.mean.push(mean);
+            result.rstd = result.rstd.zip(rstd).map(|(rstds, rstd)| [rstds, vec![rstd]].concat());
+        }
+        result
+    }
+
+    /// A group's part of `y`, its mean and its rstd.
+    fn normalize_group(&mut self, row: usize, group: usize, h: &[f32]) -> (Vec<f32>, f32, Option<f32>) {
+        let width = self.call.width();
+        let mut statistics = self.statistics(row, &h[self.call.columns(group)]);
+        let (first_col, h) = (group * width, &h[group * width..][..width]);
         if let Some(previous) = self.previous
             && self.call.has(NormBug::RowOff)
             && self.call.is_last_of_several(row)
         {
             statistics.rstd = previous.rstd;
         }
-        let mut y = self.scale(h, statistics);
+        let mut y = self.scale(first_col, h, statistics);
         if self.call.has(NormBug::ReadAfterWrite) {
-            self.redo_second_half(row, h, &mut y);
+            self.redo_second_half((row, first_col), h, &mut y);
         }
         let mean = round(statistics.mean, self.call.accumulator(NormBug::MeanStore16));
         let rstd = self.saved_rstd(statistics);
         self.previous = Some(statistics);
-        Normalized { y, mean, rstd }
+        (y, mean, rstd)
     }
 
     fn saved_rstd(&self, statistics: Statistics) -> Option<f32> {
@@ -151,7 +166,7 @@ impl<'c> NormKernel<'c> {
     }
 
     fn divide_by_cols(&self, sum: f32) -> f32 {
-        let cols = self.call.spec.cols;
+        let cols = if self.call.has(GroupBug::OfRow) { self.call.spec.cols } else { self.call.width() };
         let divisor = match self.call.bug() {
             Some(NormBug::NMinusOne) => (cols - 1).max(1),
             Some(NormBug::NPadded8) => cols.next_multiple_of(8),
@@ -182,13 +197,14 @@ impl<'c> NormKernel<'c> {
         }
     }
 
-    fn scale(&self, h: &[f32], statistics: Statistics) -> Vec<f32> {
+    fn scale(&self, first_col: usize, h: &[f32], statistics: Statistics) -> Vec<f32> {
         let x_hat_dtype = match self.cast_order {
             CastOrder::BeforeWeight if self.call.has(NormBug::CastOrderIgnored) => DType::F32,
             CastOrder::BeforeWeight => self.call.problem.dtypes.activation,
             CastOrder::AtStore => self.call.accumulator(NormBug::CastLlama),
         };
-        let scale_one = |(col, h): (usize, &f32)| {
+        let scale_one = |(i, h): (usize, &f32)| {
+            let col = self.call.affine_col(first_col + i);
             let x_hat = round((h - statistics.mean) * statistics.rstd, x_hat_dtype);
             match &self.bias {
                 Some(bias) if self.call.has(NormBug::BiasBeforeW) => (x_hat + bias[col]) * self.weight[col],
@@ -201,11 +217,11 @@ impl<'c> NormKernel<'c> {
 
     /// The race of an in-place kernel without a barrier: the second half of a row is normalized
     /// with statistics that are computed after the first half was overwritten with `y`.
-    fn redo_second_half(&self, row: usize, h: &[f32], y: &mut [f32]) {
+    fn redo_second_half(&self, (row, first_col): (usize, usize), h: &[f32], y: &mut [f32]) {
         let half = h.len() / 2;
         let overwritten = y[..half].iter().map(|&y| round(y, self.call.problem.dtypes.activation));
         let seen: Vec<f32> = overwritten.chain(h[half..].iter().copied()).collect();
-        let late = self.scale(&seen, self.statistics(row, &seen));
+        let late = self.scale(first_col, &seen, self.statistics(row, &seen));
         y[half..].copy_from_slice(&late[half..]);
     }
 }

@@ -30,9 +30,9 @@ pub(crate) struct BackwardRow {
     pub(crate) dy: Vec<f32>,
     /// The tensor that was normalized.
     pub(crate) x: Vec<f32>,
-    /// 0 for RMS norm.
-    pub(crate) mean: f32,
-    pub(crate) rstd: f32,
+    /// Of each group of columns; 0 for RMS norm.
+    pub(crate) mean: Vec<f32>,
+    pub(crate) rstd: Vec<f32>,
     /// `dx` divided by `rstd`.
     pub(crate) inner: Vec<f32>,
     /// Not yet rounded.

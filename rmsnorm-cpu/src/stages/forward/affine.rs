@@ -41,10 +41,16 @@ pub(crate) trait Affine: Copy {
     #[inline(always)]
     fn prefetch<S: Simd, P: Piece>(self, _: P) {}
 
+    /// Equation (5).
+    #[inline(always)]
+    fn x_hat<S: Simd, P: Piece>(self, _: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
+        statistics.x_hat::<S>(h)
+    }
+
     /// Equations (5) and (6).
     #[inline(always)]
     fn value<S: Simd, P: Piece, const PLAIN: bool>(self, piece: P, h: S::Lanes, statistics: Statistics) -> S::Lanes {
-        let mut y = statistics.x_hat::<S>(h);
+        let mut y = self.x_hat::<S, _>(piece, h, statistics);
         if !PLAIN && self.rounds() {
             y = lanes::round_through::<S>(Self::T::dtype(self.activation()), y);
         }

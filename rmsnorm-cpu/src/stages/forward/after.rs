@@ -38,6 +38,12 @@ pub(crate) struct Visit<'v, A> {
     pub(crate) kept: Option<&'v mut [f32]>,
 }
 
+/// Nothing: only the statistics are wanted.
+impl After for () {
+    #[inline(always)]
+    fn put<S: Simd, M: Mix, H: Source, A: Affine>(&mut self, _: H, _: Statistics, _: Visit<'_, A>) {}
+}
+
 /// y is stored.
 pub(crate) struct Store<'a> {
     pub(crate) y: MatrixMut<'a>,

@@ -22,6 +22,7 @@ pub(crate) trait Statistic: Split {
 }
 
 /// A row's own statistics, of all its columns.
+#[derive(Clone, Copy)]
 pub(crate) struct OfRow;
 
 impl Split for OfRow {
@@ -70,6 +71,26 @@ impl Statistic for OfGroup<'_> {
                 to.row(r, 1).set(0, value);
             }
         }
+    }
+}
+
+/// Found before: what comes after the norm has those of every group of columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Elsewhere;
+
+impl Split for Elsewhere {
+    fn split_at(self, _: usize) -> (Self, Self) {
+        (Elsewhere, Elsewhere)
+    }
+}
+
+impl Statistic for Elsewhere {
+    const IS_BATCHED: bool = false;
+
+    /// The first visit, which keeps the row.
+    #[inline(always)]
+    fn of<S: Simd, H: Source>(&self, _: usize, call: &Call, row: &mut H) -> Statistics {
+        Statistics { mean: 0.0, rstd: sum_of::<S, H>(row, call.spec.cols, false) }
     }
 }
 

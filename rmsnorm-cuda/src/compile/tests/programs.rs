@@ -18,7 +18,8 @@ use rmsnorm_gpu::program::{CallKey, QuantNumbers};
 use rmsnorm_gpu::testing::Draw;
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{
-    DType, DTypes, Direction, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Tensor, TensorSet,
+    Activation, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Slot,
+    Tensor, TensorSet,
 };
 
 use super::super::*;
@@ -39,9 +40,13 @@ const COLS_TO_CODES: [usize; 7] = [128, 1024, 2048, 4096, 8192, 12288, 16384];
 /// between tiles.
 const COLS_OF_PARTS: [usize; 14] =
     [128, 512, 1024, 2048, 2880, 4096, 7168, 8192, 16384, 32768, 65536, 131072, 262144, 600000];
+/// Columns of calls with a gate: heads, a hidden dimension, and a row of each other program.
+const COLS_OF_GATES: [usize; 13] = [64, 128, 192, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 300_000, 600_000];
 const SAMPLES_PER_DEVICE: usize = 48;
 /// In addition, sums of several parts.
 const PARTS_PER_DEVICE: usize = 12;
+/// In addition, calls with a gate.
+const GATES_PER_DEVICE: usize = 24;
 const ROWS: usize = 8192;
 /// So few rows that forward holds them and backward is split; columns of the measured split calls.
 const FEW_ROWS: usize = 64;
@@ -185,10 +190,62 @@ fn of_parts() -> Vec<Job> {
     unique(jobs)
 }
 
+/// Calls with a gate in either slot, as tuned.
+fn with_gates() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (norm, slot) in Norm::ALL.into_iter().flat_map(|norm| [(norm, Slot::Before), (norm, Slot::After)]) {
+        let is_layer = norm == Norm::Layer;
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Gate]).set(Tensor::Bias, is_layer);
+        let forward = weight.with(Tensor::Rstd).set(Tensor::Mean, is_layer);
+        let backward = weight.with(Tensor::Dweight).set(Tensor::Dbias, is_layer).with(Tensor::Dgate);
+        let backward = backward.set(Tensor::Bias, is_layer && slot == Slot::After);
+        let gate = Some(Gate { activation: Activation::Silu, slot });
+        for dtype in [DType::Bf16, DType::F32] {
+            for cols in COLS_OF_GATES {
+                let problems = [
+                    Problem::forward(norm, ROWS, cols, dtype, forward),
+                    Problem::backward(norm, ROWS, cols, dtype, backward),
+                    Problem::backward(norm, FEW_ROWS, cols, dtype, backward),
+                ];
+                let problems = problems.map(|problem| Problem { gate, ..problem });
+                jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+            }
+        }
+        let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+        for cols in COLS_TO_CODES {
+            let problem = Problem::quantized_forward(norm, ROWS, cols, DType::Bf16, quant, forward);
+            jobs.extend(of_plan(&Problem { gate, ..problem }, 16, &Caps::h200()));
+        }
+    }
+    // The second stage of gradients is that of calls without a gate.
+    jobs.retain(|job| job.key.call.gate.is_some());
+    jobs.extend(with_groups());
+    unique(jobs)
+}
+
+/// Groups of columns, as in Mamba2: every program of one group.
+fn with_groups() -> Vec<Job> {
+    const GROUPS: usize = 8;
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::Before });
+    let forward = TensorSet::of(&[Tensor::Weight, Tensor::Gate, Tensor::Rstd]);
+    let backward = forward.with(Tensor::Dweight).with(Tensor::Dgate);
+    let mut jobs = Vec::new();
+    for cols in [512, 4096, 65536, 300_000, 600_000] {
+        let problems = [
+            Problem::forward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, forward),
+            Problem::backward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, backward),
+            Problem::backward(Norm::Rms, FEW_ROWS, GROUPS * cols, DType::Bf16, backward),
+        ];
+        let problems = problems.map(|problem| Problem { gate, groups: GROUPS, ..problem });
+        jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+    }
+    jobs
+}
+
 /// A sample of all calls, the same number for each device.
 fn wide_sample() -> Vec<Job> {
     let blackwell = Caps { arch: Arch(100), ..Caps::h200() };
-    let (mut draw, mut parts) = (Draw::new(1), Draw::new(2));
+    let (mut draw, mut parts, mut gates) = (Draw::new(1), Draw::new(2), Draw::new(4));
     let mut jobs = Vec::new();
     for caps in [Caps::h200(), Caps::a100(), Caps::t4(), blackwell] {
         for sample in 0..SAMPLES_PER_DEVICE {
@@ -214,6 +271,22 @@ fn wide_sample() -> Vec<Job> {
             let rows_per_group = parts.of([None, None, Some(3)]);
             let problem = Problem { rows_per_group, ..parts.parts(ROWS, cols) };
             jobs.extend(of_plan(&problem, parts.of([1, 2, 4, 8, 16, 16]), &caps));
+        }
+        for sample in 0..GATES_PER_DEVICE {
+            let cols = if gates.yes() { gates.of(COLS_OF_GATES) } else { gates.of(ODD_COLS) };
+            let rows = gates.of([FEW_ROWS, ROWS, ROWS]);
+            let problem = match sample % 4 {
+                0 => gates.quantized_forward(rows, cols),
+                _ => gates.problem(sample / 4 * 3 + sample % 4, rows, cols),
+            };
+            // Half of the forward calls add a residual after the norm, and are left out.
+            if problem.residual_placement == ResidualPlacement::Before {
+                let problem = gates.gated(&problem);
+                // Codes of several groups of columns are refused.
+                let groups = if problem.quant.is_some() { 1 } else { gates.of([1, 1, 3]) };
+                let problem = Problem { groups, cols: groups * problem.cols, ..problem };
+                jobs.extend(of_plan(&problem, gates.of([2, 4, 8, 16, 16]), &caps));
+            }
         }
     }
     unique(jobs)
@@ -295,8 +368,11 @@ fn number_before(line: &str, words: &str) -> u32 {
 
 impl Outcome {
     fn row(&self) -> String {
-        let Job { key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks }, arch, cols } =
-            self.job;
+        let Job {
+            key: KernelKey { program, call: CallKey { norm, dtypes, tensors, .. }, tile, ranks, .. },
+            arch,
+            cols,
+        } = self.job;
         let Usage { registers, spills, .. } = self.usage;
         let (kernel, norm) = (program.info().stem, norm.name());
         format!(
@@ -360,6 +436,19 @@ fn programs_of_parts_compile_and_keep_their_registers() {
     assert_eq!(
         spilling, 0,
         "programs of several parts spill more than {MOST_SPILLED_OF_PARTS} bytes; the table has them"
+    );
+}
+
+#[test]
+fn programs_with_gates_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &with_gates());
+    report("gates", &outcomes);
+    listing::compare(nvrtc, &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_TO_CODES).count();
+    assert_eq!(
+        spilling, 0,
+        "programs with gates, some of codes, spill more than {MOST_SPILLED_TO_CODES} bytes; the table has them"
     );
 }
 
@@ -620,6 +709,14 @@ fn the_samples_have_every_program() {
             jobs.iter().any(|job| job.key.program == program && job.key.call.has_parts == has_parts)
         };
         assert!(has(&of_parts(), true) && has(&wide_sample(), true) && has(&wide_sample(), false), "{program:?}");
+    }
+    let gated = [with_gates(), wide_sample()].concat();
+    for program in Program::ALL {
+        let may = program.info().optional.has(Tensor::Gate) && !program.divides_columns();
+        #[cfg(feature = "peers")]
+        let may = may && !program.has_peers();
+        let has_gate = gated.iter().any(|job| job.key.program == program && job.key.call.gate.is_some());
+        assert_eq!(has_gate, may, "{program:?}");
     }
 }
 

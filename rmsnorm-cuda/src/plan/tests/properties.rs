@@ -1,6 +1,6 @@
 //! Properties of every plan.
 
-use rmsnorm_spec::{Norm, ResidualPlacement};
+use rmsnorm_spec::{Norm, ResidualPlacement, Slot};
 
 use rmsnorm_gpu::tuning::{rises, up_to};
 
@@ -123,24 +123,28 @@ pub(super) fn every_column_has_one_thread_of<P: Planner<Caps = Caps>>() {
 #[test]
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
-        use Tensor::{Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, NextBias, NextWeight, Residual, Weight, Y};
+        use Tensor::{
+            Amax, Bias, Dbias, Dresidual, DresidualOut, Dweight, Gate, NextBias, NextWeight, Residual, Weight, Y,
+        };
         for Launch { key, .. } in launches(&call.plan(4096, cols, caps)) {
             let code: &[Tensor] = match key.program {
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => {
-                    &[Weight, Bias, Residual, NextWeight, NextBias]
+                    &[Weight, Bias, Residual, NextWeight, NextBias, Gate]
                 }
                 Program::Backward
                 | Program::BackwardSplit
                 | Program::BackwardColumns
-                | Program::BackwardWithStatistics => &[Weight, DresidualOut, Dweight, Dbias, Dresidual],
-                Program::BackwardRowSums | Program::PartialBackwardStatistics => &[Weight],
+                | Program::BackwardWithStatistics => &[Weight, Bias, DresidualOut, Dweight, Dbias, Dresidual, Gate],
+                Program::BackwardRowSums | Program::PartialBackwardStatistics => &[Weight, Gate],
                 Program::PartialStatistics => &[Residual],
                 Program::ReducePartials => &[Dweight, Dbias],
-                Program::QuantizedForward | Program::QuantizedForwardStreaming => &[Weight, Bias, Residual, Amax, Y],
-                Program::Columnwise | Program::ForwardWithStatistics => &[Weight, Bias, Residual],
+                Program::QuantizedForward | Program::QuantizedForwardStreaming => {
+                    &[Weight, Bias, Residual, Amax, Y, Gate]
+                }
+                Program::Columnwise | Program::ForwardWithStatistics => &[Weight, Bias, Residual, Gate],
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => {
-                    &[Weight, Bias, Residual]
+                    &[Weight, Bias, Residual, Gate]
                 }
                 #[cfg(feature = "peers")]
                 Program::GatherNumbers => &[],
@@ -149,6 +153,8 @@ fn keys_have_the_tensors_of_the_call() {
             let expected: TensorSet = code.iter().copied().filter(|tensor| call.tensors.has(*tensor)).collect();
             assert_eq!(key.call.tensors, expected, "{cols} {call:?}");
             assert_eq!(key.call.has_parts, call.parts > 1, "{cols} {call:?}");
+            let has_rows = key.program != Program::ReducePartials;
+            assert_eq!(key.call.gate, call.gate.filter(|_| has_rows), "{cols} {call:?}");
         }
     });
 }
@@ -171,30 +177,37 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             if is_on_chip_of_parts {
                 assert!(key.tile.unroll == 1 && (has_room || key.tile.blocks_per_sm == 1), "{cols} {key:?}");
             }
+            let of_gate = |slot| call.gate.is_some_and(|gate| gate.slot == slot);
+            let waits = call.residual_placement == ResidualPlacement::After || of_gate(Slot::After);
             let reads = match key.program {
                 Program::QuantizedForward => Reads { loads_at_use: packs < 3, ..none },
-                Program::Forward if call.residual_placement == ResidualPlacement::After => {
-                    Reads { loads_at_use: true, ..none }
-                }
+                Program::Forward if waits => Reads { loads_at_use: true, ..none },
                 Program::Forward if call.parts > 1 => Reads { keeps_row: true, batch: of_parts, ..none },
                 Program::Forward => {
                     let Tile { groups, unroll, blocks_per_sm, reads: Reads { keeps_row, .. }, .. } = key.tile;
                     let adds_residual = call.tensors.adds_residual();
-                    let has_room = key.tile.holds_rows(call.norm, 1 + u32::from(adds_residual));
+                    let has_room = match of_gate(Slot::Before) {
+                        true => key.tile.holds_gated(call.norm),
+                        false => key.tile.holds_rows(call.norm, 1 + u32::from(adds_residual)),
+                    };
                     let is_at_once = ROWS <= (caps.sms * blocks_per_sm * groups * unroll) as usize;
                     // Small calls have their own tiles; the tables are tested elsewhere.
                     assert!(
-                        if adds_residual { keeps_row == has_room } else { !keeps_row || has_room && is_at_once },
+                        if adds_residual || of_gate(Slot::Before) {
+                            keeps_row == has_room
+                        } else {
+                            !keeps_row || has_room && is_at_once
+                        },
                         "{cols} {key:?}"
                     );
                     Reads { keeps_row, loads_at_use: packs < 3 && !keeps_row, ..none }
                 }
-                // A residual that is added last takes the registers of weights; with five packs it
-                // is read late.
-                Program::ForwardCluster if call.residual_placement == ResidualPlacement::After => {
+                // What waits for the norm takes the registers of weights; with five packs it is
+                // read late.
+                Program::ForwardCluster if waits => {
                     let batch = match pack == 4 || weight != DType::F32 {
                         true => 4,
-                        false if call.tensors.has(Tensor::Y) => 1,
+                        false if call.tensors.has(Tensor::NextWeight) => 1,
                         false => 2,
                     };
                     Reads { loads_at_use: packs > 4, batch, ..none }
@@ -233,7 +246,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
             // Blocks that registers must suffice for, in programs without a table.
             let blocks_per_sm = match key.program {
                 Program::BackwardRowSums => Some(2),
-                Program::BackwardColumns => Some(3),
+                Program::BackwardColumns => Some(if call.gate.is_some() { 2 } else { 3 }),
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
@@ -271,13 +284,14 @@ fn the_second_stage_has_a_block_for_every_tile_of_every_gradient() {
     });
 }
 
-/// The rows that a block keeps in shared memory: x and the residual of a long row; dy, x and
-/// dresidual_out of all rows of all steps. At the end, the groups of `backward` exchange the sums
+/// The rows that a block keeps in shared memory: x, the gate and the residual of a long row; dy,
+/// x, the gate and dresidual_out of all rows of all steps. At the end, the groups of `backward` exchange the sums
 /// of the upper half of a block in the same place, which never needs more.
 #[test]
 fn shared_memory_has_room_for_the_rows_and_the_exchange() {
     for_all::<Plans>(|caps, call, cols| {
         let (activation, residual) = (call.dtypes.activation.size(), call.dtypes.residual.size());
+        let gate = call.gate.map_or(0, |_| activation);
         for launch in SIZES.into_iter().flat_map(|rows| launches(&call.plan(rows, cols, caps)).collect::<Vec<_>>()) {
             let tile = launch.key.tile;
             let owned = columns(&tile) / tile.cluster as usize;
@@ -285,11 +299,12 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 // For several parts, only their sum.
                 Program::ForwardLong if call.parts > 1 => owned * residual,
                 Program::ForwardLong => {
-                    owned * (activation + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
+                    owned * (activation + gate + if call.tensors.has(Tensor::Residual) { residual } else { 0 })
                 }
                 Program::Backward | Program::BackwardSplit => {
                     let rows = (tile.groups * tile.unroll * tile.stages) as usize;
-                    let streams = activation + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut)));
+                    let streams =
+                        activation + gate + residual * (1 + usize::from(call.tensors.has(Tensor::DresidualOut)));
                     // `sum_groups` of backward_rows.cuh: groups of one warp add in registers.
                     let width = tile.threads_per_row.max(32);
                     let upper_half = launch.threads / width / 2 * width;

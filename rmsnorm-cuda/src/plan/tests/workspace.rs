@@ -42,6 +42,40 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
 }
 
 /// Every backward call with every `GradReduction`, for some lengths of each program.
+/// Each group of columns has the kernels and the workspace of a call of its own, on a share of the
+/// device.
+#[test]
+fn a_group_of_columns_is_a_problem_of_its_own() {
+    const GROUPS: usize = 6;
+    let caps = Caps::h200();
+    let share = Caps { sms: caps.sms / GROUPS as u32, ..caps };
+    for (call, rows, cols) in sizes().into_iter().step_by(101) {
+        let (problem, one) = (call.problem(rows, GROUPS * cols), call.problem(rows, cols));
+        let (planned, one) = (plan(&Problem { groups: GROUPS, ..problem }, 16, &caps), plan(&one, 16, &share));
+        let text = || format!("{rows}x{cols} {call:?}: {planned:?}");
+        let keys = one.keys().map(|key| KernelKey { has_column_groups: key.program != Program::Clear, ..key });
+        assert!(planned.keys().eq(keys), "{}", text());
+        assert_eq!(
+            (planned.groups, planned.chunks, planned.partial_rows),
+            (6, one.chunks, one.partial_rows),
+            "{}",
+            text()
+        );
+        let Workspace { of_group, len, .. } = planned.workspace;
+        assert!(of_group >= one.workspace.len && of_group.is_multiple_of(4) && len == GROUPS * of_group, "{}", text());
+        let groups = Problem { groups: GROUPS, ..problem };
+        assert!(len <= workspace_len(&groups, &caps) && len <= workspace_len_bound(&groups), "{}", text());
+        for (step, of_one) in planned.steps.iter().zip(one.steps) {
+            if let (Some(Step::Clear { first, bytes, .. }), Some(Step::Clear { first: start, bytes: each, .. })) =
+                (*step, of_one)
+            {
+                assert_eq!((first, bytes), (start, each + 4 * (GROUPS - 1) * of_group), "{}", text());
+                assert!(first + bytes <= 4 * len, "{}", text());
+            }
+        }
+    }
+}
+
 pub(super) fn sizes() -> Vec<(Call, usize, usize)> {
     let mut sizes = Vec::new();
     for call in Plans::calls().into_iter().filter(|call| call.direction == Direction::Backward) {

@@ -33,8 +33,8 @@ fn every_column_has_one_thread() {
 fn keys_have_the_tensors_of_the_call() {
     for_all::<Plans>(|caps, call, cols| {
         use Tensor::{
-            Bias, Dbias, Dresidual, DresidualOut, Dweight, Dx, Dy, Mean, NextBias, NextMean, NextRstd, NextWeight,
-            Residual, ResidualOut, Rstd, Weight, X, Y,
+            Bias, Dbias, Dgate, Dresidual, DresidualOut, Dweight, Dx, Dy, Gate, Mean, NextBias, NextMean, NextRstd,
+            NextWeight, Residual, ResidualOut, Rstd, Weight, X, Y,
         };
         let problem = call.problem(SOME_ROWS, cols);
         let with_offset = Problem { has_weight_offset: true, ..problem };
@@ -45,13 +45,25 @@ fn keys_have_the_tensors_of_the_call() {
         }
         for Dispatch { key, .. } in dispatches(&call.plan(SOME_ROWS, cols, caps)) {
             let code: &[Tensor] = match key.program {
-                Program::Forward | Program::ForwardStreaming => {
-                    &[X, Residual, Weight, Bias, Y, ResidualOut, Mean, Rstd, NextWeight, NextBias, NextMean, NextRstd]
-                }
+                Program::Forward | Program::ForwardStreaming => &[
+                    X,
+                    Residual,
+                    Weight,
+                    Bias,
+                    Y,
+                    ResidualOut,
+                    Mean,
+                    Rstd,
+                    NextWeight,
+                    NextBias,
+                    NextMean,
+                    NextRstd,
+                    Gate,
+                ],
                 Program::Backward | Program::BackwardColumns => {
-                    &[X, Dy, Weight, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual]
+                    &[X, Dy, Weight, Bias, Mean, Rstd, DresidualOut, Dx, Dweight, Dbias, Dresidual, Gate, Dgate]
                 }
-                Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd],
+                Program::BackwardRowSums => &[X, Dy, Weight, Mean, Rstd, Gate],
                 Program::ReducePartials => &[Dweight, Dbias],
                 Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
@@ -77,6 +89,40 @@ fn keys_have_the_tensors_of_the_call() {
             }
         }
     });
+}
+
+/// A group of columns has the programs and threads of a row of its length, and so its bits.
+#[test]
+fn groups_of_columns_are_planned_as_rows_of_their_length() {
+    let calls = || Plans::calls().into_iter().filter(|call| call.residual_placement == ResidualPlacement::Before);
+    for (caps, call) in DEVICES.into_iter().flat_map(|caps| calls().map(move |call| (caps, call))) {
+        for (groups, cols) in [(2, 8), (5, 33), (8, 512), (3, 9000)] {
+            let row = call.problem(SOME_ROWS, cols);
+            let problem = Problem { cols: groups * cols, groups, ..row };
+            for access in ACCESSES {
+                let planned = |problem: &Problem| plan(problem, &layout(problem, access), &caps).expect("a plan");
+                let (plan, of_row) = (planned(&problem), planned(&row));
+                assert!(
+                    plan.workspace.len <= workspace_len(&problem, &caps) as u64 || call.direction == Direction::Forward
+                );
+                let keys = |plan: &Plan, has_groups| -> Vec<_> {
+                    let mut keys: Vec<_> = plan.keys().map(|key| KernelKey { has_groups, ..key }).collect();
+                    keys.dedup();
+                    keys
+                };
+                assert!(plan.keys().all(|key| key.has_groups));
+                assert_eq!(keys(&plan, false).len(), keys(&of_row, false).len());
+                for (key, of_row) in keys(&plan, false).iter().zip(keys(&of_row, false)) {
+                    // More partial rows have more threads, in the second stage.
+                    let is_reduction = key.program == Program::ReducePartials;
+                    assert!(is_reduction || *key == of_row, "{groups} {key:?} {of_row:?}");
+                }
+            }
+        }
+    }
+    let problem = Problem { cols: 70_000, groups: 70_000, ..Plans::calls()[0].problem(1, 1) };
+    let refused = plan(&problem, &layout(&problem, Access::Aligned), &Caps::h200());
+    assert_eq!(refused, Err(PlanError::Grid { groups: 70_000, most: 65_535 }));
 }
 
 #[test]

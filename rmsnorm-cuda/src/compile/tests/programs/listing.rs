@@ -56,7 +56,7 @@ pub(super) fn compare(nvrtc: &Nvrtc, outcomes: &[Outcome]) {
 
 /// The names of all programs that have a line.
 fn all() -> BTreeSet<String> {
-    let jobs = [tuned(), tuned_to_codes(), of_parts(), of_columns()].concat();
+    let jobs = [tuned(), tuned_to_codes(), of_parts(), with_gates(), of_columns()].concat();
     #[cfg(feature = "peers")]
     let jobs = [jobs, tuned_of_ranks()].concat();
     let jobs = unique(jobs);
@@ -75,8 +75,13 @@ fn every_tuned_program_has_a_line() {
 impl Job {
     /// The program in one word for each of what it depends on.
     fn name(&self) -> String {
-        let KernelKey { program, call: CallKey { norm, dtypes, tensors, form, has_parts, quant, .. }, tile, ranks } =
-            self.key;
+        let KernelKey {
+            program,
+            call: CallKey { norm, dtypes, tensors, form, gate, has_parts, quant, .. },
+            tile,
+            has_column_groups,
+            ranks,
+        } = self.key;
         let (stem, norm, parts) = (program.info().stem, norm.name(), if has_parts { " parts" } else { "" });
         let uniform = DTypes::uniform(dtypes.activation);
         let dtypes = if dtypes == uniform { dtypes.activation.to_string() } else { dtypes.to_string() };
@@ -87,6 +92,10 @@ impl Job {
         } else {
             ""
         };
+        let gate = gate.map_or(String::new(), |Gate { activation, slot }| {
+            format!(" {}.{}", if slot == Slot::Before { "gate_before" } else { "gate_after" }, activation.name())
+        });
+        let of_groups = if has_column_groups { " groups" } else { "" };
         let quant = quant.map_or(String::new(), |quant| {
             let QuantNumbers { scale, form, set, .. } = QuantNumbers::of(&quant);
             format!(" scale{scale}.{form}.{set}")
@@ -98,7 +107,7 @@ impl Job {
         let reads = [(reads.keeps_row, " held"), (reads.loads_at_use, " late"), (reads.prefetches_weight, " early")];
         let reads: String = reads.into_iter().filter_map(|(is_it, word)| is_it.then_some(word)).collect();
         format!(
-            "{stem} {norm} {dtypes} {}{form}{parts}{quant}{ranks} {has} \
+            "{stem} {norm} {dtypes} {}{form}{gate}{of_groups}{parts}{quant}{ranks} {has} \
              {pack}x{packs}x{threads_per_row}x{groups}x{cluster}x{unroll}x{stages}{reads} {access_bytes}",
             self.cols
         )
