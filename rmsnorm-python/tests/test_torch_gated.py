@@ -1,6 +1,7 @@
 """PyTorch: norms with a gate and with groups of columns. Values, gradients, derivatives of every kind, the ways of programs, errors, and
 modules beside those of transformers."""
 
+import copy
 import functools
 import importlib
 import io
@@ -13,6 +14,7 @@ from judge import judge_gated
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
 from test_torch_derivatives import FIRST, SECOND, by_position, loss_of, near  # noqa: E402
+from test_torch_ways import WAYS  # noqa: E402
 
 import rmsnorm.torch as rt  # noqa: E402
 from rmsnorm.torch import autograd, functional  # noqa: E402
@@ -346,6 +348,26 @@ def test_programs_go_the_same_ways(name):
         got, right = (torch.autograd.grad(one(*leaves).sin().sum(), [*leaves, *one.parameters()]) for one in (found, module))
         for a, b in zip(got, right, strict=True):
             torch.testing.assert_close(a, b)
+
+
+class Gated(torch.nn.Module):
+    """A gated norm whose gate is made of its input."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.norm = rt.RMSNormGated(8, 1e-6, **options)
+        torch.nn.init.normal_(self.norm.weight)
+
+    def forward(self, x):
+        return self.norm(x, x.flip(-1))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "jagged" not in way])
+def test_every_way_through_pytorch(way, tmp_path):
+    norms = Gated(), Gated(norm_before_gate=False, groups=2), Gated(activation="sigmoid", cast_before_weight=True, groups=4)
+    model, x = torch.nn.Sequential(*norms), torch.randn(3, 8)
+    exact = copy.deepcopy(model).double()(x.double()).float()
+    torch.testing.assert_close(WAYS[way](model, x, tmp_path), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
