@@ -83,20 +83,22 @@ def _save(ctx, form, tensors, results):
     return kept
 
 
-def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `NormForEager` and `NormForTransforms`, None if not needed. `call`
-    is `gradients` or `general_gradients` with its operators. dy, dh: None for zeros."""
+def _gradients_in_order(is_long, ctx, dy, dh):
+    """The gradients of the arguments of `NormForEager` and `NormForTransforms`, None if not needed.
+    is_long: they may be differentiated again, or are a batch. dy, dh: None for zeros."""
     form, (x_dtype, residual_dtype, _, *dtypes), (rows, weight, mean, rstd, *others) = ctx.form, ctx.dtypes, ctx.saved_tensors
     _, need_dx, need_dresidual, need_dgate, *needs = ctx.needs_input_grad
     if dy is None and dh is None:
         return (None,) * (4 + len(needs))
+    is_plain = form.is_plain
+    call = _gradients_again(form, dy, dh) if is_long else _gradients_below if is_plain else _general_below
 
     def norm(dy, h, weight, mean, rstd, dh, needs, dtypes, need_dresidual):
         """(dx, the gradient in the residual's dtype, of the gate, of the weight, of the bias) of one
         norm."""
         # A float32 residual gets its gradient in float32, not in the dtype of x.
         is_wider = need_dresidual and residual_dtype != x_dtype
-        if form.is_plain:
+        if is_plain:
             dx, dweight, dbias, dresidual = call(form.is_layer, dy, h, weight, mean, rstd, dh, form.weight_offset, *needs, is_wider)
         else:
             gate, bias = others
@@ -160,10 +162,7 @@ class NormForEager(torch.autograd.Function):
     def backward(ctx, dy, dh=None):
         if not ctx.form.has_y:
             dy, dh = None, dy
-        # The slow path: the gradients are differentiated again, or are a batch.
-        is_long = torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh)
-        below = _gradients_below if ctx.form.is_plain else _general_below
-        return _gradients_in_order(_gradients_again(ctx.form, dy, dh) if is_long else below, ctx, dy, dh)
+        return _gradients_in_order(torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh), ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
@@ -181,7 +180,7 @@ class NormForTransforms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh, *_):
-        return _gradients_in_order(_gradients_again(ctx.form, dy, dh), ctx, dy, dh)
+        return _gradients_in_order(True, ctx, dy, dh)
 
     @staticmethod
     @_with_tangents
