@@ -494,7 +494,12 @@ mod tests {
     /// The operations on rows of this length.
     fn operations(cols: usize) -> Vec<Operation> {
         let of_form = |form| {
-            let ops = if form == Form::Plain { Op::all() } else { Op::USUAL.to_vec() };
+            let ops = match form {
+                Form::Plain => Op::all(),
+                Form::GateAfter | Form::Groups => Op::USUAL.to_vec(),
+                // A gate before the norm has no residual.
+                Form::GateBefore | Form::GateBeforeGroups => vec![Op::Forward, Op::Backward],
+            };
             Operation::product(&Norm::ALL, &ops, &[form], &[GradReduction::Partials])
         };
         let divides = |form: &Form| cols.is_multiple_of(form.of(NormSpec::rms(1, cols, 0.0)).groups);

@@ -113,10 +113,7 @@ impl Operation {
     /// The name in bench ids and reports: the op's, followed by a dot and the form's name if it is
     /// not plain.
     pub fn name(self) -> String {
-        match self.form {
-            Form::Plain => self.op.name(),
-            form => format!("{}.{}", self.op.name(), form.name()),
-        }
+        if self.form == Form::Plain { self.op.name() } else { format!("{}.{}", self.op.name(), self.form.name()) }
     }
 
     /// The id in benchmarks and reports, without the backend's name:

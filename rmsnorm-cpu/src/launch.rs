@@ -198,8 +198,9 @@ fn spec_of<A>(call: &Checked<A>) -> NormSpec {
 /// # Errors
 /// `Unsupported` for locks and atomics, and for groups of columns with parts.
 pub(crate) fn require_supported(problem: &Problem) -> Result<(), Error> {
-    if problem.parts > 1 {
-        problem.require_one_group("cpu")?;
+    if problem.parts > 1 && problem.groups > 1 {
+        let rule = "the cpu backend has no groups of columns with several parts of x: add the parts first".into();
+        return Err(Error::Unsupported { rule });
     }
     match problem.grad_reduction {
         GradReduction::Partials => Ok(()),

@@ -29,5 +29,5 @@ fn many_partial_rows_are_added_up() {
 
 #[test]
 fn rows_more_than_32_bits_apart_are_found() {
-    pass(Profile::Stress, 24, |case| matches!(case.layout, Layout::Far(_)));
+    pass(Profile::Stress, 48, |case| matches!(case.layout, Layout::Far(_)));
 }

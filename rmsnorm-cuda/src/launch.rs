@@ -88,7 +88,7 @@ fn span<T>(view: &impl DevicePtr<T>) -> Span {
     Span { allocation: 0, start, len: view.len() }
 }
 
-/// Refuses groups of columns beyond a grid's limit, and those whose codes share a scale.
+/// Refuses groups of columns beyond a grid's limit, and with 8-bit results.
 fn require_groups(problem: &Problem) -> Result<(), Error> {
     if problem.groups > MOST_GROUPS {
         let (groups, cols) = (problem.groups, problem.cols);
@@ -97,7 +97,11 @@ fn require_groups(problem: &Problem) -> Result<(), Error> {
         );
         return Err(Error::Unsupported { rule });
     }
-    if problem.quant.is_some() { problem.require_one_group(BACKEND) } else { Ok(()) }
+    if problem.groups > 1 && problem.quant.is_some() {
+        let rule = "the cuda backend has no 8-bit results with groups of columns: quantize y in a second call".into();
+        return Err(Error::Unsupported { rule });
+    }
+    Ok(())
 }
 
 /// Plans a call and enqueues its steps.

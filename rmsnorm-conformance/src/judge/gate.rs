@@ -95,9 +95,11 @@ impl Computed {
 /// `sigmoid(z)`, from `exp(-|z|)`.
 fn sigmoid(z: f64, arithmetic: &Arithmetic) -> Computed {
     let value = activate(Activation::Sigmoid, z);
-    let other = activate(Activation::Sigmoid, -z);
-    // At an infinite z the exp is exactly 0 or infinite, and its relative error may not be finite.
-    let of_exp = if other == 0.0 { 0.0 } else { other * (arithmetic.exp_error)(z.abs()) };
+    let of_exp = activate(Activation::Sigmoid, -z) * (arithmetic.exp_error)(z.abs());
+    // At an infinite z the exp is exact, and its relative error may not be finite.
+    if z.is_infinite() {
+        return Computed { value, error: TINY };
+    }
     Computed { value, error: value * (of_exp + arithmetic.unit_roundoff + arithmetic.quotient_error) + TINY }
 }
 
@@ -161,7 +163,8 @@ mod tests {
     /// Also where the relative error of exp grows with z without a limit.
     #[test]
     fn sigmoid_of_an_infinite_gate_is_bounded() {
-        let arithmetic = Arithmetic { exp_error: |z| (3.0 + 2.0 * z) * F32_ROUNDOFF, ..Arithmetic::IEEE };
+        let arithmetic =
+            Arithmetic { exp_error: |z| (3.0 + 2.0 * z) * Arithmetic::IEEE.unit_roundoff, ..Arithmetic::IEEE };
         for (z, value) in [(f64::INFINITY, 1.0), (f64::NEG_INFINITY, 0.0)] {
             let sigmoid = activated(Activation::Sigmoid, z, &arithmetic);
             assert!(sigmoid.value == value && sigmoid.error < 1e-6, "{sigmoid:?}");
