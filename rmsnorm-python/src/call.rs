@@ -80,13 +80,24 @@ impl Call {
 
     /// The call without its tensors. It always includes a workspace.
     pub(crate) fn problem(&self) -> Result<Problem, Error> {
-        let NormSpec { norm, rows, cols, weight_offset, cast_order, residual_placement, .. } = self.spec;
+        let NormSpec { norm, rows, cols, weight_offset, cast_order, residual_placement, gate, groups, .. } = self.spec;
         let tensors = Tensor::ALL.into_iter().filter(|&tensor| self.tensor(tensor).is_some());
         let tensors = tensors.fold(TensorSet::NONE.with(Tensor::Workspace), TensorSet::with);
         let (dtypes, has_weight_offset) = (self.dtypes()?, weight_offset != 0.0);
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, &[]);
         let Call { direction, quant, .. } = *self;
-        Ok(Problem { direction, dtypes, tensors, has_weight_offset, cast_order, residual_placement, quant, ..problem })
+        Ok(Problem {
+            direction,
+            dtypes,
+            tensors,
+            has_weight_offset,
+            cast_order,
+            residual_placement,
+            gate,
+            groups,
+            quant,
+            ..problem
+        })
     }
 
     /// Compiles its kernels for a CUDA device.
@@ -183,6 +194,7 @@ impl Call {
         args.next_bias = tensors.input(Tensor::NextBias);
         args.next_mean = tensors.output(Tensor::NextMean);
         args.next_rstd = tensors.output(Tensor::NextRstd);
+        args.gate = tensors.rows_in(Tensor::Gate);
         backend.launch(AnyCall::Forward(Checked::forward(self.spec, args)?))
     }
 
@@ -194,12 +206,15 @@ impl Call {
         let mut args = AnyBackward::<B>::new(dy, x, rstd, dx);
         args.dtypes = tensors.dtypes;
         args.weight = tensors.input(Tensor::Weight);
+        args.bias = tensors.input(Tensor::Bias);
         args.mean = tensors.input(Tensor::Mean);
         args.dresidual_out = tensors.rows_in(Tensor::DresidualOut);
         args.dweight = tensors.output(Tensor::Dweight);
         args.dbias = tensors.output(Tensor::Dbias);
         args.workspace = tensors.output(Tensor::Workspace);
         args.dresidual = tensors.rows_out(Tensor::Dresidual);
+        args.gate = tensors.rows_in(Tensor::Gate);
+        args.dgate = tensors.rows_out(Tensor::Dgate);
         backend.launch(AnyCall::Backward(Checked::backward(backend, self.spec, args)?))
     }
 

@@ -13,13 +13,14 @@ mod quantized;
 mod shim;
 mod tensor;
 
+use std::borrow::Cow;
 use std::ffi::CString;
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rmsnorm_core::quant::ScaleKind;
-use rmsnorm_core::{CastOrder, DType, Direction, Error, NormSpec, RowLayout, Tensor, TensorShape};
+use rmsnorm_core::{Activation, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
 
 use crate::call::{Call, F32};
 use crate::device;
@@ -41,6 +42,10 @@ struct Arguments<'s> {
     eps: f64,
     weight_offset: f64,
     cast_before_weight: bool,
+    norm: Norm,
+    is_sigmoid: bool,
+    gate_before: bool,
+    groups: i64,
     needed: [bool; Tensor::COUNT],
     codes_type: i64,
     scale_kind: i64,
@@ -56,6 +61,10 @@ impl<'s> Arguments<'s> {
             eps: 0.0,
             weight_offset: 0.0,
             cast_before_weight: false,
+            norm: operator.norm,
+            is_sigmoid: false,
+            gate_before: false,
+            groups: 1,
             needed: [false; Tensor::COUNT],
             codes_type: 0,
             scale_kind: 0,
@@ -76,6 +85,10 @@ impl<'s> Arguments<'s> {
                 Parameter::WeightOffset => arguments.weight_offset = f64::from_bits(value),
                 // Only the lowest byte of a bool is defined.
                 Parameter::CastBeforeWeight => arguments.cast_before_weight = value as u8 != 0,
+                Parameter::IsLayer => arguments.norm = if value as u8 != 0 { Norm::Layer } else { Norm::Rms },
+                Parameter::IsSigmoid => arguments.is_sigmoid = value as u8 != 0,
+                Parameter::GateBefore => arguments.gate_before = value as u8 != 0,
+                Parameter::Groups => arguments.groups = value.cast_signed(),
                 Parameter::Need(tensor) => arguments.needed[tensor as usize] = value as u8 != 0,
                 Parameter::CodeType => arguments.codes_type = value.cast_signed(),
                 Parameter::ScaleKind => arguments.scale_kind = value.cast_signed(),
@@ -94,11 +107,31 @@ impl<'s> Arguments<'s> {
         self.tensor(tensor).ok_or(Error::Missing { arg: tensor.name(), why: "every call needs it" })
     }
 
-    fn spec(&self, operator: &Operator, rows: usize, cols: usize) -> NormSpec {
+    fn spec(&self, operator: &Operator, rows: usize, cols: usize) -> Result<NormSpec, Error> {
         let cast_order = if self.cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
-        let spec = NormSpec::new(operator.norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
-        let spec = spec.cast_order(cast_order);
-        if operator.adds_to_residual { spec.residual_after() } else { spec }
+        let spec = NormSpec::new(self.norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
+        // Statistics are allocated before validation, and more groups than columns may not fit.
+        let groups = usize::try_from(self.groups).ok().filter(|groups| (1..=cols.max(1)).contains(groups));
+        let refuse = || Error::InvalidArgument {
+            arg: "groups",
+            rule: format!("expected at least 1 and at most the {cols} columns of a row, got {}", self.groups),
+        };
+        let spec = spec.cast_order(cast_order).groups(groups.ok_or_else(refuse)?);
+        let spec = if operator.adds_to_residual { spec.residual_after() } else { spec };
+        let activation = if self.is_sigmoid { Activation::Sigmoid } else { Activation::Silu };
+        Ok(match (self.tensor(Tensor::Gate), self.gate_before) {
+            (None, _) => spec,
+            (Some(_), true) => spec.gate_before(activation),
+            (Some(_), false) => spec.gate_after(activation),
+        })
+    }
+
+    /// The shape of a tensor in a call whose `x` has these dimensions, as [`shape_of`]: several
+    /// groups have statistics of one dimension more.
+    fn shape_of<'d>(&self, tensor: Tensor, dims: &'d [i64]) -> Option<Cow<'d, [i64]>> {
+        let shape = shape_of(tensor, dims)?;
+        let has_groups = self.groups != 1 && tensor.shape() == TensorShape::Rows;
+        Some(if has_groups { Cow::Owned([shape, &[self.groups]].concat()) } else { Cow::Borrowed(shape) })
     }
 
     /// Whether the call has the result. A result that is not needed has no elements. The statistics
@@ -107,7 +140,8 @@ impl<'s> Arguments<'s> {
         let flag = if matches!(result, Tensor::NextMean | Tensor::NextRstd) { Tensor::Y } else { result };
         let is_optional = operator.parameters.contains(&Parameter::Need(flag));
         let has_no_input = result == Tensor::ResidualOut && self.tensor(Tensor::Residual).is_none();
-        !(is_optional && !self.needed[flag as usize] || has_no_input)
+        let is_zero = result == Tensor::Mean && self.norm == Norm::Rms;
+        !(is_optional && !self.needed[flag as usize] || has_no_input || is_zero)
     }
 
     /// Adds the inputs to the call. An input whose rows need more than two strides is copied;
@@ -120,8 +154,8 @@ impl<'s> Arguments<'s> {
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
             let got = owned.dims()?;
-            let expected = shape_of(tensor, dims).unwrap_or(got);
-            if got != expected {
+            let expected = self.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(got));
+            if got != &*expected {
                 let rule = format!("expected the shape {expected:?}, got {got:?}");
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
@@ -142,7 +176,8 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let rule = "expected at least one dimension";
     let refuse = || Error::InvalidArgument { arg, rule: format!("{rule}, got the shape {dims:?}") };
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
-    let mut call = Call::new(operator.direction, arguments.spec(operator, rows, cols));
+    let spec = arguments.spec(operator, rows, cols)?;
+    let mut call = Call::new(operator.direction, spec);
     let mut copies = Vec::new();
     arguments.give(&mut call, dims, device, &mut copies)?;
     if operator.direction == Direction::QuantizedForward {
@@ -171,12 +206,12 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
             }
             made
         } else {
-            let shape = shape_of(tensor, dims).unwrap_or(dims);
-            let made = Owned::empty(shim, shape, storage, device)?;
+            let shape = arguments.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(dims));
+            let made = Owned::empty(shim, &shape, storage, device)?;
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols]).ok_or_else(refuse)?
             } else {
-                vector(if tensor.shape() == TensorShape::Cols { cols } else { rows })?
+                vector(if tensor.shape() == TensorShape::Cols { cols } else { rows.saturating_mul(spec.groups) })?
             };
             call.with(tensor, Foreign { data: made.data()?, storage, layout })?;
             made
@@ -263,7 +298,7 @@ macro_rules! kernels {
     };
 }
 
-const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8 9 10);
+const KERNELS: [Kernel; SCHEMAS.len()] = kernels!(0 1 2 3 4 5 6 7 8 9 10 11 12);
 
 /// The schemas of the operators, to be defined in the namespace `rmsnorm`.
 #[pyfunction]

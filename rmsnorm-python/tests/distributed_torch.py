@@ -40,6 +40,9 @@ FUNCTIONS = {
     "rms_norm_add": lambda x, r, w, b: (rt.rms_norm_add(x, r, w, 1e-6),),
     "layer_norm_add": lambda x, r, w, b: (rt.layer_norm_add(x, r, w, b),),
     "rms_norm_add_rms_norm": lambda x, r, w, b: rt.rms_norm_add_rms_norm(x, r, w, b, 1e-6),
+    "gate after, groups": lambda x, r, w, b: (rt.Norm.layer().groups(4).gate_after(r).apply(x, w, b),),
+    "gate before": lambda x, r, w, b: (rt.Norm.rms(1e-6).gate_before(r).apply(x, w, b),),
+    "gate and residual": lambda x, r, w, b: rt.Norm.rms(1e-6).residual(r).gate_after(r).apply(x, w, b),
 }
 USED = {"rms_norm": "xw", "layer_norm": "xwb", "add_rms_norm": "xrw", "rms_norm_add": "xrw"}
 

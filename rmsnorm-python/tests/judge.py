@@ -92,3 +92,82 @@ def judge_after(norm, eps, inputs, got, weight_offset=0.0):
         dy = bounds.round_to(wide(got["dresidual"]), dtype_of(inputs["x"]))
         gradients = {name: got[name] for name in ("dx", "dweight", "dbias") if name in got}
         judge(norm, eps, first | {"dy": dy}, gradients, weight_offset)
+
+
+def activated(name, z):
+    """(act, its error, act', its error) of a gate: math.md, (19) and sections 5.6 and 11.3, with the exp and the quotient of CUDA, whose
+    bounds include the CPU's."""
+    eta, w, u = 4.0 * _ARITHMETIC.u, 2.0 * _ARITHMETIC.u, _ARITHMETIC.u
+    s, m = (1 / (1 + np.exp(sign * np.asarray(z, bounds.LD))) for sign in (-1, 1))
+    e_s, e_m = (value * ((1 - value) * eta + u + w) + bounds.TINY for value in (s, m))
+    if name == "sigmoid":
+        return s, e_s, s * m, _product(s, e_s, m, e_m)
+    inner, e_inner = 1 + z * m, _product(z, 0, m, e_m) + u * np.abs(1 + z * m)
+    return z * s, _product(z, 0, s, e_s), s * inner, _product(s, e_s, inner, e_inner)
+
+
+def _product(a, e_a, b, e_b):
+    """The error of a product of computed values: math.md, section 5.6."""
+    a, b = np.abs(a), np.abs(b)
+    return (a * e_b + b * e_a + e_a * e_b) * (1 + _ARITHMETIC.u) + _ARITHMETIC.u * a * b + bounds.TINY
+
+
+def judge_gated(norm, eps, inputs, got, activation, gate_before=False, groups=1, weight_offset=0.0):
+    """As `judge`, with a gate (none in inputs: a norm of groups alone) and groups of columns: math.md, section 5.6. Cast order: at the
+    store."""
+    cols = inputs["x"].shape[-1]
+    of = lambda arrays, group: {name: array[..., group] for name, array in arrays.items()}  # noqa: E731
+    for start in range(0, cols, cols // groups):
+        group = slice(start, start + cols // groups)
+        _judge_group(norm, eps, of(inputs, group), of(got, group), activation, gate_before, weight_offset)
+
+
+def _judge_group(norm, eps, inputs, got, activation, gate_before, weight_offset):
+    flat = lambda name: wide(inputs[name]).reshape(-1, inputs["x"].shape[-1])  # noqa: E731
+    if "gate" not in inputs:
+        return judge(norm, eps, inputs, got, weight_offset)
+    z, inputs = flat("gate"), {name: array for name, array in inputs.items() if name != "gate"}
+    act, e_act, slope, e_slope = activated(activation, z)
+    x = flat("x")
+    average = lambda terms: terms.mean(axis=1, keepdims=True)  # noqa: E731
+    is_layer, far = norm == "layer_norm", 1 + 2.0**-10
+    e_dy, e = 0.0, 0.0
+    if gate_before:
+        e = _product(x, 0, act, e_act)
+        inputs = inputs | {"x": (x * act).astype(np.float32)}
+        # The reference's own h is exact to 2**-24 of itself.
+        e = e + 2.0**-24 * np.abs(x * act)
+    elif "dy" in inputs:
+        dy = flat("dy")
+        e_dy = _product(dy, 0, act, e_act) + 2.0**-24 * np.abs(dy * act)
+        inputs = inputs | {"dy": (dy * act).astype(np.float32)}
+    exact, error = exact_and_error(norm, eps, inputs, weight_offset)
+    x_hat, rstd, weight = exact["x_hat"], exact["rstd"][:, None], np.abs(exact["weight"])
+    wdy, mean_wdy_xhat = exact["wdy"], exact["mean_wdy_xhat"]
+    # What an error of h adds: to var, to rstd, to x_hat.
+    s = average(e + 0 * x) if is_layer else 0.0
+    e_var = 2 * average(np.abs(exact["centred"]) * (e + s)) + average((e + s + 0 * x) ** 2)
+    r = rstd**2 * e_var * far / 2
+    e_x_hat = (rstd * (e + s) * (1 + r) + np.abs(x_hat) * r) * far
+    e_y = error["y"] + weight * e_x_hat
+    e_inner = weight * e_dy
+    e_inner = e_inner + (average(e_inner + 0 * x) if is_layer else 0.0)
+    e_mean = average(np.abs(wdy) * e_x_hat + np.abs(x_hat) * weight * e_dy)
+    e_dx = error["dx"] + (rstd * (1 + r) * (e_inner + np.abs(x_hat) * e_mean + np.abs(mean_wdy_xhat) * e_x_hat) + np.abs(exact["dx_norm"]) * r) * far
+    over = lambda terms: (terms + 0 * x).sum(axis=0)  # noqa: E731
+    found = {
+        "h": (exact["h"], error["h"]),
+        "dweight": (exact["dweight"], error["dweight"] + over(np.abs(exact["dy"]) * e_x_hat + (np.abs(x_hat) + e_x_hat) * e_dy) * far),
+        "dbias": (exact["dbias"], error["dbias"] + over(e_dy)),
+        "dresidual": (exact["dx"], e_dx),
+    }
+    if gate_before:
+        dh, v_slope, e_v_slope = exact["dx"], x * slope, _product(x, 0, slope, e_slope)
+        found |= {"y": (exact["y"], e_y), "dx": (dh * act, _product(dh, e_dx, act, e_act)), "dgate": (dh * v_slope, _product(dh, e_dx, v_slope, e_v_slope))}
+    else:
+        v = exact["y"]
+        found |= {"y": (v * act, _product(v, e_y, act, e_act)), "dx": (exact["dx"], e_dx)}
+        if "dy" in inputs:
+            found["dgate"] = dy * v * slope, _product(dy * v, _product(dy, 0, v, e_y), slope, e_slope)
+    for name, array in got.items():
+        within(name, array, *found[name])

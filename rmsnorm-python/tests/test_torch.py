@@ -486,7 +486,7 @@ def test_every_path_refuses_the_same_in_the_same_words(path, monkeypatch):
     assert not wrong
 
 
-SCRIPTED = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm"]
+SCRIPTED = ["rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "rms_norm_gated"]
 
 
 @pytest.mark.parametrize("name", SCRIPTED)
@@ -566,7 +566,8 @@ def operands(name):
     """A call of an operator with arguments by the names of its schema."""
     schema = getattr(torch.ops.rmsnorm, name).default._schema
     shapes = {"weight": (8,), "bias": (8,), "next_weight": (8,), "next_bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
-    others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0}
+    others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0, "groups": 1,
+              "gate_before": False, "activation": "silu"}
     return {a.name: random(*shapes.get(a.name, (3, 8))) if "Tensor" in str(a.type) else others.get(a.name, True) for a in schema.arguments}
 
 
@@ -582,7 +583,7 @@ def test_operators_refuse_tensors_of_several_devices(name):
     as_tuple = lambda found: found if isinstance(found, (tuple, list)) else (found,)  # noqa: E731
     real, meta = as_tuple(op(*given.values())), as_tuple(op(*on_meta.values()))
     assert all(m.is_meta and m.shape == r.shape and m.dtype == r.dtype for m, r in zip(meta, real, strict=True))
-    assert len(OPERATORS) == 19
+    assert len(OPERATORS) == 23
     with pytest.raises(ValueError, match="^(x|dy): expected at least one dimension"):
         op(*(value.flatten()[0] if isinstance(value, torch.Tensor) else value for value in on_meta.values()))
     for key in (key for key, value in given.items() if isinstance(value, torch.Tensor)):

@@ -233,7 +233,7 @@ def test_frozen_networks_have_tangents():
 def exact_kernels(monkeypatch):
     """Replaces the float32 kernels by float64 ones, and changes nothing else."""
 
-    def forward(form, x, residual, weight, bias, next_weight, next_bias):
+    def forward(form, x, residual, gate, weight, bias, next_weight, next_bias):
         def norm(h, weight, bias):
             mean = h.mean(-1) if form.is_layer else None
             centred = h - mean.unsqueeze(-1) if form.is_layer else h

@@ -46,7 +46,7 @@ def test_every_rule_has_a_placement_for_each_argument_and_result(monkeypatch):
     rules = {}
     monkeypatch.setattr(experimental, "register_sharding", lambda operator: lambda rule: rules.update({operator: rule}))
     sharding._register()
-    assert len(rules) == 10
+    assert len(rules) == 12
     for operator, rule in rules.items():
         schema = operator._schema
         are_tensors = ["Tensor" in str(argument.type) for argument in schema.arguments]

@@ -9,6 +9,8 @@ class Form(NamedTuple):
     """A norm without its arrays: the kind, the options and the pieces.
 
     residual_after: the norm is added to the residual. has_next: and the sum is normalized as well.
+    activation: of the gate, None without one. gate_before: the gate multiplies x, not the result.
+    groups: the number of groups of columns, each with its own statistics.
     """
 
     is_layer: bool
@@ -17,6 +19,14 @@ class Form(NamedTuple):
     cast_before_weight: bool = False
     residual_after: bool = False
     has_next: bool = False
+    activation: str | None = None
+    gate_before: bool = False
+    groups: int = 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither a gate nor groups."""
+        return self.activation is None and self.groups == 1
 
     @property
     def name(self) -> str:

@@ -4,8 +4,8 @@ use rmsnorm_core::{Direction, Norm, Tensor};
 
 /// The schemas of all operators. The `_inference` operators return no statistics, for calls without
 /// gradients. The `_norm_add` operators add the norm to the residual; with `need_y`, `y` is the next
-/// norm.
-pub(super) const SCHEMAS: [&str; 11] = [
+/// norm. `norm` and `norm_backward` are norms of either kind with a gate and groups of columns.
+pub(super) const SCHEMAS: [&str; 13] = [
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
      -> (Tensor y, Tensor rstd)",
     "rms_norm_inference(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) -> Tensor y",
@@ -28,6 +28,13 @@ pub(super) const SCHEMAS: [&str; 11] = [
     "quantized_rms_norm(Tensor x, Tensor? residual, Tensor? weight, float eps, float weight_offset, \
      bool cast_before_weight, Tensor? scale, int codes_type, int scale_kind) \
      -> (Tensor codes, Tensor scales, Tensor residual_out)",
+    "norm(Tensor x, Tensor? residual, Tensor? gate, Tensor? weight, Tensor? bias, float eps, float weight_offset, \
+     bool cast_before_weight, bool is_layer, bool is_sigmoid, bool gate_before, int groups) \
+     -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd)",
+    "norm_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, \
+     Tensor? dresidual_out, float weight_offset, bool is_layer, bool is_sigmoid, bool gate_before, int groups, \
+     bool need_dgate, bool need_dweight, bool need_dbias, bool need_dresidual) \
+     -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias, Tensor dresidual)",
 ];
 
 /// A parameter of an operator, in the order of its schema.
@@ -38,6 +45,13 @@ pub(super) enum Parameter {
     Eps,
     WeightOffset,
     CastBeforeWeight,
+    /// Whether it is a layer norm, in an operator of both kinds.
+    IsLayer,
+    /// Whether the gate's activation is sigmoid and not silu. No effect without a gate.
+    IsSigmoid,
+    /// Whether the gate is before the norm. No effect without a gate.
+    GateBefore,
+    Groups,
     /// Whether a result is needed. A result that is not needed has no elements.
     Need(Tensor),
     /// The number of a `CodeType`.
@@ -55,6 +69,10 @@ impl Parameter {
             ("float", "eps") => Parameter::Eps,
             ("float", "weight_offset") => Parameter::WeightOffset,
             ("bool", "cast_before_weight") => Parameter::CastBeforeWeight,
+            ("bool", "is_layer") => Parameter::IsLayer,
+            ("bool", "is_sigmoid") => Parameter::IsSigmoid,
+            ("bool", "gate_before") => Parameter::GateBefore,
+            ("int", "groups") => Parameter::Groups,
             ("bool", name) => Parameter::Need(Tensor::from_name(name.strip_prefix("need_")?)?),
             ("int", "codes_type") => Parameter::CodeType,
             ("int", "scale_kind") => Parameter::ScaleKind,
@@ -66,6 +84,7 @@ impl Parameter {
 /// An operator of the namespace `rmsnorm`.
 pub(super) struct Operator {
     pub(super) name: &'static str,
+    /// The kind of norm, unless a parameter says it.
     pub(super) norm: Norm,
     pub(super) direction: Direction,
     /// Whether the norm is added to the residual.

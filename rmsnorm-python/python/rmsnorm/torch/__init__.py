@@ -16,7 +16,7 @@ Calls run on PyTorch's current stream, and PyTorch allocates the results. On the
 `torch.get_num_threads()` threads work. Results do not depend on the number of rows or threads, or
 on strides.
 
-Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (14).
+Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (14) and (19) to (21).
 
 >>> import torch, rmsnorm.torch as rt
 >>> x = torch.tensor([[1.0, -1.0]], requires_grad=True)
@@ -32,14 +32,16 @@ _need("torch", (2, 10))
 from . import sharding as _sharding
 from .functional import (
     Norm, add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    rms_norm_gated,
 )
-from .modules import AddLayerNorm, AddRMSNorm, LayerNorm, LayerNormAdd, RMSNorm, RMSNormAdd
+from .modules import AddLayerNorm, AddRMSNorm, LayerNorm, LayerNormAdd, RMSNorm, RMSNormAdd, RMSNormGated
 from .patching import Patch, patch
 from .quantized import quantized_rms_norm
 
 _sharding.register()
 
 __all__ = [
-    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "Norm",
-    "quantized_rms_norm", "RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormAdd", "LayerNormAdd", "patch", "Patch",
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm",
+    "rms_norm_gated", "Norm", "quantized_rms_norm", "RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormAdd", "LayerNormAdd", "RMSNormGated", "patch",
+    "Patch",
 ]

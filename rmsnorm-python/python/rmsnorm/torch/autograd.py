@@ -7,6 +7,7 @@ tangent as dy and without a weight, also computes the forward derivative.
 | derivatives | computed by |
 |---|---|
 | first, reverse and forward | the backward kernel; twice for two norms around a residual |
+| forward, of norms with a gate or groups | PyTorch's operations: `_general_rows` |
 | second and higher | PyTorch's operations: `_rows` |
 
 There are two Functions. `torch.func` requires `setup_context`, but with it `apply` binds arguments
@@ -20,7 +21,8 @@ import torch
 from torch.autograd import forward_ad
 
 from .._norm import Form
-from .operators import FORWARD_RESULTS, FORWARD_TENSORS, _library, eager_ops, forward, gradients, parameter_names, result_names
+from . import fallback
+from .operators import FORWARD_RESULTS, FORWARD_TENSORS, ROWS, _library, eager_ops, forward, general_gradients, gradients, parameter_names, result_names
 
 # Skips the operators' registered gradients, whose dispatch costs some microseconds a call.
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -62,35 +64,47 @@ def _gradients_below(*args):
         return gradients(eager_ops, *args)
 
 
+def _general_below(*args):
+    with below_autograd():
+        return general_gradients(eager_ops, *args)
+
+
 def _save(ctx, form, tensors, results):
     """Saves the tensors that the gradients of a forward call need, and returns them. results:
     `FORWARD_RESULTS`."""
-    x, residual, weight, _, next_weight, _ = tensors
+    x, residual, gate, weight, bias, next_weight, _ = tensors
     _, h, mean, rstd, next_mean, next_rstd = results
     ctx.form, ctx.dtypes = form, [None if tensor is None else tensor.dtype for tensor in tensors]
     # A missing gradient stays None instead of a tensor of zeros.
     ctx.set_materialize_grads(False)
     kept = x if residual is None or form.residual_after else h, weight, mean, rstd
-    kept += (h, next_weight, next_mean, next_rstd) if form.has_next else ()
+    kept += (h, next_weight, next_mean, next_rstd) if form.has_next else () if form.is_plain else (gate, bias)
     ctx.save_for_backward(*kept)
     return kept
 
 
-def _gradients_in_order(call, ctx, dy, dh):
-    """The gradients of the arguments of `NormForEager` and `NormForTransforms`, None if not needed. `call`
-    is `gradients` with its operators. dy, dh: None for zeros."""
-    form, (x_dtype, residual_dtype, *dtypes), (rows, weight, mean, rstd, *of_next) = ctx.form, ctx.dtypes, ctx.saved_tensors
-    _, need_dx, need_dresidual, *needs = ctx.needs_input_grad
+def _gradients_in_order(is_long, ctx, dy, dh):
+    """The gradients of the arguments of `NormForEager` and `NormForTransforms`, None if not needed.
+    is_long: they may be differentiated again, or are a batch. dy, dh: None for zeros."""
+    form, (x_dtype, residual_dtype, _, *dtypes), (rows, weight, mean, rstd, *others) = ctx.form, ctx.dtypes, ctx.saved_tensors
+    _, need_dx, need_dresidual, need_dgate, *needs = ctx.needs_input_grad
     if dy is None and dh is None:
-        return (None,) * (3 + len(needs))
+        return (None,) * (4 + len(needs))
+    is_plain = form.is_plain
+    call = _gradients_again(form, dy, dh) if is_long else _gradients_below if is_plain else _general_below
 
     def norm(dy, h, weight, mean, rstd, dh, needs, dtypes, need_dresidual):
-        """(dx, the gradient in the residual's dtype, of the weight, of the bias) of one norm."""
+        """(dx, the gradient in the residual's dtype, of the gate, of the weight, of the bias) of one
+        norm."""
         # A float32 residual gets its gradient in float32, not in the dtype of x.
         is_wider = need_dresidual and residual_dtype != x_dtype
-        dx, dweight, dbias, dresidual = call(form.is_layer, dy, h, weight, mean, rstd, dh, form.weight_offset, *needs, is_wider)
+        if is_plain:
+            dx, dweight, dbias, dresidual = call(form.is_layer, dy, h, weight, mean, rstd, dh, form.weight_offset, *needs, is_wider)
+        else:
+            gate, bias = others
+            dx, dgate, dweight, dbias, dresidual = call(form, (need_dgate, *needs, is_wider), dy, h, gate, weight, bias, mean, rstd, dh)
         parameters = dweight if needs[0] else None, dbias.to(dtypes[1]) if needs[1] else None
-        return dx, (dresidual if is_wider else dx) if need_dresidual else None, *parameters
+        return dx, (dresidual if is_wider else dx) if need_dresidual else None, dgate if need_dgate else None, *parameters
 
     if not form.residual_after:
         dy = torch.zeros_like(rows, dtype=x_dtype) if dy is None else dy
@@ -99,11 +113,11 @@ def _gradients_in_order(call, ctx, dy, dh):
     if dy is None:
         dy = dh.to(x_dtype)
     else:
-        dy, dh, *next_parameters = norm(dy, *of_next, dh, needs[2:], dtypes[2:], need_dresidual)
-    dx, _, *parameters = (
-        norm(dy, rows, weight, mean, rstd, None, needs[:2], dtypes, False) if need_dx or any(needs[:2]) else (None,) * 4
+        dy, dh, _, *next_parameters = norm(dy, *others, dh, needs[2:], dtypes[2:], need_dresidual)
+    dx, _, _, *parameters = (
+        norm(dy, rows, weight, mean, rstd, None, needs[:2], dtypes, False) if need_dx or any(needs[:2]) else (None,) * 5
     )
-    return None, dx, dh, *parameters, *next_parameters
+    return None, dx, dh, None, *parameters, *next_parameters
 
 
 def _is_batch(dy, dh):
@@ -111,10 +125,12 @@ def _is_batch(dy, dh):
     return (dy is not None and _is_batched(dy)) or (dh is not None and _is_batched(dh))
 
 
-def _gradients_again(dy, dh):
-    """A differentiable `gradients`. PyTorch loses the graph of a Function for a batch of
-    `is_grads_batched`, so that uses operations."""
-    return _gradients_by_operations if torch.is_grad_enabled() and _is_batch(dy, dh) else _NormBackward.apply
+def _gradients_again(form, dy, dh=None):
+    """A differentiable `gradients` or `general_gradients`. PyTorch loses the graph of a Function for a
+    batch of `is_grads_batched`, so that uses operations."""
+    if torch.is_grad_enabled() and _is_batch(dy, dh):
+        return _gradients_by_operations if form.is_plain else _general_by_operations
+    return _NormBackward.apply if form.is_plain else _GeneralBackward.apply
 
 
 def _with_tangents(jvp):
@@ -146,9 +162,7 @@ class NormForEager(torch.autograd.Function):
     def backward(ctx, dy, dh=None):
         if not ctx.form.has_y:
             dy, dh = None, dy
-        # The slow path: the gradients are differentiated again, or are a batch.
-        is_long = torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh)
-        return _gradients_in_order(_gradients_again(dy, dh) if is_long else _gradients_below, ctx, dy, dh)
+        return _gradients_in_order(torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh), ctx, dy, dh)
 
 
 class NormForTransforms(torch.autograd.Function):
@@ -166,7 +180,7 @@ class NormForTransforms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh, *_):
-        return _gradients_in_order(_gradients_again(dy, dh), ctx, dy, dh)
+        return _gradients_in_order(True, ctx, dy, dh)
 
     @staticmethod
     @_with_tangents
@@ -174,8 +188,11 @@ class NormForTransforms(torch.autograd.Function):
         form, (rows, weight, mean, rstd, *of_next), (x_dtype, residual_dtype, *_) = ctx.form, saved, ctx.dtypes
         # Computed in float32, so that a tangent is rounded once.
         wide = torch.promote_types(rows.dtype, torch.float32)
-        x_t, residual_t, *parameters_t = (None if tensor is None else tensor.to(wide) for tensor in tangents)
-        if form.residual_after:
+        x_t, residual_t, gate_t, *parameters_t = (None if tensor is None else tensor.to(wide) for tensor in tangents)
+        if not form.is_plain:
+            h_t = _sum(x_t, residual_t)
+            y_t = _general_tangent(form, rows, weight, mean, rstd, *of_next, h_t, gate_t, *parameters_t[:2])
+        elif form.residual_after:
             h_t = _sum(residual_t, _tangent(form, rows, weight, mean, rstd, x_t, *parameters_t[:2]))
             y_t = _tangent(form, *of_next, h_t, *parameters_t[2:]) if form.has_next else None
         else:
@@ -185,14 +202,14 @@ class NormForTransforms(torch.autograd.Function):
         return y_t.to(x_dtype) if form.has_y else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
 
     @staticmethod
-    def vmap(info, dims, form, x, residual, *parameters):
-        _, x_dim, residual_dim, *parameter_dims = dims
-        if any(dim is not None for dim in parameter_dims):
-            found = _each(info, dims[1:], functools.partial(NormForTransforms.apply, form), x, residual, *parameters)
+    def vmap(info, dims, form, *tensors):
+        rows, parameters = tensors[:len(ROWS)], tensors[len(ROWS):]
+        if any(dim is not None for dim in dims[1 + len(ROWS):]):
+            found = _each(info, dims[1:], functools.partial(NormForTransforms.apply, form), *tensors)
         else:
             # The batch is folded into the rows.
-            x, residual = _in_front(x, x_dim, info.batch_size), _in_front(residual, residual_dim, info.batch_size)
-            found = NormForTransforms.apply(form, x, residual, *parameters)
+            rows = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip(rows, dims[1:])]
+            found = NormForTransforms.apply(form, *rows, *parameters)
         return found, tuple(None if tensor is None else 0 for tensor in found)
 
 
@@ -203,10 +220,108 @@ def _tangent(form, rows, weight, mean, rstd, rows_t, weight_t, bias_t):
     if rows_t is not None:
         # The backward kernel, with the tangent as dy and without a weight.
         args = form.is_layer, rows_t, _wide(rows), None, mean, rstd, None, 0.0, False, False, False
-        terms.append(_scaled(_gradients_again(rows_t, None)(*args)[0], weight, form.weight_offset))
+        terms.append(_scaled(_gradients_again(form, rows_t)(*args)[0], weight, form.weight_offset))
     if weight_t is not None:
         terms.append(_rows(form.is_layer, rows, mean, rstd)[0] * weight_t)
     return _sum(*terms)
+
+
+def _general_rows(form, x, gate, weight, bias, mean, rstd):
+    """What the derivatives of a norm with a gate or groups are made of: the activation of the gate and
+    its derivative (None without one), x before its multiplication, x_hat and `first` of `_rows`, and the
+    result before its multiplication."""
+    x = _wide(x)
+    act, slope = (None, None) if gate is None else fallback.activated(form.activation, gate)
+    x_hat, first, _ = _rows(form.is_layer, x if gate is None or not form.gate_before else x * act, mean, rstd, form.groups)
+    return act, slope, x, x_hat, first, _sum(_scaled(x_hat, weight, form.weight_offset), bias)
+
+
+def _general_tangent(form, x, weight, mean, rstd, gate, bias, x_t, gate_t, weight_t, bias_t):
+    """The tangent of the result of a norm with a gate or groups; None if all are None."""
+    act, slope, x, x_hat, first, v = _general_rows(form, x, gate, weight, bias, mean, rstd)
+    gated = lambda rows, rows_t: _sum(None if rows_t is None else rows_t * act, None if gate_t is None else rows * slope * gate_t)  # noqa: E731
+    h_t = gated(x, x_t) if gate is not None and form.gate_before else x_t
+    v_t = _sum(None if h_t is None else _scaled(first(h_t), weight, form.weight_offset), None if weight_t is None else x_hat * weight_t,
+               None if bias_t is None else bias_t.expand(x.shape))
+    return gated(v, v_t) if gate is not None and not form.gate_before else v_t
+
+
+def _general_by_operations(form, needs, dy, x, gate, weight, bias, mean, rstd, dresidual_out):
+    """`general_gradients` with PyTorch's operations: equations (7) to (12), (20) and (21)."""
+    act, slope, wide_x, x_hat, first, v = _general_rows(form, x, gate, weight, bias, mean, rstd)
+    need_dgate, need_dweight, need_dbias, need_dresidual = needs
+    dv, dgate = dy.to(x_hat.dtype), None
+    if gate is not None and not form.gate_before:
+        dv, dgate = dv * act, dv * v * slope
+    dx = _sum(first(_scaled(dv, weight, form.weight_offset)), dresidual_out)
+    dresidual = dx.to(x.dtype) if need_dresidual else None
+    if gate is not None and form.gate_before:
+        dx, dgate = dx * act, dx * wide_x * slope
+    dweight = _over_rows(dv * x_hat).to(weight.dtype) if need_dweight else None
+    return dx.to(dy.dtype), dgate.to(gate.dtype) if need_dgate else None, dweight, _over_rows(dv) if need_dbias else None, dresidual
+
+
+_GENERAL_BACKWARD = "dy", "x", "gate", "weight", "bias", "mean", "rstd", "dresidual_out"
+
+
+class _GeneralBackward(torch.autograd.Function):
+    """(dx, dgate, dweight, dbias, dresidual) of a norm with a gate or groups. Its derivatives are those of
+    `_general_by_operations`."""
+
+    @staticmethod
+    def forward(*args):
+        return _general_below(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.form, ctx.needs, *tensors = inputs
+        ctx.mark_non_differentiable(*(tensor for tensor, is_needed in zip(output[1:], ctx.needs) if not is_needed))
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def _again(ctx, saved):
+        """(the needed results as a function of the differentiable tensors, these by name)."""
+        named = dict(zip(_GENERAL_BACKWARD, saved))
+        # mean and rstd are functions of x.
+        given = {name: tensor for name, tensor in named.items() if tensor is not None and name not in ("mean", "rstd")}
+
+        def again(given):
+            found = _general_by_operations(ctx.form, ctx.needs, **named | given)
+            return tuple(tensor for tensor in found if tensor is not None)
+
+        return again, given
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        again, given = _GeneralBackward._again(ctx, ctx.saved_tensors)
+        cotangents = tuple(tensor for tensor, is_made in zip(cotangents, (True, *ctx.needs)) if is_made)
+        (found,) = torch.func.vjp(again, given)[1](cotangents)
+        return None, None, *map(found.get, _GENERAL_BACKWARD)
+
+    @staticmethod
+    @_with_tangents
+    def jvp(ctx, saved, _, __, *tangents):
+        again, given = _GeneralBackward._again(ctx, saved)
+        tangents = dict(zip(_GENERAL_BACKWARD, tangents))
+        tangents = {name: torch.zeros_like(tensor) if tangents[name] is None else tangents[name] for name, tensor in given.items()}
+        results, vjp = torch.func.vjp(again, given)
+        # A vjp is linear in its cotangents: its own vjp is the jvp.
+        found = torch.func.vjp(lambda *cotangents: vjp(cotangents)[0], *map(torch.zeros_like, results))[1](tangents)
+        found = iter(found)
+        return tuple(next(found) if is_made else None for is_made in (True, *ctx.needs))
+
+    @staticmethod
+    def vmap(info, dims, form, needs, *tensors):
+        _, _, *dims = dims
+        is_parameter = [name in ("weight", "bias") for name in _GENERAL_BACKWARD]
+        if any(is_one and dim is not None for is_one, dim in zip(is_parameter, dims)) or needs[1] or needs[2]:
+            # Each member of the batch needs a separate weight or dweight.
+            found = _each(info, dims, functools.partial(_GeneralBackward.apply, form, needs), *tensors)
+        else:
+            tensors = [one if is_one else _in_front(one, dim, info.batch_size) for one, dim, is_one in zip(tensors, dims, is_parameter)]
+            found = _GeneralBackward.apply(form, needs, *tensors)
+        return found, tuple(0 if is_made else None for is_made in (True, *needs))
 
 
 class _NormBackward(torch.autograd.Function):
@@ -326,7 +441,7 @@ def _scaled(rows, weight, weight_offset):
     return rows if weight is None else rows * (weight.to(rows.dtype) + weight_offset)
 
 
-def _rows(is_layer, h, mean, rstd):
+def _rows(is_layer, h, mean, rstd, groups=1):
     """(x_hat, first, second) with PyTorch's operations, so that all three can be differentiated
     again.
 
@@ -335,11 +450,19 @@ def _rows(is_layer, h, mean, rstd):
     rstd arrive as constants with the bits of the forward pass; terms of value zero give them their
     derivatives.
     """
-    average = lambda rows: rows.mean(-1, keepdim=True)  # noqa: E731
+    width = h.shape[-1] // groups
+
+    def spread(statistics):
+        """Statistics, for every column."""
+        statistics = statistics.unsqueeze(-1)
+        return statistics if groups == 1 else statistics.expand(*statistics.shape[:-1], width).reshape(*statistics.shape[:-2], h.shape[-1])
+
+    # Batches of `is_grads_batched` have no rule for unflatten.
+    average = lambda rows: spread((rows if groups == 1 else rows.reshape(*rows.shape[:-1], groups, width)).mean(-1))  # noqa: E731
     zero = lambda tensor: tensor - tensor.detach()  # noqa: E731
-    rows, rstd = _wide(h), rstd.unsqueeze(-1)
+    rows, rstd = _wide(h), spread(rstd)
     if is_layer:
-        rows = rows - mean.unsqueeze(-1)
+        rows = rows - spread(mean)
         rows = rows - zero(average(rows))
     rstd = rstd * (1 + rstd.square() * zero(average(rows.square()))).rsqrt()
     x_hat = rows * rstd
@@ -390,12 +513,21 @@ def _register(name, names):
         if name.startswith("quantized"):
             return _QuantizedNorm.apply(*args)
         given = {"weight_offset": 0.0, "cast_before_weight": False, "need_dbias": False, "need_y": False} | dict(zip(names, args))
+        if "groups" in given:
+            # Also without a gate, since an operator of plain norms may lack an argument.
+            form = Form(given["is_layer"], given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"],
+                        activation="sigmoid" if given["is_sigmoid"] else "silu", gate_before=given["gate_before"], groups=given["groups"])
+        else:
+            form = Form(is_layer, given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"], name.endswith("_norm_add"),
+                        given["need_y"])
+        if name == "norm_backward":
+            needs = tuple(given[f"need_{one}"] for one in result_names[name][1:])
+            return _GeneralBackward.apply(form, needs, *map(given.get, _GENERAL_BACKWARD))
         if name.endswith("_backward"):
             return tuple(t for t in _NormBackward.apply(is_layer, *map(given.get, _BACKWARD)) if t is not None)
-        form = Form(is_layer, given["eps"], given["weight_offset"], given["cast_before_weight"], name.endswith("_norm_add"), given["need_y"])
         results = dict(zip(FORWARD_RESULTS, NormForTransforms.apply(form, *map(given.get, FORWARD_TENSORS))))
         # A result that is not needed has no elements.
-        found = tuple(given["x"].new_empty(0, dtype=None if one == "y" else torch.float32) if results[one] is None else results[one]
+        found = tuple(given["x"].new_empty(0, dtype=None if one in ("y", "residual_out") else torch.float32) if results[one] is None else results[one]
                       for one in result_names[name])
         return found[0] if len(found) == 1 else found
 

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_NAMES = ("x", "residual", "weight", "bias", "next_weight", "next_bias")
+from .._norm import Form
+
+#: The activations of gates.
+ACTIVATIONS = "silu", "sigmoid"
+_NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -22,10 +26,10 @@ def default_eps(x: Tensor) -> float:
     return 2.0**-52 if x.dtype == torch.float64 or x.dtype == torch.complex128 else 2.0**-23
 
 
-def arguments(form, x, residual, weight, bias, next_weight, next_bias, normalized_shape=None):
+def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, normalized_shape=None):
     """Raises for arguments that no path supports."""
     is_layer, eps, weight_offset, cast_before_weight, *_ = form
-    tensors = dict(zip(_NAMES, (x, residual, weight, bias, next_weight, next_bias)))
+    tensors = dict(zip(_NAMES, (x, residual, gate, weight, bias, next_weight, next_bias)))
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None or name == "x"}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
@@ -41,23 +45,56 @@ def arguments(form, x, residual, weight, bias, next_weight, next_bias, normalize
             raise NotImplementedError(f"{name}: expected a strided tensor, got the layout {tensor.layout}; call {name}.to_dense()")
         if tensor.dtype.itemsize == 1:
             raise NotImplementedError(f"{name}: norms are not computed in {tensor.dtype}; call {name}.bfloat16()")
-        if tensor.dtype.is_complex and (tensor.dtype != x.dtype or is_layer or "residual" in given or weight_offset or cast_before_weight):
+        if tensor.dtype.is_complex and (tensor.dtype != x.dtype or is_layer or "residual" in given or weight_offset or cast_before_weight
+                                        or not form.is_plain):
             raise NotImplementedError(f"{name}: only rms_norm supports {tensor.dtype}, with one dtype, no residual and no options; pass "
                                       "real numbers")
+        if tensor.is_nested and not form.is_plain:
+            raise NotImplementedError(f"{name}: a norm with a gate or groups expects dense tensors, got a nested one; pass its values()")
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
     flag("cast_before_weight", cast_before_weight)
     _values(eps, weight_offset)
+    if gate is not None and gate.dtype != x.dtype:
+        raise TypeError(f"gate: expected the dtype of x, {x.dtype}, got {gate.dtype}; call gate.to(x.dtype)")
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
-        for name in _NAMES[2:]:
+        for name in _NAMES[3:]:
             if name in given and list(given[name].shape[-1:]) != [x.size(-1)]:
                 raise ValueError(f"{name}: expected a shape that ends in {x.size(-1)}, as x does, got {list(given[name].shape)}")
     elif x.ndim == 0:
         raise ValueError("x: expected at least one dimension, got the shape []; call x.reshape(1)")
     else:
-        shapes(x, residual, weight, bias, normalized_shape, next_weight, next_bias)
+        dims = shapes(x, residual, weight, bias, normalized_shape, next_weight, next_bias, gate)
+        group_width(dims, form.groups)
+
+
+def pieces(form, residual, gate):
+    """Raises if the gate or the groups are wrong in themselves or beside the residual."""
+    if form.activation not in ACTIVATIONS and gate is not None:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
+    flag("gate_before", form.gate_before)
+    if isinstance(form.groups, bool) or not isinstance(form.groups, int):
+        raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
+    if form.groups < 1:
+        raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
+    if residual is not None and form.residual_after:
+        name = "groups" if gate is None else "gate"
+        raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
+    if residual is not None and gate is not None and form.gate_before:
+        raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
+
+
+def group_width(dims: list[int], groups: int) -> int:
+    """The columns of a group of the normalized dimensions. Raises ValueError if the number of groups
+    does not divide that of columns. TorchScript compiles this."""
+    cols = 1
+    for dim in dims:
+        cols *= dim
+    if groups < 1 or groups != 1 and cols % groups != 0:
+        raise ValueError(f"groups: expected a number that divides the {cols} columns of a row, got {groups}; each group has as many columns")
+    return cols // groups
 
 
 def number(name, value):
@@ -100,7 +137,8 @@ def devices(tensors, main):
 
 
 def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-           normalized_shape: list[int] | None, next_weight: Tensor | None = None, next_bias: Tensor | None = None) -> list[int]:
+           normalized_shape: list[int] | None, next_weight: Tensor | None = None, next_bias: Tensor | None = None,
+           gate: Tensor | None = None) -> list[int]:
     """The normalized dimensions: normalized_shape, or the shape of the weight or bias, or the last
     dimension of x. Raises ValueError for shapes that do not match. TorchScript compiles this."""
     dims = list(x.shape[-1:])
@@ -119,6 +157,9 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
     if residual is not None and list(residual.shape) != list(x.shape):
         raise ValueError(f"residual: expected the shape {list(x.shape)}, got {list(residual.shape)}; residual has the shape of x, and "
                          "nothing is broadcast")
+    if gate is not None and list(gate.shape) != list(x.shape):
+        raise ValueError(f"gate: expected the shape {list(x.shape)}, got {list(gate.shape)}; gate has the shape of x, and nothing is "
+                         "broadcast")
     if weight is not None and list(weight.shape) != dims:
         raise ValueError(f"weight: expected the shape {dims}, got {list(weight.shape)}; weight has the shape of the normalized dimensions")
     if bias is not None and list(bias.shape) != dims:
@@ -128,6 +169,11 @@ def shapes(x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tens
     if next_bias is not None and list(next_bias.shape) != dims:
         raise ValueError(f"next_bias: expected the shape {dims}, got {list(next_bias.shape)}; it has the shape of the normalized dimensions")
     return dims
+
+
+def statistics_shape(x, groups):
+    """The shape of mean and rstd: several groups have one dimension more."""
+    return x.shape[:-1] if groups == 1 else (*x.shape[:-1], groups)
 
 
 def operands(given):
@@ -144,7 +190,11 @@ def operands(given):
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {main.dtype}; call rmsnorm.torch's functions for other dtypes")
-    expected = dict.fromkeys(_NAMES[2:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), main.shape[:-1])
+    groups = given.get("groups", 1)
+    if "groups" in given:
+        group_width(main.shape[-1:], groups)
+        pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
+    expected = dict.fromkeys(_NAMES[3:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), statistics_shape(main, groups))
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)
         if name == "scale":

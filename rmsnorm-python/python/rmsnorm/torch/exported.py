@@ -15,6 +15,8 @@ from .operators import FORWARD_TENSORS
 
 _library = torch.library.Library("rmsnorm", "FRAGMENT")
 _RMS, _LAYER = "Tensor? weight, float eps, float weight_offset, bool cast_before_weight", "Tensor? weight, Tensor? bias, float eps"
+_GENERAL = ("Tensor? gate, Tensor? weight, Tensor? bias, float eps, float weight_offset, bool cast_before_weight, bool is_layer, "
+            "str? activation, bool gate_before, int groups")
 _SCHEMAS = {
     "rms_norm": f"(Tensor x, {_RMS}) -> Tensor", "add_rms_norm": f"(Tensor x, Tensor residual, {_RMS}) -> (Tensor y, Tensor h)",
     "layer_norm": f"(Tensor x, {_LAYER}) -> Tensor", "add_layer_norm": f"(Tensor x, Tensor residual, {_LAYER}) -> (Tensor y, Tensor h)",
@@ -22,7 +24,9 @@ _SCHEMAS = {
     "layer_norm_add": f"(Tensor x, Tensor residual, {_LAYER}) -> Tensor",
     "rms_norm_add_norm": f"(Tensor x, Tensor residual, {_RMS}, Tensor? next_weight) -> (Tensor y, Tensor h)",
     "layer_norm_add_norm": f"(Tensor x, Tensor residual, {_LAYER}, Tensor? next_weight, Tensor? next_bias) -> (Tensor y, Tensor h)",
+    "norm": f"(Tensor x, {_GENERAL}) -> Tensor", "add_norm": f"(Tensor x, Tensor residual, {_GENERAL}) -> (Tensor y, Tensor h)",
 }
+_OF_GATE = "activation", "gate_before", "groups"
 _ops = types.SimpleNamespace()
 
 
@@ -39,11 +43,12 @@ def register(eager):
 
 def _composite(name, eager):
     names = [part.split()[1] for part in _SCHEMAS[name].partition(")")[0].strip("(").split(", ")]
-    is_layer, residual_after, has_next = "layer" in name, "_norm_add" in name, name.endswith("_add_norm")
+    is_layer, residual_after, has_next = "layer" in name, "_norm_add" in name, name.endswith("norm_add_norm")
 
     def composite(x, *args):
-        given = {"weight_offset": 0.0, "cast_before_weight": False} | dict(zip(names, (x, *args)))
-        form = Form(is_layer, given["eps"], given["weight_offset"], given["cast_before_weight"], residual_after, has_next)
+        given = {"weight_offset": 0.0, "cast_before_weight": False, "is_layer": is_layer} | dict(zip(names, (x, *args)))
+        form = Form(given["is_layer"], given["eps"], given["weight_offset"], given["cast_before_weight"], residual_after, has_next,
+                    *map(given.get, _OF_GATE) if "groups" in names else ())
         # A tracer's tensors have other types, and are decomposed.
         norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.unchecked
         y, h = norm(form, *map(given.get, FORWARD_TENSORS))
@@ -52,8 +57,12 @@ def _composite(name, eager):
     return composite
 
 
-def norm(form, x, residual, weight, bias, next_weight, next_bias):
+def norm(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """(y, h) as one node of the program; h is None without a residual, y if the call has none."""
+    if not form.is_plain:
+        options = (gate, weight, bias, form.eps, form.weight_offset, form.cast_before_weight, form.is_layer, form.activation,
+                   form.gate_before, form.groups)
+        return (_ops.norm(x, *options), None) if residual is None else _ops.add_norm(x, residual, *options)
     options = (weight, bias, form.eps) if form.is_layer else (weight, form.eps, form.weight_offset, form.cast_before_weight)
     if form.has_next:
         of_next = (next_weight, next_bias) if form.is_layer else (next_weight,)

@@ -12,13 +12,16 @@ from . import checks
 
 def checked(form, *args):
     """Checks the arguments, then calls `unchecked`."""
-    checks.arguments(form, *args[:7])
+    checks.arguments(form, *args[:8])
     return unchecked(form, *args)
 
 
-def unchecked(form, x, residual, weight, bias, next_weight, next_bias, normalized_shape=None, is_composed=False):
+def unchecked(form, x, residual, gate, weight, bias, next_weight, next_bias, normalized_shape=None, is_composed=False):
     """`norm` with the arguments of the kernels."""
-    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next = form
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, activation, gate_before, groups = form
+    if not form.is_plain:
+        return gated(is_layer, x, residual, gate, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape,
+                     activation or "", gate_before, groups)
     return norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed,
                 residual_after, has_next, next_weight, next_bias)
 
@@ -47,7 +50,7 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
 
 
 def _of_rows(is_layer: bool, rows: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, weight_offset: float,
-             cast_before_weight: bool, normalized_shape: list[int] | None, is_composed: bool, y_dtype: torch.dtype) -> Tensor:
+             cast_before_weight: bool, normalized_shape: list[int] | None, is_composed: bool, y_dtype: torch.dtype, groups: int = 1) -> Tensor:
     """The norm of rows, not rounded to the dtype of y if the rows or the parameters have another
     one."""
     dims = [rows.size(-1)]
@@ -71,19 +74,52 @@ def _of_rows(is_layer: bool, rows: Tensor, weight: Tensor | None, bias: Tensor |
         # PyTorch's layer_norm gives wrong second derivatives in forward mode and in batches.
         is_again = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         is_composed = is_composed or (is_layer and is_again)
+    is_composed = is_composed or groups != 1
     if is_mixed or is_composed:
         # PyTorch's norms refuse mixed dtypes, or round intermediate results.
         rows = rows.to(wide)
         weight = None if weight is None else weight.to(wide)
         bias = None if bias is None else bias.to(wide)
     if is_composed:
-        over = [-1 - i for i in range(len(dims))]
+        over, shape = [-1 - i for i in range(len(dims))], list(rows.shape)
+        if groups != 1:
+            rows, over = rows.reshape(shape[: len(shape) - len(dims)] + [groups, checks.group_width(dims, groups)]), [-1]
         rows = rows - rows.mean(over, keepdim=True) if is_layer else rows
         y = rows * torch.rsqrt(rows.square().mean(over, keepdim=True) + eps)
+        y = y if groups == 1 else y.reshape(shape)
         y = y.to(y_dtype).to(wide) if cast_before_weight else y
         y = y if weight is None else y * (weight + weight_offset)
         return y if bias is None else y + bias
     return F.layer_norm(rows, dims, weight, bias, eps) if is_layer else F.rms_norm(rows, dims, weight, eps)
+
+
+def activated(activation: str, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """The activation of a gate and its derivative, in float32 or wider."""
+    gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+    sigmoid = torch.sigmoid(gate)
+    if activation == "silu":
+        return gate * sigmoid, sigmoid * (1 + gate * (1 - sigmoid))
+    if activation == "sigmoid":
+        return sigmoid, sigmoid * (1 - sigmoid)
+    raise ValueError(f"activation: expected silu or sigmoid, got {activation}")
+
+
+def gated(is_layer: bool, x: Tensor, residual: Tensor | None, gate: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
+          weight_offset: float, cast_before_weight: bool, normalized_shape: list[int] | None, activation: str, gate_before: bool,
+          groups: int) -> tuple[Tensor, Tensor | None]:
+    """(y, h) of a norm with a gate or groups; h is None without a residual."""
+    h = None if residual is None else (x + residual).to(residual.dtype)
+    rows = x if h is None else h
+    # In float32 or wider, so that the product with the gate is rounded once.
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if gate is not None and gate_before:
+        rows = rows * activated(activation, gate)[0]
+    y = _of_rows(is_layer, rows, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, True, x.dtype, groups)
+    if gate is not None and not gate_before:
+        if cast_before_weight:
+            y = y.to(x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype))
+        y = y * activated(activation, gate)[0]
+    return y.to(x.dtype), h
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, normalized_shape: list[int] | None = None,
@@ -136,3 +172,13 @@ def rms_norm_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None = N
     checks.shapes(x, residual, weight, None, normalized_shape, next_weight)
     y, h = norm(False, x, residual, weight, None, eps, weight_offset, cast_before_weight, normalized_shape, False, True, True, next_weight)
     return y, torch.jit._unwrap_optional(h)
+
+
+def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None = None, eps: float | None = None, bias: Tensor | None = None,
+                   activation: str = "silu", norm_before_gate: bool = True, groups: int = 1, normalized_shape: list[int] | None = None,
+                   weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:  # noqa: D103
+    eps = checks.default_eps(x) if eps is None else eps
+    dims = checks.shapes(x, None, weight, bias, normalized_shape, None, None, gate)
+    checks.group_width(dims, groups)
+    return gated(False, x, None, gate, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, activation,
+                 not norm_before_gate, groups)[0]

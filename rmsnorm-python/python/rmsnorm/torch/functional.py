@@ -16,7 +16,7 @@ from .._norm import Form, Value
 from . import checks, exported, fallback
 from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
-from .operators import eager_ops, forward, ops
+from .operators import ROWS, eager_ops, forward, ops
 
 _FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -49,12 +49,14 @@ def _has_cuda(index):
 _has_cuda._dynamo_marked_constant = True
 
 
-def _takes(x, residual, *parameters):
+def _takes(x, residual, gate, *parameters):
     """Whether the kernels support these devices and dtypes."""
     dtype = x.dtype
     if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
+        return False
+    if gate is not None and gate.dtype is not dtype:
         return False
     found = None
     for parameter in parameters:
@@ -66,15 +68,18 @@ def _takes(x, residual, *parameters):
 
 
 def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None,
-          residual_after=False, has_next=False, next_weight=None, next_bias=None):
-    """(y, h); y is None or unspecified if the call has none, h is None without a residual."""
+          residual_after=False, has_next=False, next_weight=None, next_bias=None, gate=None, *of_gate):
+    """(y, h); y is None or unspecified if the call has none, h is None without a residual. of_gate:
+    activation, gate_before and groups, of a norm that is not plain."""
     eps = _LAYER_EPS if eps is None and is_layer else eps
-    tensors = x, residual, weight, bias, next_weight, next_bias
+    tensors = x, residual, gate, weight, bias, next_weight, next_bias
+    if of_gate:
+        checks.pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *of_gate), residual, gate)
     is_eager = _is_eager(*tensors) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
     if is_eager and _takes(*tensors):
         eps = _RMS_EPS if eps is None else eps
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
-            return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next), *tensors)
+            return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate), *tensors)
     # Dynamo of PyTorch 2.10 cannot query modes; in compiled code modes change nothing below.
     is_usual = type(x) in _PLAIN and not x.is_nested and (_is_compiling() or not _has_mode())
     for tensor in tensors[1:]:
@@ -82,19 +87,19 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     is_tensor = is_usual or isinstance(x, Tensor) and all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors[1:])
     is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
     if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
-        form = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next)
+        form = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate)
         return _by_others(form, tensors, normalized_shape)
     if eps is None:
         eps = default_eps(x) if isinstance(x, Tensor) else _RMS_EPS
     eps, weight_offset = checks.number("eps", eps), checks.number("weight_offset", weight_offset)
     checks.flag("cast_before_weight", cast_before_weight)
-    args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next), *tensors
+    args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate), *tensors
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
     if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
         # TorchScript's exporter supports elementary operations and PyTorch's layer norm only.
         return fallback.checked(*args, normalized_shape, True)
-    is_flat = all(parameter is None or parameter.ndim <= 1 for parameter in tensors[2:])
+    is_flat = all(parameter is None or parameter.ndim <= 1 for parameter in tensors[len(ROWS):])
     if not is_flat or not (normalized_shape is None or _is_last(x, normalized_shape)):
         return _flattened(*args, normalized_shape)
     if not _takes(*tensors):
@@ -146,8 +151,15 @@ def _recorded(*args):
 def _by_others(form, tensors, normalized_shape):
     """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of
     torch.fx."""
-    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next = form
-    x, residual, weight, bias, next_weight, next_bias = tensors
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, activation, gate_before, groups = form
+    x, residual, gate, weight, bias, next_weight, next_bias = tensors
+    if not form.is_plain:
+        found = handle_torch_function(
+            normalize, tensors, x, weight, bias, is_layer=is_layer, eps=eps, residual=residual, gate=gate, activation=activation,
+            gate_before=gate_before, groups=groups, normalized_shape=normalized_shape, weight_offset=weight_offset,
+            cast_before_weight=cast_before_weight,
+        )
+        return (found, None) if residual is None else found
     rows = (x,) if residual is None else (x, residual)
     options = dict(bias=bias) if is_layer else dict(weight_offset=weight_offset, cast_before_weight=cast_before_weight)
     if has_next:
@@ -166,17 +178,19 @@ def _after_refusal(*args):
     raise  # noqa: PLE0704
 
 
-def _of_form(form, x, residual, weight, bias, next_weight, next_bias):
+def _of_form(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """`_norm` with the arguments of the kernels."""
-    is_layer, *options, residual_after, has_next = form
-    return _norm(is_layer, x, residual, weight, bias, *options, None, residual_after, has_next, next_weight, next_bias)
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate = form
+    return _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, None, residual_after, has_next, next_weight,
+                 next_bias, gate, *([] if form.is_plain else of_gate))
 
 
 def _flattened(form, x, *args):
     """A norm over several dimensions, which are flattened into one."""
     checks.arguments(form, x, *args)
     *tensors, normalized_shape = x, *args
-    dims = checks.shapes(*tensors[:4], normalized_shape, *tensors[4:])
+    residual, gate, weight, bias, *of_next = tensors[1:]
+    dims = checks.shapes(x, residual, weight, bias, normalized_shape, *of_next, gate)
     found = _of_form(form, *(None if tensor is None else tensor.flatten(-len(dims)) for tensor in tensors))
     return [None if tensor is None else tensor.view(x.shape) for tensor in found]
 
@@ -188,7 +202,7 @@ def _is_last(x, normalized_shape):
     return tuple(normalized_shape) == x.shape[-1:]
 
 
-def _is_eager(x, residual, *parameters):
+def _is_eager(x, residual, gate, *parameters):
     """Whether a call has plain dense tensors and 1-d parameters, and no transform, trace or forward
     mode is active."""
     if type(x) not in _PLAIN or x.is_nested or _is_transformed() or _is_dynamo() or _is_traced() is not None:
@@ -196,7 +210,7 @@ def _is_eager(x, residual, *parameters):
     for parameter in parameters:
         if parameter is not None and (type(parameter) not in _PLAIN or parameter.ndim != 1):
             return False
-    return forward_ad._current_level < 0 and (residual is None or type(residual) in _PLAIN)
+    return forward_ad._current_level < 0 and (residual is None or type(residual) in _PLAIN) and (gate is None or type(gate) in _PLAIN)
 
 
 def _by_position(args, shape, **named):
@@ -250,14 +264,14 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             weight, eps = args
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
-    if _is_eager(x, None, weight) and _takes(x, None, weight) and (normalized_shape is None or _is_last(x, normalized_shape)):
+    if _is_eager(x, None, None, weight) and _takes(x, None, None, weight) and (normalized_shape is None or _is_last(x, normalized_shape)):
         eps = _RMS_EPS if eps is None else eps
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
         if not is_recorded and type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
             try:
                 return call_below_autograd(_rms_norm_inference, x, weight, eps, weight_offset, cast_before_weight)
             except RuntimeError:
-                return _after_refusal(Form(False, eps, weight_offset, cast_before_weight), x, None, weight, None, None, None)[0]
+                return _after_refusal(Form(False, eps, weight_offset, cast_before_weight), x, None, None, weight, None, None, None)[0]
     return _norm(False, x, None, weight, None, eps, weight_offset, cast_before_weight, normalized_shape)[0]
 
 
@@ -287,14 +301,14 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         else:
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
-    if _is_eager(x, None, weight, bias) and _takes(x, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
+    if _is_eager(x, None, None, weight, bias) and _takes(x, None, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
                                               or (bias is not None and bias.requires_grad))
         if not is_recorded and type(eps) is float:
             try:
                 return call_below_autograd(_layer_norm_inference, x, weight, bias, eps)
             except RuntimeError:
-                return _after_refusal(Form(True, eps), x, None, weight, bias, None, None)[0]
+                return _after_refusal(Form(True, eps), x, None, None, weight, bias, None, None)[0]
     return _norm(True, x, None, weight, bias, eps, normalized_shape=normalized_shape)[0]
 
 
@@ -407,13 +421,45 @@ def _residual(residual):
     return residual
 
 
+def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None = None, eps: float | None = None, *,
+                   bias: Tensor | None = None, activation: str = "silu", norm_before_gate: bool = True, groups: int = 1,
+                   normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:
+    """`(rms_norm(x) + bias) * activation(gate)`, or with norm_before_gate=False
+    `rms_norm(x * activation(gate)) + bias`: equations (19) to (21).
+
+    gate: the shape and dtype of x; None for a norm without one. activation: "silu" (`swish` of FLA) or
+    "sigmoid". groups: the number of groups of columns, each normalized by itself; the `group_size` of
+    mamba_ssm and Zamba2 is cols / groups. The weight runs over all columns.
+
+    The result is computed in float32 and rounded once. With cast_before_weight the norm is rounded
+    before the weight multiplies it, and again before the gate does, as in Qwen3-Next. The rest is as in
+    `rms_norm`. Layer norms and a residual: `Norm`.
+
+    | model | arguments |
+    |---|---|
+    | Qwen3-Next, Qwen3.5, OLMo-hybrid | cast_before_weight=True |
+    | FLA, Kimi-Linear | activation="sigmoid" or "silu" |
+    | Mamba2, Zamba2, Bamba, Nemotron-H | norm_before_gate=False, groups=cols // group_size, cast_before_weight=True |
+    | Falcon-H1, mamba_ssm | norm_before_gate as there, groups=n_groups or cols // group_size |
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.rms_norm_gated(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]), eps=0.0, activation="sigmoid")
+    tensor([[0.4243, 0.8271]])
+    """
+    return normalize(x, weight, bias, is_layer=False, eps=eps, gate=gate, activation=activation, gate_before=not norm_before_gate,
+                     groups=groups, normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+
+
 def normalize(x, weight=None, bias=None, *, is_layer, eps=None, residual=None, residual_after=False, has_next=False, next_weight=None,
-              next_bias=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
+              next_bias=None, gate=None, activation=None, gate_before=False, groups=1, normalized_shape=None, weight_offset=0.0,
+              cast_before_weight=False):
     """y, h or (y, h) of a norm with any pieces: what `Norm` calls, one argument a piece."""
-    if bias is not None and not is_layer or next_bias is not None and not is_layer:
+    is_plain = gate is None and type(groups) is int and groups == 1
+    if not is_layer and (bias is not None and is_plain or next_bias is not None):
         raise TypeError(f"{'bias' if bias is not None else 'next_bias'}: an RMS norm has none, got one; leave it out")
+    of_gate = () if is_plain else (None if gate is None else activation, gate_before, groups)
     y, h = _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, residual_after, has_next,
-                 next_weight, next_bias)
+                 next_weight, next_bias, gate, *of_gate)
     return y if residual is None else (y, h) if has_next or not residual_after else h
 
 
@@ -430,6 +476,9 @@ class Norm(Value):
     | `residual(r)` | (y, h): h = x + r, y = norm(h) |
     | `residual_after(r)` | h = r + norm(x) |
     | `residual_after(r).next_norm(weight, bias)` | (y, h): h = r + norm(x), y = norm(h) by these parameters |
+    | `gate_after(z, activation)` | y = norm(x) * activation(z); also after `residual(r)` |
+    | `gate_before(z, activation)` | y = norm(x * activation(z)) |
+    | `groups(n)` | y, each group of cols / n columns normalized by itself; also with a gate and `residual(r)` |
 
     >>> import torch, rmsnorm.torch as rt
     >>> x, residual = torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0, 5.0]])
@@ -439,9 +488,27 @@ class Norm(Value):
 
     __slots__ = ()
 
+    def gate_after(self, gate: Tensor, activation: str = "silu") -> "Norm":
+        """Multiplies the result by an activated gate: "silu" or "sigmoid" of a tensor like x."""
+        return self._with(gate=_gate(gate), activation=activation, gate_before=False)
+
+    def gate_before(self, gate: Tensor, activation: str = "silu") -> "Norm":
+        """Multiplies x by an activated gate before the norm."""
+        return self._with(gate=_gate(gate), activation=activation, gate_before=True)
+
+    def groups(self, groups: int) -> "Norm":
+        """Normalizes that many groups of columns, each by itself. Weight and bias run over all."""
+        return self._with(groups=groups)
+
     def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y, h or (y, h) of these rows."""
         return normalize(x, weight, bias, **self._given())
+
+
+def _gate(gate):
+    if gate is None:
+        raise TypeError("gate: expected a torch.Tensor, got None; leave the call out for a norm without a gate")
+    return gate
 
 
 def _layer_norm_add_layer_norm(x, residual, **given):
@@ -457,5 +524,5 @@ _FUNCTIONS = {
 }
 exported.register(_of_form)
 # torch.jit.script compiles the functions of `fallback` in place of these.
-for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm, rms_norm_add, layer_norm_add, rms_norm_add_rms_norm):
+for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm, rms_norm_add, layer_norm_add, rms_norm_add_rms_norm, rms_norm_gated):
     _function.__prepare_scriptable__ = functools.partial(getattr, fallback, _function.__name__)

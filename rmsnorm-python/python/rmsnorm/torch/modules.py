@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .functional import add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add
+from .functional import add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_gated
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -110,3 +110,33 @@ class LayerNormAdd(LayerNorm):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + norm(x)."""
         return layer_norm_add(x, residual, weight=self.weight, bias=self.bias, eps=self.eps, normalized_shape=self.normalized_shape)
+
+
+class RMSNormGated(RMSNorm):
+    """`y = norm(x, gate)`: `rms_norm_gated`, with its options, the other arguments of `RMSNorm` and its state
+    dict: that of `Qwen3NextRMSNormGated`, `MambaRMSNormGated` and `Zamba2RMSNormGated` of transformers and
+    of FLA's and mamba_ssm's gated norms.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.RMSNormGated(2, eps=0.0, activation="sigmoid")(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]])).detach()
+    tensor([[0.4243, 0.8271]])
+    """
+
+    def __init__(self, normalized_shape, eps: float | None = None, activation: str = "silu", *, norm_before_gate: bool = True,
+                 groups: int = 1, elementwise_affine: bool = True, device=None, dtype=None, weight_offset: float = 0.0,
+                 cast_before_weight: bool = False):
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, weight_offset=weight_offset,
+                         cast_before_weight=cast_before_weight)
+        self.activation, self.norm_before_gate, self.groups = activation, norm_before_gate, groups
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """y, with the shape and dtype of x: (..., *normalized_shape). Without a gate, the norm alone."""
+        return rms_norm_gated(x, gate, self.weight, self.eps, activation=self.activation, norm_before_gate=self.norm_before_gate,
+                              groups=self.groups, normalized_shape=self.normalized_shape, weight_offset=self.weight_offset,
+                              cast_before_weight=self.cast_before_weight)
+
+    def extra_repr(self) -> str:
+        """The arguments, as shown by `print(module)`."""
+        extra = f"{super().extra_repr()}, activation={self.activation!r}"
+        extra += "" if self.norm_before_gate else ", norm_before_gate=False"
+        return extra + (f", groups={self.groups}" if self.groups != 1 else "")

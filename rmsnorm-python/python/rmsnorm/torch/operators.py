@@ -34,7 +34,9 @@ parameter_names = {name: [one.name for one in overload._schema.arguments] for na
 result_names = {name: [one.name for one in overload._schema.returns] for name, overload in _overloads.items()}
 #: The tensors that a forward call may have, and its results, in the order of this package's
 #: functions.
-FORWARD_TENSORS = "x", "residual", "weight", "bias", "next_weight", "next_bias"
+FORWARD_TENSORS = "x", "residual", "gate", "weight", "bias", "next_weight", "next_bias"
+#: Those that have the rows of x; the others are parameters.
+ROWS = FORWARD_TENSORS[:3]
 FORWARD_RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
 #: The operators, and their builtin functions: one Python call less, but invisible to tracers.
 ops = types.SimpleNamespace(**_overloads)
@@ -52,19 +54,21 @@ def _fake(operator, *args):
 
 def is_needed(name, given):
     """Whether a call with these arguments, by name, has the result. The statistics of a next norm
-    come with its y."""
+    come with its y, and an RMS norm has no mean."""
+    if name == "mean" and not given.get("is_layer", True):
+        return False
     return given.get(f"need_{'y' if name.startswith('next_') else name}", True)
 
 
 def _fake_result(name, given):
     """A result of that name, for arguments by name."""
-    x, residual, weight = given["x"], given.get("residual"), given.get("weight")
+    x, residual, parameters = given["x"], given.get("residual"), (given.get("weight"), given.get("bias"))
     main = given.get("dy", x)
     shape, dtype = main.shape, main.dtype
     if name in ("mean", "rstd", "next_mean", "next_rstd"):
-        shape, dtype = x.shape[:-1], torch.float32
+        shape, dtype = checks.statistics_shape(x, given.get("groups", 1)), torch.float32
     elif name in ("dweight", "dbias"):
-        shape, dtype = x.shape[-1:], torch.float32 if weight is None else weight.dtype
+        shape, dtype = x.shape[-1:], next((one.dtype for one in parameters if one is not None), torch.float32)
     elif name == "dresidual":
         dtype = x.dtype
     elif name == "residual_out":
@@ -91,9 +95,12 @@ for _name in parameter_names:
     torch.library.register_fake(f"rmsnorm::{_name}", functools.partial(_fake, _name), lib=_library)
 
 
-def forward(ops, form, x, residual, weight, bias, next_weight, next_bias):
+def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
     """The `FORWARD_RESULTS` of these operators; those that the call does not have are None."""
-    is_layer, eps, *options, residual_after, has_next = form
+    is_layer, eps, *options, residual_after, has_next, _, _, _ = form
+    if not form.is_plain:
+        y, h, mean, rstd = ops.norm(x, residual, gate, weight, bias, eps, *options, *_general_options(form))
+        return y, None if residual is None else h, mean if is_layer else None, rstd, None, None
     if residual_after:
         mean = next_mean = None
         if is_layer:
@@ -112,6 +119,18 @@ def forward(ops, form, x, residual, weight, bias, next_weight, next_bias):
         return y, h, None, rstd, None, None
     y, rstd = ops.rms_norm(x, weight, eps, *options)
     return y, None, None, rstd, None, None
+
+
+def _general_options(form):
+    """The options of `norm` and `norm_backward` that other operators do not have."""
+    return form.is_layer, form.activation == "sigmoid", form.gate_before, form.groups
+
+
+def general_gradients(ops, form, needs, dy, x, gate, weight, bias, mean, rstd, dh):
+    """(dx, dgate, dweight, dbias, dresidual) of a norm with a gate or groups; gradients that are not
+    needed have no elements. needs: of all except dx."""
+    bias = None if gate is None or form.gate_before else bias
+    return ops.norm_backward(dy, x, gate, weight, bias, mean, rstd, dh, form.weight_offset, *_general_options(form), *needs)
 
 
 def gradients(ops, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):

@@ -65,14 +65,14 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
 def _refuse(x, residual, weight, eps, weight_offset, cast_before_weight, scale):
     """Raises an error of the kernels as a Python exception."""
     form = Form(False, 0.0 if eps is None else eps, weight_offset, cast_before_weight)
-    checks.arguments(form, x, residual, weight, None, None, None)
+    checks.arguments(form, x, residual, None, weight, None, None, None)
     if scale is not None and not isinstance(scale, Tensor):
         raise TypeError(f"scale: expected a torch.Tensor, got {type(scale).__name__}; pass torch.tensor([scale])")
     if scale is not None:
         checks.devices({"scale": scale}, x)
     if scale is not None and (scale.numel() != 1 or scale.dtype != torch.float32):
         raise ValueError(f"scale: expected one element of float32, got the shape {list(scale.shape)} of {scale.dtype}")
-    if not _takes(x, residual, weight, None):
+    if not _takes(x, residual, None, weight):
         dtypes = ", ".join(f"{name} {tensor.dtype}" for name, tensor in dict(x=x, residual=residual, weight=weight).items() if tensor is not None)
         raise NotImplementedError("x: quantized norms support float32, float16 and bfloat16 on the CPU and CUDA, with residual and "
                                   f"weight of the dtype of x or float32; got {dtypes} on {x.device}; convert them")

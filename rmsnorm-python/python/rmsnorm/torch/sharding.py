@@ -5,7 +5,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-from .operators import FORWARD_TENSORS, is_needed, ops, parameter_names, result_names
+from .operators import FORWARD_TENSORS, ROWS, is_needed, ops, parameter_names, result_names
 
 _MODULE = "torch.distributed.tensor"
 
@@ -29,7 +29,7 @@ def _rule(operator):
         for rows, sums in _placements(main):
             results = [sums if name in ("dweight", "dbias") else rows for name in result_names[operator]]
             needed = [is_needed(name, given) for name in result_names[operator]]
-            inputs = [Replicate() if name in FORWARD_TENSORS[2:] else rows for name in given]
+            inputs = [Replicate() if name in FORWARD_TENSORS[len(ROWS):] else rows for name in given]
             are_tensors = [value is not None and not isinstance(value, (bool, int, float)) for value in given.values()]
             found.append(([placed if is_needed else Replicate() for placed, is_needed in zip(results, needed)],
                           [placed if is_tensor else None for placed, is_tensor in zip(inputs, are_tensors)]))
