@@ -333,8 +333,7 @@ impl Judge<'_> {
             let elements = elements(self.shape, &rows);
             let (dy, x) = (self.values(tensors::SECOND, elements.clone()), self.values(tensors::X, elements.clone()));
             let (z, bias) = (self.values(tensors::GATE, elements), self.vector(tensors::BIAS));
-            let statistics = rows.start * self.groups()..rows.end * self.groups();
-            let (mean, rstd) = (&mean[statistics.clone()], &rstd[statistics]);
+            let (mean, rstd) = (&mean[self.statistics(&rows)], &rstd[self.statistics(&rows)]);
             let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
             let gated = self.gated(&z).map(|gated| (gated, self.tensors.has(Tensor::Bias).then_some(&*bias)));
             let truth = self.gradients(&self.spec(&rows), &inputs, gated);
@@ -424,6 +423,11 @@ impl Judge<'_> {
         spec(self.operation, self.shape).groups
     }
 
+    /// The elements of some rows in `mean` and `rstd`.
+    fn statistics(&self, rows: &Range<usize>) -> Range<usize> {
+        rows.start * self.groups()..rows.end * self.groups()
+    }
+
     /// The number of wrong elements in some rows of outputs. A pair is (the tensor with whose
     /// bounds it is checked, the output). Outputs that the operation does not have are skipped.
     fn wrong_rows(
@@ -438,8 +442,8 @@ impl Judge<'_> {
 
     /// Downloads some rows of a matrix or of statistics.
     fn rows_of(&self, tensor: Tensor, rows: &Range<usize>) -> Result<Bits, Error> {
-        let statistics = rows.start * self.groups()..rows.end * self.groups();
-        let elements = if tensor.shape() == TensorShape::Rows { statistics } else { elements(self.shape, rows) };
+        let is_statistic = tensor.shape() == TensorShape::Rows;
+        let elements = if is_statistic { self.statistics(rows) } else { elements(self.shape, rows) };
         self.results.part(self.operation, tensor, elements)
     }
 
