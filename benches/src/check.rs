@@ -332,7 +332,7 @@ impl Judge<'_> {
         for rows in judged_rows(self.shape) {
             let elements = elements(self.shape, &rows);
             let (dy, x) = (self.values(tensors::SECOND, elements.clone()), self.values(tensors::X, elements.clone()));
-            let (z, bias) = (self.values(tensors::GATE, elements), self.vector(tensors::BIAS));
+            let (z, bias) = (self.of_gate(elements), self.vector(tensors::BIAS));
             let (mean, rstd) = (&mean[self.statistics(&rows)], &rstd[self.statistics(&rows)]);
             let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
             let gated = self.gated(&z).map(|gated| (gated, self.tensors.has(Tensor::Bias).then_some(&*bias)));
@@ -352,7 +352,8 @@ impl Judge<'_> {
         let count = (JUDGED_TERMS / rows).clamp(2, cols.max(2)).min(cols);
         let columns = || (0..count).map(move |i| i * (cols - 1) / (count - 1).max(1));
         let gather = |tensor| self.values(tensor, (0..rows).flat_map(|row| columns().map(move |col| row * cols + col)));
-        let (dy, x, z) = (gather(tensors::SECOND), gather(tensors::X), gather(tensors::GATE));
+        let (dy, x) = (gather(tensors::SECOND), gather(tensors::X));
+        let z = if self.operation.form.has_gate() { gather(tensors::GATE) } else { Vec::new() };
         let of_columns = |values: &[f64]| -> Vec<f64> {
             let groups = || columns().map(|col| col * self.groups() / cols);
             values.chunks(self.groups()).flat_map(|row| groups().map(|group| row[group])).collect()
@@ -389,6 +390,11 @@ impl Judge<'_> {
         let inputs = ForwardInputs { x, residual, weight: Some(weight), bias: bias.as_deref() };
         let gated = gate.as_deref().and_then(|z| self.gated(z));
         ForwardTruth::gated(&self.spec(rows), inputs, gated, self.dtype, sum.as_deref(), self.model())
+    }
+
+    /// These elements of the gate, if the operation has one.
+    fn of_gate(&self, elements: Range<usize>) -> Vec<f64> {
+        if self.operation.form.has_gate() { self.values(tensors::GATE, elements) } else { Vec::new() }
     }
 
     /// The gate of the operation, with these values.
