@@ -3,7 +3,7 @@
 //!
 //! The library has no shapes, only lengths, so the errors of shapes are here.
 
-use rmsnorm_core::{DType, Gate, NormSpec, Slot};
+use rmsnorm_core::{DType, NormSpec};
 
 use super::quantize::Quantize;
 use super::settings::Settings;
@@ -104,15 +104,11 @@ impl<'a> Request<'a> {
                 x.shape
             ));
         }
-        let spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
+        let mut spec = NormSpec::new(settings.norm, count(&batch_shape)?, count(&norm_shape)?, settings.eps)
             .weight_offset(settings.weight_offset)
             .cast_order(settings.cast_order)
             .groups(settings.groups);
-        let spec = match settings.gate {
-            Some(Gate { activation, slot: Slot::After }) => spec.gate_after(activation),
-            Some(Gate { activation, slot: Slot::Before }) => spec.gate_before(activation),
-            None => spec,
-        };
+        spec.gate = settings.gate;
         let quantize = settings.quantize.map(|quantize| quantize.for_shape(spec.rows, spec.cols)).transpose()?;
         if let Some(scale) = &scale {
             check_scale(scale)?;
