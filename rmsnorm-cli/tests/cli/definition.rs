@@ -10,7 +10,7 @@ use rmsnorm_core::conformance::Arithmetic;
 use rmsnorm_core::conformance::bounds::{Mode, Model, Statistics};
 use rmsnorm_core::conformance::testing::{BackwardTruth, Bits, ForwardTruth, Gated};
 use rmsnorm_core::reference::{BackwardInputs, ForwardInputs, round_to};
-use rmsnorm_core::{CastOrder, DType, Gate, GradReduction, Norm, NormSpec, Slot, Tensor as Role};
+use rmsnorm_core::{CastOrder, DType, Gate, GradReduction, Norm, NormSpec, Tensor as Role};
 
 use crate::support::{Tensor, Tensors};
 
@@ -33,15 +33,11 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
         (&inputs.tensors["x"], input(Role::Residual), input(Role::Weight), input(Role::Bias));
     let norm_shape = weight.or(bias).map_or(&x.shape[x.shape.len() - 1..], |tensor| &tensor.shape);
     let batch_shape = &x.shape[..x.shape.len() - norm_shape.len()];
-    let plain = NormSpec::new(inputs.norm, batch_shape.iter().product(), norm_shape.iter().product(), inputs.eps)
+    let mut spec = NormSpec::new(inputs.norm, batch_shape.iter().product(), norm_shape.iter().product(), inputs.eps)
         .weight_offset(inputs.weight_offset)
         .cast_order(inputs.cast_order)
         .groups(inputs.groups);
-    let spec = match inputs.gate {
-        Some(Gate { activation, slot: Slot::After }) => plain.gate_after(activation),
-        Some(Gate { activation, slot: Slot::Before }) => plain.gate_before(activation),
-        None => plain,
-    };
+    spec.gate = inputs.gate;
     let groups = (spec.groups > 1).then_some(spec.groups);
     let statistics_shape = &batch_shape.iter().copied().chain(groups).collect::<Vec<_>>()[..];
     let mut expected = vec![(Role::Y, x.dtype, &x.shape[..]), (Role::Rstd, DType::F32, statistics_shape)];
