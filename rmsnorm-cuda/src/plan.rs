@@ -47,7 +47,8 @@ pub(crate) use tuning::{
 };
 
 /// Tensors for which no program is compiled anew: those of every call; those whose address kernels
-/// test (all that forward saves, and the gradient of a gate); and those that follow from the kind of scale or belong to programs of their own.
+/// test (all that forward saves, and the gradient of a gate); and those that follow from the kind
+/// of scale or belong to programs of their own.
 const NO_OPTIONS: TensorSet = TensorSet::of(&[
     Tensor::X,
     Tensor::Dy,
@@ -66,7 +67,8 @@ const NO_OPTIONS: TensorSet = TensorSet::of(&[
 
 /// The optional tensors that forward reads.
 const FORWARD: TensorSet = Direction::Forward.reads().difference(NO_OPTIONS);
-/// The optional tensors of backward, and of its statistics, to which the residual's gradient is added afterwards.
+/// The optional tensors of backward, and of its statistics, to which the residual's gradient is
+/// added afterwards.
 const BACKWARD: TensorSet = Direction::Backward.reads().union(Direction::Backward.writes()).difference(NO_OPTIONS);
 /// Nor does a bias, which a gate's gradient needs, belong to these.
 const BACKWARD_STATISTICS: TensorSet = Direction::Backward

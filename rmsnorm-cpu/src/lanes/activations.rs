@@ -1,5 +1,5 @@
-//! exp and the activations of gates: math.md, section 11. Only operations that round the same on every
-//! instruction set, so that the bits are the same, too.
+//! exp and the activations of gates: math.md, section 11. Only operations that round the same on
+//! every instruction set, so that the bits are the same, too.
 
 use rmsnorm_spec::Activation;
 
@@ -45,8 +45,8 @@ fn rounded<S: Simd>(values: S::Lanes) -> S::Lanes {
 #[inline(always)]
 fn sigmoids<S: Simd>(z: S::Lanes) -> [S::Lanes; 2] {
     let one = S::splat(1.0);
-    // Of -|z|, so that nothing overflows and small results keep their digits. A NaN keeps its sign, because the product
-    // of two different NaN depends on the order of operands.
+    // Of -|z|, so that nothing overflows and small results keep their digits. A NaN keeps its sign,
+    // because the product of two different NaN depends on the order of operands.
     let small = exp::<S>(S::select_negative(z, z, S::sub(S::splat(0.0), z)));
     let sum = S::add(one, small);
     [S::div(S::select_negative(z, small, one), sum), S::div(S::select_negative(z, one, small), sum)]
@@ -131,8 +131,8 @@ mod tests {
         (chunk << 10..=chunk << 10 | 0x3ff).map(f32::from_bits).collect()
     }
 
-    /// Neighbours of the limits of overflow, of subnormal results and of the ranges of powers of two:
-    /// the same number of f32 on either side.
+    /// Neighbours of the limits of overflow, of subnormal results and of the ranges of powers of
+    /// two: the same number of f32 on either side.
     fn about_limits() -> impl Iterator<Item = Vec<f32>> {
         let powers = (-151i16..130).map(|n| (f32::from(n) + 0.5) * std::f32::consts::LN_2);
         let limits = [88.722_84, 89.0, -87.336_55, -103.278_93, -103.972_08, -104.0, -1.278_46];

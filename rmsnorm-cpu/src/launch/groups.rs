@@ -1,4 +1,5 @@
-//! Calls with a gate, or with groups of columns: each group is a matrix with its own part of the vectors.
+//! Calls with a gate, or with groups of columns: each group is a matrix with its own part of the
+//! vectors.
 
 use rmsnorm_spec::Slot;
 

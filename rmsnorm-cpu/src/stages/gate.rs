@@ -1,5 +1,5 @@
-//! Gates after and before the norm: math.md, equations (19) to (21). Values of 16 bits are rounded only where the norm
-//! rounds: act(z) and its slope stay in f32.
+//! Gates after and before the norm: math.md, equations (19) to (21). Values of 16 bits are rounded
+//! only where the norm rounds: act(z) and its slope stay in f32.
 
 use rmsnorm_spec::{Activation, DType};
 
@@ -136,7 +136,8 @@ impl AfterNorm for Gate<'_> {
 pub(crate) struct Times<'r, A, T: Numbers> {
     affine: A,
     gate: RowOfGate<'r, T>,
-    /// The wider dtype of y and the weight, which the product with the weight is rounded to where x_hat is rounded.
+    /// The wider dtype of y and the weight, which the product with the weight is rounded to where
+    /// x_hat is rounded.
     product: DType,
 }
 
@@ -207,7 +208,8 @@ impl<G: AfterNorm, A: After> After for Then<G, A> {
     }
 }
 
-/// Either slot of backward: dy of a gate after the norm, or x of a gate before it, and the gradient of the gate.
+/// Either slot of backward: dy of a gate after the norm, or x of a gate before it, and the gradient
+/// of the gate.
 pub(crate) struct Pull<'a> {
     pub(crate) gated: Gated<'a>,
     pub(crate) dgate: Option<MatrixMut<'a>>,
@@ -252,8 +254,8 @@ impl<T: Numbers> RowOfPull<'_, T> {
         }
     }
 
-    /// The gradient of the values that were multiplied with act(z), from the gradient of the product. Stores that of the
-    /// gate: equations (20) and (21).
+    /// The gradient of the values that were multiplied with act(z), from the gradient of the
+    /// product. Stores that of the gate: equations (20) and (21).
     #[inline(always)]
     fn pulled<S: Simd, P: Piece>(
         &mut self,
