@@ -17,10 +17,14 @@ pub(crate) fn normalize<const D: usize>(
     let wide = wide(&[dtype, h.dtype(), weight.dtype(), bias_dtype]);
     let h = h.cast(wide);
     let centred = match spec.norm {
-        Norm::Rms => h,
+        Norm::Rms | Norm::L2 => h,
         Norm::Layer => h.clone() - h.mean_dim(D - 1),
     };
-    let var = centred.clone().square().mean_dim(D - 1);
+    let squares = centred.clone().square();
+    let var = match spec.norm {
+        Norm::Rms | Norm::Layer => squares.mean_dim(D - 1),
+        Norm::L2 => squares.sum_dim(D - 1),
+    };
     let x_hat = centred / (var + spec.eps).sqrt();
     let mut weight = weight.cast(wide);
     if spec.weight_offset != 0.0 {

@@ -110,6 +110,11 @@ impl<'a> Norm<'a> {
         Norm::new(NormParams::new(rmsnorm_core::Norm::Layer, eps))
     }
 
+    /// `x / sqrt(sum(x^2) + eps) * weight`, as in flash-linear-attention.
+    pub fn l2(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::L2, eps))
+    }
+
     pub(crate) fn new(params: NormParams) -> Self {
         let (bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None);
         Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }

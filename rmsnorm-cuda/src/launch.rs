@@ -10,7 +10,8 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
+    Access, AnyCall, AnyElement, Error, Norm, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor,
+    TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -157,7 +158,7 @@ fn enqueue_plan(
     params[Tensor::Workspace].data = workspace;
     set_call(&mut params, spec, problem)?;
     if let Some(half) = half {
-        params.inv_cols = inv_cols(half.whole_cols);
+        params.inv_cols = inv_cols(spec.norm, half.whole_cols);
     }
     params.workspace_of_group = plan.workspace.of_group as u64;
     params.chunks = plan.chunks;
@@ -184,14 +185,15 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     let cols = plan::group(problem).cols;
     params.cols = cols as u64;
     params.parts = problem.parts as u64;
-    params.inv_cols = inv_cols(cols);
+    params.inv_cols = inv_cols(spec.norm, cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     Ok(())
 }
 
-/// `1 / cols`, the factor that turns a sum over `cols` columns into an average.
-pub(crate) fn inv_cols(cols: usize) -> f32 {
-    (1.0 / cols as f64) as f32
+/// The factor that turns a sum over `cols` columns into an average: `1 / cols`, or 1 for L2 norm,
+/// which has sums.
+pub(crate) fn inv_cols(norm: Norm, cols: usize) -> f32 {
+    (1.0 / norm.divisor(cols) as f64) as f32
 }
 
 /// Sets the fields that describe FP8 values and scales.
@@ -308,7 +310,7 @@ pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, DTypes, Norm, RowGroups, Rows};
+    use rmsnorm_spec::{DType, DTypes, RowGroups, Rows};
 
     use super::*;
 

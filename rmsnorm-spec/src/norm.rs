@@ -14,17 +14,38 @@ pub enum Norm {
     /// Layer norm: the mean of each row is subtracted, then rows are divided by
     /// `sqrt(avg((x - mean)^2) + eps)`.
     Layer,
+    /// L2 norm: rows are divided by `sqrt(sum(x^2) + eps)`, as in flash-linear-attention. It is RMS
+    /// norm with sums in place of averages.
+    L2,
 }
 
 impl Norm {
-    /// Both kinds.
-    pub const ALL: [Norm; 2] = [Norm::Rms, Norm::Layer];
+    /// Every kind.
+    pub const ALL: [Norm; 3] = [Norm::Rms, Norm::Layer, Norm::L2];
 
-    /// The name used in test names, bench ids and files: `rms_norm` or `layer_norm`.
+    /// The two kinds that most models have. Benchmarks measure them unless others are chosen, and
+    /// tests draw from them where a list of calls has fixed names.
+    pub const USUAL: [Norm; 2] = [Norm::Rms, Norm::Layer];
+
+    /// The name used in test names, bench ids and files: `rms_norm`, `layer_norm` or `l2_norm`.
     pub const fn name(self) -> &'static str {
         match self {
             Norm::Rms => "rms_norm",
             Norm::Layer => "layer_norm",
+            Norm::L2 => "l2_norm",
+        }
+    }
+
+    /// What the sums over a row of `cols` elements are divided by, [math](crate::math), section 1:
+    /// `cols`, or 1 for L2 norm. With groups of columns, `cols` are those of a group.
+    /// ```
+    /// # use rmsnorm_spec::Norm;
+    /// assert_eq!([Norm::Rms, Norm::Layer, Norm::L2].map(|norm| norm.divisor(128)), [128, 128, 1]);
+    /// ```
+    pub const fn divisor(self, cols: usize) -> usize {
+        match self {
+            Norm::Rms | Norm::Layer => cols,
+            Norm::L2 => 1,
         }
     }
 
@@ -33,7 +54,7 @@ impl Norm {
     /// `wdy * x_hat`, and layer norm's of `wdy`, (17).
     pub const fn statistics_len(self, direction: Direction) -> usize {
         match (self, direction) {
-            (Norm::Rms, _) => 1,
+            (Norm::Rms | Norm::L2, _) => 1,
             (Norm::Layer, Direction::Backward) => 2,
             (Norm::Layer, Direction::Forward | Direction::QuantizedForward) => 3,
         }
@@ -195,8 +216,8 @@ pub enum GradStore {
 /// A normalization of `rows` rows of `cols` elements, without the tensors.
 ///
 /// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other
-/// dimensions. Fields are public. Make a spec with [`rms`](Self::rms), [`layer`](Self::layer) or
-/// [`new`](Self::new), since fields may be added.
+/// dimensions. Fields are public. Make a spec with [`rms`](Self::rms), [`layer`](Self::layer),
+/// [`l2`](Self::l2) or [`new`](Self::new), since fields may be added.
 ///
 /// # Example
 /// A batch of 8 sequences of 512 tokens, with the norms of GPT-2 and of Gemma:
@@ -217,7 +238,7 @@ pub struct NormSpec {
     pub rows: usize,
     /// The length of a row, at least 1.
     pub cols: usize,
-    /// Added to the variance inside the root. Finite and not negative. It has no default, because
+    /// Added to the variance, or to L2 norm's sum, inside the root. Finite and not negative. It has no default, because
     /// models differ.
     pub eps: f32,
     /// Added to every weight in f32: 0 for most models, 1 for Gemma. No effect without a weight.
@@ -242,6 +263,19 @@ impl NormSpec {
     /// A layer norm over `rows` rows of `cols` elements.
     pub const fn layer(rows: usize, cols: usize, eps: f32) -> Self {
         NormSpec::new(Norm::Layer, rows, cols, eps)
+    }
+
+    /// An L2 norm over `rows` rows of `cols` elements: `x / sqrt(sum(x^2) + eps)`.
+    ///
+    /// # Example
+    /// The heads of queries and keys in a gated delta net:
+    /// ```
+    /// # use rmsnorm_spec::{Norm, NormSpec};
+    /// let heads = NormSpec::l2(512 * 16, 128, 1e-6);
+    /// assert_eq!((heads.norm, heads.norm.divisor(heads.cols)), (Norm::L2, 1));
+    /// ```
+    pub const fn l2(rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec::new(Norm::L2, rows, cols, eps)
     }
 
     /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default
@@ -326,7 +360,11 @@ mod tests {
     /// Each method sets its own field and leaves the others, in either order.
     #[test]
     fn methods_set_their_field_and_no_other() {
-        for (norm, spec) in [(Norm::Rms, NormSpec::rms(2, 3, 1e-6)), (Norm::Layer, NormSpec::layer(2, 3, 1e-6))] {
+        for (norm, spec) in [
+            (Norm::Rms, NormSpec::rms(2, 3, 1e-6)),
+            (Norm::Layer, NormSpec::layer(2, 3, 1e-6)),
+            (Norm::L2, NormSpec::l2(2, 3, 1e-6)),
+        ] {
             let expected = NormSpec {
                 norm,
                 rows: 2,

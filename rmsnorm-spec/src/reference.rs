@@ -36,9 +36,9 @@ pub struct ForwardInputs<'a> {
 pub struct ForwardOutputs {
     /// The normalized tensor: `x`, or the rounded sum with the residual. (rows, cols)
     pub h: Vec<f64>,
-    /// 0 for RMS norm. (rows, groups)
+    /// 0 for all but layer norm. (rows, groups)
     pub mean: Vec<f64>,
-    /// (rows, groups)
+    /// The average of the squares, or L2 norm's sum of them. (rows, groups)
     pub var: Vec<f64>,
     /// (rows, groups)
     pub rstd: Vec<f64>,
@@ -61,12 +61,13 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
         });
     }
     let width = spec.cols / spec.groups;
+    let divisor = spec.norm.divisor(width) as f64;
     for (group, h) in out.h.chunks(width).enumerate() {
         let mean = match spec.norm {
-            Norm::Rms => 0.0,
-            Norm::Layer => average(h.iter().copied()),
+            Norm::Rms | Norm::L2 => 0.0,
+            Norm::Layer => h.iter().sum::<f64>() / divisor,
         };
-        let var = average(h.iter().map(|h| (h - mean) * (h - mean)));
+        let var = h.iter().map(|h| (h - mean) * (h - mean)).sum::<f64>() / divisor;
         let rstd = 1.0 / (var + f64::from(spec.eps)).sqrt();
         out.mean.push(mean);
         out.var.push(var);
@@ -188,7 +189,7 @@ pub struct BackwardInputs<'a> {
     pub x: &'a [f64],
     /// (cols)
     pub weight: Option<&'a [f64]>,
-    /// (rows, groups); all zeros for RMS norm
+    /// (rows, groups); all zeros for all but layer norm
     pub mean: &'a [f64],
     /// (rows, groups)
     pub rstd: &'a [f64],
@@ -199,9 +200,9 @@ pub struct BackwardInputs<'a> {
 /// The results of a backward pass, before the rounding to their storage types.
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOutputs {
-    /// `avg(wdy)`, 0 for RMS norm. (rows, groups)
+    /// `avg(wdy)`, 0 for all but layer norm. (rows, groups)
     pub mean_wdy: Vec<f64>,
-    /// `avg(wdy * x_hat)`. (rows, groups)
+    /// `avg(wdy * x_hat)`, or L2 norm's sum. (rows, groups)
     pub mean_wdy_xhat: Vec<f64>,
     /// (rows, cols)
     pub dx: Vec<f64>,
@@ -214,6 +215,7 @@ pub struct BackwardOutputs {
 /// Equations (7) to (12).
 pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs {
     let (cols, width) = (spec.cols, spec.cols / spec.groups);
+    let divisor = spec.norm.divisor(width) as f64;
     let mut out = BackwardOutputs { dweight: vec![0.0; cols], dbias: vec![0.0; cols], ..BackwardOutputs::default() };
     for group in 0..spec.rows * spec.groups {
         let (mean, rstd) = (inputs.mean[group], inputs.rstd[group]);
@@ -223,10 +225,10 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
         let wdy = |i: usize| dy(i) * effective_weight(spec, inputs.weight, first_col + i);
 
         let mean_wdy = match spec.norm {
-            Norm::Rms => 0.0,
-            Norm::Layer => average((0..width).map(wdy)),
+            Norm::Rms | Norm::L2 => 0.0,
+            Norm::Layer => (0..width).map(wdy).sum::<f64>() / divisor,
         };
-        let mean_wdy_xhat = average((0..width).map(|i| wdy(i) * x_hat(i)));
+        let mean_wdy_xhat = (0..width).map(|i| wdy(i) * x_hat(i)).sum::<f64>() / divisor;
         out.mean_wdy.push(mean_wdy);
         out.mean_wdy_xhat.push(mean_wdy_xhat);
 
@@ -308,11 +310,6 @@ pub fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> 
     weight.map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset))
 }
 
-fn average(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len() as f64;
-    values.sum::<f64>() / count
-}
-
 /// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives
 /// an infinity.
 pub fn round_to(value: f64, dtype: DType) -> f64 {
@@ -386,7 +383,7 @@ mod tests {
             (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
         };
         let (dy, dsum) = (values(1, rows * cols), values(2, rows * cols));
-        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+        for spec in Norm::ALL.map(|norm| NormSpec::new(norm, rows, cols, 0.01)) {
             let alone = spec.weight_offset(0.5);
             let spec = alone.residual_after();
             let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
@@ -485,7 +482,7 @@ mod tests {
             (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
         };
         let dy = values(1, rows * cols);
-        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+        for spec in Norm::ALL.map(|norm| NormSpec::new(norm, rows, cols, 0.01)) {
             for (activation, is_before) in Activation::ALL.into_iter().flat_map(|each| [(each, false), (each, true)]) {
                 let spec = spec.weight_offset(0.5);
                 let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));

@@ -256,8 +256,8 @@ impl Painter<'_> {
         let dtype = case.dtypes.activation;
         match case.family {
             Family::Randn | Family::CorrDy => z,
-            Family::NearEps => z * f64::from(case.eps).sqrt(),
-            Family::Large => z * if dtype == DType::F16 { 1.5e3 } else { 3e6 },
+            Family::NearEps => z * self.near_eps(),
+            Family::Large => z * self.large(),
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
             Family::ShiftedHi => z + [3000.0, 500.0, 64.0][dtype as usize],
             Family::PosDy => z.abs() + 0.25,
@@ -280,6 +280,24 @@ impl Painter<'_> {
             },
             Family::Subnormal => self.subnormal(dtype, z, col),
             Family::Nonfinite => self.nonfinite(dtype, z, row, col),
+        }
+    }
+
+    /// The deviation of an element where the term that eps is added to is about eps.
+    fn near_eps(&self) -> f64 {
+        let &Case { norm, eps, .. } = self.case;
+        (f64::from(eps) / (self.case.width() / norm.divisor(self.case.width())) as f64).sqrt()
+    }
+
+    /// A deviation far from overflow. L2 norm has no average to bring its sum of squares down: where
+    /// no gate multiplies x, that is about 2^-4 of the sum that is still judged.
+    fn large(&self) -> f64 {
+        let case = self.case;
+        let is_huge = case.norm == Norm::L2 && case.kind.gate() != Some(Slot::Before);
+        match case.dtypes.activation {
+            DType::F16 => 1.5e3,
+            DType::F32 | DType::Bf16 if is_huge => 3e18 / (case.width() as f64).sqrt(),
+            DType::F32 | DType::Bf16 => 3e6,
         }
     }
 
@@ -357,7 +375,7 @@ impl Painter<'_> {
     fn residual(&self, row: usize, col: usize) -> f64 {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
-            Family::NearEps => z * f64::from(self.case.eps).sqrt(),
+            Family::NearEps => z * self.near_eps(),
             // After the norm, the sum does not enter h; with zeros all values would be zero.
             Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families need exact values of h.

@@ -293,13 +293,13 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
         match found {
             Some(found) => found.mean_wdy_and_wdy_xhat(self.norm, r),
             None => {
-                let ([wdy, products], cols) = (self.sums::<S>(), self.cols as f32);
-                [wdy / cols, products / cols]
+                let ([wdy, products], divisor) = (self.sums::<S>(), self.norm.divisor(self.cols) as f32);
+                [wdy / divisor, products / divisor]
             }
         }
     }
 
-    /// The sums of `wdy` (0 for RMS norm), equation (7), and of `wdy * x_hat`: equation (17).
+    /// The sums of `wdy` (0 for all but layer norm), equation (7), and of `wdy * x_hat`: equation (17).
     #[inline(always)]
     pub(super) fn sums<S: Simd>(&mut self) -> [f32; 2] {
         lanes::sum_up!(S, self.cols, piece => {

@@ -64,7 +64,7 @@ impl NormParams {
         NormSpec { weight_offset, residual_placement, gate, groups, ..spec }
     }
 
-    /// `rms_norm`, `layer_norm`.
+    /// The norm's [`name`](Norm::name).
     pub const fn name(&self) -> &'static str {
         self.norm.name()
     }

@@ -8,6 +8,7 @@ use super::gradients::Gradients;
 use super::rows::BackwardRow;
 use super::tensors::Tensors;
 use crate::case::groups::GroupBug;
+use crate::case::l2::L2Bug;
 use crate::pieces;
 use crate::pieces::gate::GateBug;
 use crate::run::memory::round;
@@ -90,7 +91,7 @@ impl<'c> BackwardKernel<'c> {
         let weight = |col: usize| self.weight[self.call.affine_col(first_col + col)];
         let wdy: Vec<f32> = of_dx.iter().enumerate().map(|(col, dy)| dy * weight(col)).collect();
         let mean_wdy = match self.call.spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
         let mut row = Row { index, first_col, given, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
@@ -111,7 +112,11 @@ impl<'c> BackwardKernel<'c> {
 
     fn average(&self, terms: &[f32], accumulator: DType) -> f32 {
         let cols = if self.call.has(GroupBug::DividedByCols) { self.call.spec.cols } else { self.call.width() };
-        let divisor = if self.call.has(NormBug::BwdNPadded8) { cols.next_multiple_of(8) } else { cols };
+        let divisor = match self.call.bug() {
+            Some(NormBug::BwdNPadded8) => cols.next_multiple_of(8),
+            Some(_) | None if self.call.has(L2Bug::BackwardAverages) => cols,
+            Some(_) | None => self.call.spec.norm.divisor(cols),
+        };
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
     }
 

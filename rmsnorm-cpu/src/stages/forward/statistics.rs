@@ -96,7 +96,7 @@ impl Statistic for Elsewhere {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Statistics {
-    /// 0 for RMS norm: subtracting it costs less than a branch.
+    /// 0 for all but layer norm: subtracting it costs less than a branch.
     pub(crate) mean: f32,
     pub(crate) rstd: f32,
 }
@@ -113,12 +113,12 @@ impl Statistics {
     pub(super) fn of<S: Simd, H: Source>(row: &mut H, call: &Call) -> Self {
         let (norm, cols, eps) = (call.spec.norm, call.spec.cols, call.spec.eps);
         let sum = match (H::IS_LONG, norm) {
-            (true, _) => sum_of::<S, H>(row, cols, norm == Norm::Rms),
-            (false, Norm::Rms) => sum_of::<S, H>(row, cols, true),
+            (true, _) => sum_of::<S, H>(row, cols, norm != Norm::Layer),
+            (false, Norm::Rms | Norm::L2) => sum_of::<S, H>(row, cols, true),
             (false, Norm::Layer) => sum_of::<S, H>(row, cols, false),
         };
         match norm {
-            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(sum / cols as f32, eps) },
+            Norm::Rms | Norm::L2 => Statistics { mean: 0.0, rstd: rstd_of(sum / norm.divisor(cols) as f32, eps) },
             Norm::Layer => {
                 let Moments { mean, var, .. } = Moments::of::<S>(row, cols, sum);
                 Statistics { mean, rstd: rstd_of(var, eps) }
