@@ -323,7 +323,7 @@ impl Judge<'_> {
         let count = self.shape.rows * self.groups();
         let rstd = self.results.part(self.operation, Tensor::Rstd, 0..count)?.values();
         let mean = match self.operation.norm {
-            Norm::Rms | Norm::L2 => vec![0.0; count],
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => vec![0.0; count],
             Norm::Layer => self.results.part(self.operation, Tensor::Mean, 0..count)?.values(),
         };
         let weight = self.vector(tensors::WEIGHT);
@@ -510,7 +510,7 @@ mod tests {
                 // A gate before the norm has no residual.
                 Form::GateBefore | Form::GateBeforeGroups => vec![Op::Forward, Op::Backward],
             };
-            Operation::product(&Norm::USUAL, &ops, &[form], &[GradReduction::Partials])
+            Operation::product(&Norm::ALL, &ops, &[form], &[GradReduction::Partials])
         };
         let divides = |form: &Form| cols.is_multiple_of(form.of(NormSpec::rms(1, cols, 0.0)).groups);
         Form::ALL.into_iter().filter(divides).flat_map(of_form).collect()

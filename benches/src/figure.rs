@@ -43,6 +43,7 @@ impl Subject {
         let norm = match self.norm.as_str() {
             "rms_norm" => "RMS",
             "l2_norm" => "L2",
+            "l2_norm_clamped" => "clamped L2",
             "layer_norm" => "LayerNorm",
             other => other,
         };

@@ -136,7 +136,7 @@ impl Operation {
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
         // Weight and rstd; for layer norm also bias and mean.
         let vectors = match self.norm {
-            Norm::Rms | Norm::L2 => norms,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => norms,
             Norm::Layer => 2 * norms,
         };
         // Backward reads no bias, and writes a gradient for each parameter: one vector more than

@@ -284,7 +284,7 @@ fn judge(backend: &CpuBackend, name: &str, row: &[f32]) {
         // The center of the squares is within an eighth of the deviation, or a rounded mean; the
         // rest comes from the sum of the deviations.
         let (of_mean, off) = match norm {
-            Norm::Rms | Norm::L2 => (0.0, 0.0),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => (0.0, 0.0),
             Norm::Layer => {
                 let off = (var.sqrt() / 8.0).max(U * mean.abs());
                 (1.01 * U * mean.abs() + (depth + 3.0) * U * (var.sqrt() + off), off)

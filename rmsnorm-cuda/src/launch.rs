@@ -10,8 +10,8 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, Norm, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor,
-    TensorShape,
+    Access, AnyCall, AnyElement, Direction, Error, Norm, NormBackend, NormSpec, Problem, Span, Statistics, Storage,
+    Tensor, TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -179,7 +179,10 @@ fn enqueue_plan(
 /// # Errors
 /// `Unsupported` if rows are grouped and there are 2^32 or more.
 pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) -> Result<(), Error> {
-    params.eps = spec.eps;
+    params.eps = match problem.direction {
+        Direction::Forward | Direction::QuantizedForward => spec.norm.inside_root(spec.eps),
+        Direction::Backward => spec.eps,
+    };
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
     let cols = plan::group(problem).cols;
@@ -190,8 +193,8 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     Ok(())
 }
 
-/// The factor that turns a sum over `cols` columns into an average: `1 / cols`, or 1 for L2 norm,
-/// which has sums.
+/// The factor that turns a sum over `cols` columns into an average: `1 / cols`, or 1 for L2 norms,
+/// which have sums.
 pub(crate) fn inv_cols(norm: Norm, cols: usize) -> f32 {
     (1.0 / norm.divisor(cols) as f64) as f32
 }

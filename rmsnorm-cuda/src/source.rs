@@ -219,7 +219,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -236,6 +236,8 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
         ("IS_SPLIT", (program == Program::BackwardSplit).into()),
         ("IS_QUANTIZED", quant.is_some().into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
+        ("IS_CLAMPED", (norm == Norm::L2Clamped).into()),
+        ("CLAMPED_FROM", Norm::CLAMPED_FROM.to_bits()),
         ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),

@@ -185,8 +185,8 @@ impl Program {
             norm: match problem.norm {
                 // L2 norm differs in a number that kernels get.
                 Norm::Rms | Norm::L2 => Norm::Rms,
-                Norm::Layer if self.is_reduction => Norm::Rms,
-                Norm::Layer => Norm::Layer,
+                Norm::Layer | Norm::L2Clamped if self.is_reduction => Norm::Rms,
+                Norm::Layer | Norm::L2Clamped => problem.norm,
             },
             dtypes: self.dtypes(problem, tensors),
             gradient: if stores_gradients { gradient(problem) } else { problem.dtypes.activation },
@@ -361,6 +361,17 @@ mod tests {
         assert_eq!(program.key(&backward(&[Tensor::Bias])).tensors, TensorSet::NONE);
         assert_eq!(program.key(&backward(&[Tensor::Bias, Tensor::Dgate])).tensors, program.optional);
         assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
+    }
+
+    /// L2 norm is RMS norm with another factor. The clamped one has code of its own.
+    #[test]
+    fn a_key_has_the_norm_whose_code_a_call_runs() {
+        let problem = |norm| Problem::forward(norm, 2, 3, DType::F16, &[Tensor::Weight]);
+        assert_eq!(
+            Norm::ALL.map(|norm| FORWARD.key(&problem(norm)).norm),
+            [Norm::Rms, Norm::Layer, Norm::Rms, Norm::L2Clamped]
+        );
+        assert_eq!(FORWARD.key(&problem(Norm::L2)), FORWARD.key(&problem(Norm::Rms)));
     }
 
     #[test]

@@ -537,7 +537,7 @@ fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R:
     match (spec.norm, &args.mean, &args.rstd) {
         (_, _, None) => missing("rstd", "codes_columnwise is computed from it: pass rstd(..)"),
         (Norm::Layer, None, Some(_)) => missing("mean", "codes_columnwise is computed from it: pass mean(..)"),
-        (Norm::Rms | Norm::L2, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
+        (Norm::Rms | Norm::L2 | Norm::L2Clamped, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
     }
 }
 
@@ -570,6 +570,10 @@ fn problem(
 fn check_spec(spec: &NormSpec) -> Result<(), Error> {
     if !(spec.eps.is_finite() && spec.eps >= 0.0) {
         return Err(Error::InvalidEps { got: spec.eps });
+    }
+    if !spec.norm.takes_eps(spec.eps) {
+        let rule = format!("of {} it must be {}, got {:e}", spec.norm.name(), spec.norm.eps_rule(), spec.eps);
+        return Err(Error::InvalidArgument { arg: "eps", rule });
     }
     if !spec.weight_offset.is_finite() {
         return Err(Error::InvalidWeightOffset { got: spec.weight_offset });
@@ -777,7 +781,7 @@ fn forbid_mean(spec: &NormSpec, arg: &'static str, has_mean: bool) -> Result<(),
     let unexpected = |why| if has_mean { Err(Error::Unexpected { arg, why }) } else { Ok(()) };
     match spec.norm {
         Norm::Rms => unexpected("rms norm does not remove the mean"),
-        Norm::L2 => unexpected("l2 norm does not remove the mean"),
+        Norm::L2 | Norm::L2Clamped => unexpected("l2 norm does not remove the mean"),
         Norm::Layer => Ok(()),
     }
 }

@@ -64,11 +64,16 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
     let divisor = spec.norm.divisor(width) as f64;
     for (group, h) in out.h.chunks(width).enumerate() {
         let mean = match spec.norm {
-            Norm::Rms | Norm::L2 => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => h.iter().sum::<f64>() / divisor,
         };
         let var = h.iter().map(|h| (h - mean) * (h - mean)).sum::<f64>() / divisor;
-        let rstd = 1.0 / (var + f64::from(spec.eps)).sqrt();
+        let eps = f64::from(spec.eps);
+        let rstd = match spec.norm {
+            Norm::Rms | Norm::Layer | Norm::L2 => 1.0 / (var + eps).sqrt(),
+            // NaN stays.
+            Norm::L2Clamped => 1.0 / (if var < eps * eps { eps * eps } else { var }).sqrt(),
+        };
         out.mean.push(mean);
         out.var.push(var);
         out.rstd.push(rstd);
@@ -202,7 +207,7 @@ pub struct BackwardInputs<'a> {
 pub struct BackwardOutputs {
     /// `avg(wdy)`, 0 for all but layer norm. (rows, groups)
     pub mean_wdy: Vec<f64>,
-    /// `avg(wdy * x_hat)`, or L2 norm's sum. (rows, groups)
+    /// `avg(wdy * x_hat)`, or L2 norm's sum; 0 where the norm was clamped. (rows, groups)
     pub mean_wdy_xhat: Vec<f64>,
     /// (rows, cols)
     pub dx: Vec<f64>,
@@ -225,10 +230,11 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
         let wdy = |i: usize| dy(i) * effective_weight(spec, inputs.weight, first_col + i);
 
         let mean_wdy = match spec.norm {
-            Norm::Rms | Norm::L2 => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => (0..width).map(wdy).sum::<f64>() / divisor,
         };
-        let mean_wdy_xhat = (0..width).map(|i| wdy(i) * x_hat(i)).sum::<f64>() / divisor;
+        let mean_wdy_xhat =
+            if is_clamped(spec, rstd) { 0.0 } else { (0..width).map(|i| wdy(i) * x_hat(i)).sum::<f64>() / divisor };
         out.mean_wdy.push(mean_wdy);
         out.mean_wdy_xhat.push(mean_wdy_xhat);
 
@@ -303,6 +309,11 @@ pub fn round_to_code(value: f64, codes: CodeType) -> f64 {
     };
     let largest = f64::from(codes.largest());
     round_to_precision(value, precision, min_exponent).clamp(-largest, largest)
+}
+
+/// [`Norm::is_clamped`], from the exact product.
+pub fn is_clamped(spec: &NormSpec, rstd: f64) -> bool {
+    spec.norm == Norm::L2Clamped && rstd * f64::from(spec.eps) >= f64::from(Norm::CLAMPED_FROM)
 }
 
 /// The factor of a normalized column: `weight + weight_offset`, or 1 without a weight.
@@ -523,6 +534,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Rows of the norms 10, 5, 5/8 and 0, with a least norm of 5: where it is reached, rstd is a
+    /// constant.
+    #[test]
+    fn small_rows_of_the_clamped_norm_are_divided_by_eps() {
+        let (spec, x) = (NormSpec::l2_clamped(4, 2, 5.0), [6.0, 8.0, 3.0, 4.0, 0.375, 0.5, 0.0, 0.0]);
+        let out = forward(&spec, &ForwardInputs { x: &x, residual: None, weight: None, bias: None });
+        assert_eq!((out.rstd.clone(), out.var.clone()), (vec![0.1, 0.2, 0.2, 0.2], vec![100.0, 25.0, 0.390_625, 0.0]));
+        let (dy, mean, rstd) = (&[1.0; 8], &out.mean[..], &out.rstd[..]);
+        let inputs = BackwardInputs { dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let dx = backward(&spec, &inputs).dx;
+        let expected = [0.1 * (1.0 - 0.6 * 1.4), 0.1 * (1.0 - 0.8 * 1.4), 0.2, 0.2, 0.2, 0.2, 0.2, 0.2];
+        assert!(dx.iter().zip(expected).all(|(dx, expected)| (dx - expected).abs() < 1e-15), "{dx:?}");
+        let other = backward(&NormSpec::l2(4, 2, 5.0), &inputs).dx;
+        assert!(dx[..2] == other[..2] && dx[2] != other[2] && dx[6..] == other[6..]);
     }
 
     /// Rounding to bf16 first gives a tie between the codes 16 and 18; the exact value is 1/256

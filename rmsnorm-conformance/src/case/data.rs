@@ -256,7 +256,7 @@ impl Painter<'_> {
         let dtype = case.dtypes.activation;
         match case.family {
             Family::Randn | Family::CorrDy => z,
-            Family::NearEps => z * self.near_eps(),
+            Family::NearEps => z * self.near_eps(row),
             Family::Large => z * self.large(),
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
             Family::ShiftedHi => z + [3000.0, 500.0, 64.0][dtype as usize],
@@ -283,9 +283,13 @@ impl Painter<'_> {
         }
     }
 
-    /// The deviation of an element where the term that eps is added to is about eps.
-    fn near_eps(&self) -> f64 {
+    /// The deviation of an element where the term that eps is added to is about eps. For the clamped
+    /// L2 norm, one where the norm is below eps, or above it.
+    fn near_eps(&self, row: usize) -> f64 {
         let &Case { norm, eps, .. } = self.case;
+        if norm == Norm::L2Clamped {
+            return f64::from(eps) / (self.case.width() as f64).sqrt() * [0.25, 1.25, 0.8, 4.0][row % 4];
+        }
         (f64::from(eps) / (self.case.width() / norm.divisor(self.case.width())) as f64).sqrt()
     }
 
@@ -293,7 +297,7 @@ impl Painter<'_> {
     /// no gate multiplies x, that is about 2^-4 of the sum that is still judged.
     fn large(&self) -> f64 {
         let case = self.case;
-        let is_huge = case.norm == Norm::L2 && case.kind.gate() != Some(Slot::Before);
+        let is_huge = !Norm::USUAL.contains(&case.norm) && case.kind.gate() != Some(Slot::Before);
         match case.dtypes.activation {
             DType::F16 => 1.5e3,
             DType::F32 | DType::Bf16 if is_huge => 3e18 / (case.width() as f64).sqrt(),
@@ -375,7 +379,7 @@ impl Painter<'_> {
     fn residual(&self, row: usize, col: usize) -> f64 {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
-            Family::NearEps => z * self.near_eps(),
+            Family::NearEps => z * self.near_eps(row),
             // After the norm, the sum does not enter h; with zeros all values would be zero.
             Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families need exact values of h.

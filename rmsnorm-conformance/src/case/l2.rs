@@ -1,4 +1,4 @@
-//! Cases of L2 norm, whose sums over a row are not divided: math.md, section 1.
+//! Cases of the two L2 norms, whose sums over a row are not divided: math.md, section 1.
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec};
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
@@ -10,15 +10,20 @@ use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::selftest::planted::bugs;
 
 bugs! {
-    /// The bugs of L2 norm.
+    /// The bugs of the L2 norms.
     L2Bug:
-    DividedByCols "l2_divided_by_cols" L2 ANY_FORWARD "the sum of squares is divided by cols";
+    DividedByCols "l2_divided_by_cols" SUMMED ANY_FORWARD "the sum of squares is divided by cols";
     EpsOutside "l2_eps_outside" L2 ANY_FORWARD "eps is added to the root of the sum";
-    BackwardAverages "l2_backward_averages" L2 ANY_BACKWARD "the sum of wdy * x_hat is divided by cols";
+    BackwardAverages "l2_backward_averages" SUMMED ANY_BACKWARD "the sum of wdy * x_hat is divided by cols";
+    ClampIgnored "l2_clamp_ignored" CLAMPED ANY_FORWARD "a small norm is not raised to eps";
+    ClampAdds "l2_clamp_adds" CLAMPED ANY_FORWARD "the square of eps is added to the sum of squares";
+    ClampOfEps "l2_clamp_of_eps" CLAMPED ANY_FORWARD "the sum of squares is raised to eps, not to its square";
+    BackwardNotClamped "l2_backward_not_clamped" CLAMPED ANY_BACKWARD "backward differentiates the rstd of a clamped row";
+    BackwardClampedBeyond "l2_backward_clamped_beyond" CLAMPED ANY_BACKWARD "backward takes rows of up to twice the least norm as clamped";
 }
 
 /// The norms of the cases.
-const NORMS: [Norm; 1] = [Norm::L2];
+const NORMS: [Norm; 2] = [Norm::L2, Norm::L2Clamped];
 
 /// Row lengths: a few, those of heads, hidden sizes, a long one, and one that no chip holds.
 const COLS: [usize; 14] = [1, 2, 3, 5, 31, 64, 128, 129, 256, 1000, 4096, 4097, 17_920, 131_073];
@@ -57,7 +62,7 @@ const USUAL: TensorSet = TensorSet::of(&[
 /// The tensors of queries and keys: no weight.
 const BARE: TensorSet = TensorSet::of(&[Tensor::Rstd]);
 
-/// The cases of L2 norm.
+/// The cases of the L2 norms.
 pub(crate) const LISTS: Lists = Lists { smoke, core, drawn: |seed| drawn(seed ^ 0x12f0, 1000, draw), ..Lists::NONE };
 
 /// The kinds of the fixed lists.
@@ -75,7 +80,15 @@ fn is_good(case: &Case) -> bool {
 }
 
 fn plain(kind: Kind, norm: Norm, dtype: DType, (rows, cols): (usize, usize)) -> Case {
-    Case { present: USUAL, eps: 1e-6, ..Case::plain(kind, norm, dtype, rows, cols) }
+    of_family(Family::Randn, Case { present: USUAL, ..Case::plain(kind, norm, dtype, rows, cols) })
+}
+
+/// The case with another family, and with an eps for it: one that clamps small rows and no others.
+fn of_family(family: Family, case: Case) -> Case {
+    let is_small = matches!(family, Family::NearEps | Family::Zeros | Family::Mixed | Family::Subnormal);
+    let is_clamped = is_small && case.norm == Norm::L2Clamped;
+    let eps = if is_clamped || family == Family::Subnormal { 0.1 } else { 1e-6 };
+    Case { family, eps, ..case }
 }
 
 /// The quantization of the case at a place of a list.
@@ -109,6 +122,7 @@ fn smoke() -> Vec<Case> {
     for norm in NORMS {
         for ((i, cols), (j, kind)) in
             each(COLS.into_iter().enumerate(), [Kind::FORWARD, Kind::BACKWARD].into_iter().enumerate())
+                .filter(|((i, _), (j, _))| norm == Norm::L2 || (i + j) % 2 == 0)
         {
             let present = if (i + j) % 3 == 2 { BARE } else { USUAL };
             let case = plain(kind, norm, DType::ALL[(i + j) % 3], (if cols > 4097 { 2 } else { 5 }, cols));
@@ -117,8 +131,7 @@ fn smoke() -> Vec<Case> {
         for ((i, family), (j, kind)) in
             each(FAMILIES.into_iter().enumerate(), [Kind::FORWARD, Kind::BACKWARD].into_iter().enumerate())
         {
-            let eps = if family == Family::Subnormal { 0.1 } else { 1e-5 };
-            cases.push(Case { family, eps, ..plain(kind, norm, DType::ALL[(i + 2 * j) % 3], (7, 45)) });
+            cases.push(of_family(family, plain(kind, norm, DType::ALL[(i + 2 * j) % 3], (7, 45))));
         }
         for (i, kind) in kinds().enumerate() {
             let (activation, dtype) = (Activation::ALL[i % 2], DType::ALL[(i + 1) % 3]);
@@ -127,10 +140,16 @@ fn smoke() -> Vec<Case> {
             let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, true);
             let layout = if i % 3 == 0 { Layout::Grouped { rows: 2, seed: 1 } } else { Layout::Mixed(i as u32) };
             let second = Case { dtypes, layout, present: ALL_PRESENT.union(USUAL), ..of(dtype, (7, 40)) };
-            cases.extend([first, Case { cast_order: CastOrder::BeforeWeight, family: Family::NearEps, ..second }]);
+            let near = of_family(Family::NearEps, Case { cast_order: CastOrder::BeforeWeight, ..second });
+            cases.extend((norm == Norm::L2).then_some(first).into_iter().chain([near]));
         }
         cases.extend(trials(norm, &[(33, 40)]));
     }
+    // Rows whose norm is eps: 8 elements of 2 and -2.
+    let kink =
+        |kind| Case { family: Family::Exact, eps: 32f32.sqrt(), ..plain(kind, Norm::L2Clamped, DType::F32, (5, 8)) };
+    let exact = |kind| Case { eps: 16.0, cols: 64, ..kink(kind) };
+    cases.extend([Kind::FORWARD, Kind::BACKWARD].into_iter().flat_map(|kind| [kink(kind), exact(kind)]));
     cases.into_iter().map(Case::normalized).filter(is_good).collect()
 }
 

@@ -121,9 +121,12 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
         cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
     }
     // L2 norms, whose sums over whole rows are not divided.
-    for ((i, kind), (j, dtype)) in each(kinds.into_iter().enumerate(), DType::ALL.into_iter().enumerate()) {
+    let dtypes = DType::ALL.into_iter().enumerate();
+    for (norm, ((i, kind), (j, dtype))) in
+        each([Norm::L2, Norm::L2Clamped], each(kinds.into_iter().enumerate(), dtypes).collect::<Vec<_>>())
+    {
         let family = [Family::Randn, Family::NearEps, Family::Mixed][(i + j) % 3];
-        let case = Case { present: ALL_PRESENT, family, ..Case::plain(kind, Norm::L2, dtype, 5, 129) };
+        let case = Case { present: ALL_PRESENT, family, ..Case::plain(kind, norm, dtype, 5, 129) };
         cases.extend(of_columns(case, ranks, Split::ALL[(i + j) % 3]));
     }
     cases

@@ -2,7 +2,7 @@
 //! metamorphic relations.
 
 use rmsnorm_spec::quant::{ScaleKind, ScaleLayout};
-use rmsnorm_spec::{DType, Tensor, TensorShape};
+use rmsnorm_spec::{DType, Norm, Tensor, TensorShape};
 
 use crate::Arithmetic;
 use crate::case::Case;
@@ -181,7 +181,12 @@ fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Res
     let scaled = |tensor: Tensor, values: &[f64]| {
         relation.scaled.contains(&tensor).then(|| values.iter().map(|value| value * relation.factor).collect())
     };
-    let changed = Case { eps: case.eps * relation.eps_factor, ..case };
+    let eps_factor = match case.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => relation.eps_factor,
+        // Its eps is compared with x itself.
+        Norm::L2Clamped => relation.eps_factor.sqrt(),
+    };
+    let changed = Case { eps: case.eps * eps_factor, ..case };
     let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
     let (before, after) = (Scenario { case, inputs }.run(context, Poison::Nan)?, changed.run(context, Poison::Nan)?);
     for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor)) {
@@ -207,7 +212,7 @@ mod tests {
     use crate::case::Kind;
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
-    use rmsnorm_spec::{DTypes, Norm, NormSpec};
+    use rmsnorm_spec::{DTypes, NormSpec};
 
     fn case(kind: Kind) -> Case {
         let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);

@@ -204,9 +204,11 @@ macro_rules! conformance {
             Rms determinism_rms_norm_repeats_bits metamorphic_rms_norm_relations_hold;
             Layer determinism_layer_norm_repeats_bits metamorphic_layer_norm_relations_hold;
             L2 determinism_l2_norm_repeats_bits metamorphic_l2_norm_relations_hold;
+            L2Clamped determinism_l2_norm_clamped_repeats_bits metamorphic_l2_norm_clamped_relations_hold;
         }
         $crate::conformance! { @others
             L2 l2_norm_within_bounds;
+            L2Clamped l2_norm_clamped_within_bounds;
         }
         $crate::conformance! { @kinds
             FORWARD forward;

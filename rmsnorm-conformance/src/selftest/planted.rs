@@ -75,6 +75,9 @@ pub(crate) mod scope {
     /// The two norms that every bug is tried in.
     pub(crate) const BOTH: &[Norm] = &Norm::USUAL;
     pub(crate) const L2: &[Norm] = &[Norm::L2];
+    pub(crate) const CLAMPED: &[Norm] = &[Norm::L2Clamped];
+    /// Both L2 norms.
+    pub(crate) const SUMMED: &[Norm] = &[Norm::L2, Norm::L2Clamped];
     pub(crate) const LAYER: &[Norm] = &[Norm::Layer];
     /// Bugs that show only if nothing is rounded before: in rows whose rstd is 1.
     pub(crate) const RMS: &[Norm] = &[Norm::Rms];

@@ -29,7 +29,7 @@ impl Statistic for Found<'_> {
     #[inline(always)]
     fn of<S: Simd, H: Source>(&self, r: usize, call: &Call, _: &mut H) -> Statistics {
         let (mean, var) = self.mean_and_var(call.spec.norm, r);
-        Statistics { mean, rstd: rstd_of(var, call.spec.eps) }
+        Statistics { mean, rstd: rstd_of(call.spec.norm, var, call.spec.eps) }
     }
 }
 
@@ -48,7 +48,9 @@ impl Found<'_> {
     fn mean_and_var(&self, norm: Norm, row: usize) -> (f32, f32) {
         let divisor = self.divisor;
         match norm {
-            Norm::Rms | Norm::L2 => (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / divisor),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => {
+                (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / divisor)
+            }
             Norm::Layer => {
                 let average = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / divisor;
                 let first = Moments::about(average, self.about(row, average), divisor);
@@ -76,7 +78,9 @@ impl Found<'_> {
     pub(crate) fn mean_wdy_and_wdy_xhat(&self, norm: Norm, row: usize) -> [f32; 2] {
         let divisor = self.divisor;
         match norm {
-            Norm::Rms | Norm::L2 => [0.0, sum(self.of_row(row).map(|(_, [products])| products)) / divisor],
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => {
+                [0.0, sum(self.of_row(row).map(|(_, [products])| products)) / divisor]
+            }
             Norm::Layer => {
                 let wdy = sum(self.of_row(row).map(|(_, [wdy, _])| wdy));
                 let products = sum(self.of_row(row).map(|(_, [_, products])| products));

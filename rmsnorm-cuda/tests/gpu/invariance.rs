@@ -93,7 +93,7 @@ impl Call<'_> {
 
 fn check(gpu: &CudaBackend, norm: Norm, cols: usize) {
     let spec = |rows| match norm {
-        Norm::Rms | Norm::L2 => NormSpec::new(norm, rows, cols, 1e-6),
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => NormSpec::new(norm, rows, cols, 1e-6),
         Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
     };
     let [x, dy] = [1, 2].map(|seed| values::<bf16>(seed, PERIOD * cols).repeat(ROWS / PERIOD));
@@ -138,7 +138,7 @@ fn a_row_has_its_bits_among_few_and_among_many() {
             // About 12 million elements each, which is more than registers hold.
             let rows = (12_usize << 20).div_ceil(cols);
             let spec = |rows| match norm {
-                Norm::Rms | Norm::L2 => NormSpec::new(norm, rows, cols, 1e-6),
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => NormSpec::new(norm, rows, cols, 1e-6),
                 Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
             };
             let is_held = |rows| {

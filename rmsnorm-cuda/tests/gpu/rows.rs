@@ -81,7 +81,7 @@ impl<E: Element + DeviceRepr + ValidAsZeroBits> Period<E> {
             _ => 7,
         };
         let (spec, mean) = match norm {
-            Norm::Rms | Norm::L2 => (NormSpec::new(norm, rows, cols, 1e-6), vec![0.0; rows]),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => (NormSpec::new(norm, rows, cols, 1e-6), vec![0.0; rows]),
             Norm::Layer => (NormSpec::layer(rows, cols, 1e-5), whole(4, rows)),
         };
         let rstd = (0..rows).map(|row| [0.5, 1.0, 2.0][row % 3]).collect();

@@ -52,7 +52,7 @@ fn check_mixes(machine: &Machine, case: Case) {
 
 pub fn spec(norm: Norm, rows: usize, cols: usize) -> NormSpec {
     match norm {
-        Norm::Rms | Norm::L2 => NormSpec::new(norm, rows, cols, 1e-6),
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => NormSpec::new(norm, rows, cols, 1e-6),
         Norm::Layer => NormSpec::layer(rows, cols, 1e-5),
     }
 }

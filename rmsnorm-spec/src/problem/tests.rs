@@ -1272,13 +1272,13 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
                 let what = format!("{form:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
                 let is_backward = form.direction() == Direction::Backward;
                 match (norm, is_backward) {
-                    (Norm::Rms | Norm::L2, _) if has_mean => {
+                    (Norm::Rms | Norm::L2 | Norm::L2Clamped, _) if has_mean => {
                         assert!(matches!(result, Err(Error::Unexpected { arg: "mean", .. })), "{what}");
                     }
                     (Norm::Layer, true) if !has_mean => {
                         assert!(matches!(result, Err(Error::Missing { arg: "mean", .. })), "{what}");
                     }
-                    (Norm::Rms | Norm::Layer | Norm::L2, _) => assert!(result.is_ok(), "{what}"),
+                    (Norm::Rms | Norm::Layer | Norm::L2 | Norm::L2Clamped, _) => assert!(result.is_ok(), "{what}"),
                 }
             }
         }

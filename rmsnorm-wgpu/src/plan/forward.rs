@@ -40,7 +40,7 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
     match problem.norm {
         _ if is_wide(problem) => wide,
         _ if problem.quant.is_some() => &tuning.to_codes,
-        Norm::Rms | Norm::L2 => rms,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => rms,
         Norm::Layer if problem.tensors.adds_residual() => layer_add,
         Norm::Layer => layer,
     }

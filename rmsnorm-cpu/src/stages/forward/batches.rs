@@ -119,7 +119,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             // Quotients and roots of all MOST_ROWS rows, so that they are computed in parallel.
             // Entries after the last row are never read.
             match call.spec.norm {
-                Norm::Rms | Norm::L2 => {
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => {
                     for i in 0..rows {
                         vars[i] = sum_of::<S, _>(&mut row!(i), cols, true);
                     }
@@ -152,7 +152,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             }
             let mut rstds = vars;
             for rstd in &mut rstds {
-                *rstd = rstd_of(*rstd, call.spec.eps);
+                *rstd = rstd_of(call.spec.norm, *rstd, call.spec.eps);
             }
             for i in 0..rows {
                 let (r, statistics) = (first + i, Statistics { mean: means[i], rstd: rstds[i] });

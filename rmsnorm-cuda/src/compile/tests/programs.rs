@@ -696,6 +696,35 @@ fn programs_of_a_wide_sample_of_ranks_compile() {
     report("wide sample of ranks", &compile_all(nvrtc, &wide_sample_of_ranks()));
 }
 
+/// The programs of the clamped L2 norm, for calls that RMS norm's are listed for: one in eight.
+fn clamped() -> Vec<Job> {
+    let lists = [tuned(), tuned_to_codes(), of_parts(), with_gates(), of_columns()].into_iter().flatten();
+    #[cfg(feature = "peers")]
+    let lists = lists.chain(tuned_of_ranks());
+    let has_norm = |job: &Job| job.key.call.norm == Norm::Rms && !job.key.program.info().is_reduction;
+    let jobs = lists.filter(has_norm).map(|mut job| {
+        job.key.call.norm = Norm::L2Clamped;
+        job
+    });
+    swept_by_program(unique(jobs.collect()))
+}
+
+/// One in eight jobs, and one of each program.
+fn swept_by_program(jobs: Vec<Job>) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    let is_taken = |(index, job): &(usize, Job)| seen.insert(job.key.program) || index % 8 == 0;
+    jobs.into_iter().enumerate().filter(is_taken).map(|(_, job)| job).collect()
+}
+
+#[test]
+fn programs_of_the_clamped_norm_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &clamped());
+    report("clamped L2 norm", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_TO_CODES).count();
+    assert_eq!(spilling, 0, "programs spill more than {MOST_SPILLED_TO_CODES} bytes; the table has them");
+}
+
 #[test]
 fn the_samples_have_every_program() {
     let sample = [wide_sample(), wide_sample_of_columns()].concat();
