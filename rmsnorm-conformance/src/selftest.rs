@@ -251,12 +251,12 @@ fn hand_computed() -> Vec<String> {
 
 impl fmt::Display for SelfTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<28}{:<12}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
+        writeln!(f, "{:<28}{:<17}{:<18}{:<18}{:<14}case", "planted bug", "norm", "stage", "caught by", "in")?;
         for Caught { bug, norm, kind, finding, case } in &self.rows {
             let check = finding.check.name();
             writeln!(
                 f,
-                "{:<28}{:<12}{:<18}{check:<18}{:<14}{case}",
+                "{:<28}{:<17}{:<18}{check:<18}{:<14}{case}",
                 bug.to_string(),
                 norm.name(),
                 kind.name(),
