@@ -5,6 +5,9 @@ template <bool SHIFTS = HAS_BIAS>
 __device__ inline void normalize(
     float (&values)[PACK], float mean, float rstd, const float (&weight)[PACK], const float (&bias)[PACK]
 ) {
+#if CAST_RSTD
+    rstd = to_f32(from_f32<T>(rstd));
+#endif
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         float x_hat = (values[i] - mean) * rstd;

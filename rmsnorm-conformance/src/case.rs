@@ -4,6 +4,7 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
+pub(crate) mod casts;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;
@@ -28,7 +29,6 @@ use rmsnorm_spec::{
 pub use self::family::Family;
 use self::kind::Calls;
 pub use self::kind::Kind;
-use crate::names::{name_of, named};
 use crate::run::memory::Placement;
 use crate::testing::draw;
 
@@ -124,7 +124,7 @@ pub struct Case {
     pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded to 16 bits.
+    /// Where forward rounds to 16 bits on the way to `y`.
     pub cast_order: CastOrder,
     /// Added to the variance.
     pub eps: f32,
@@ -318,15 +318,12 @@ impl fmt::Display for Layout {
     }
 }
 
-const CAST_ORDERS: [(CastOrder, &str); 2] =
-    [(CastOrder::AtStore, "at_store"), (CastOrder::BeforeWeight, "before_weight")];
-
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { trial, kind, norm, rows, cols, dtypes, weight_offset, eps, layout, family, seed, .. } = self;
         let (kind, norm, family, present) = (kind.name(), norm.name(), family.name(), presence::letters(self.present));
         write!(f, "{trial}:{kind}:{norm}:{dtypes}:{rows}x{cols}:{family}:eps{eps:e}:{present}:offset{weight_offset}:")?;
-        write!(f, "{}:", name_of(&CAST_ORDERS, self.cast_order))?;
+        write!(f, "{}:", self.cast_order.name())?;
         match self.grad_reduction {
             GradReduction::Partials => f.write_str("partials")?,
             GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
@@ -404,7 +401,7 @@ fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Res
         eps: field(fields, "eps", |field| parse_after("eps", field))?,
         present: field(fields, "the optional tensors", presence::parse)?,
         weight_offset: field(fields, "the weight offset", |field| parse_after("offset", field))?,
-        cast_order: field(fields, "the cast order", |field| named(&CAST_ORDERS, field))?,
+        cast_order: field(fields, "the cast order", CastOrder::from_name)?,
         grad_reduction: field(fields, "the reduction", parse_reduction)?,
         layout: field(fields, "the layout", parse_layout)?,
         seed: field(fields, "the seed", |field| parse_after("seed", field))?,

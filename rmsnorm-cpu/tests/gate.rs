@@ -19,7 +19,7 @@ struct Setup {
     is_full: bool,
 }
 
-const SETUPS: [Setup; 4] = {
+const SETUPS: [Setup; 5] = {
     let full = Setup {
         norm: Norm::Layer,
         slot: Slot::After,
@@ -33,6 +33,7 @@ const SETUPS: [Setup; 4] = {
         Setup { activation: Activation::Sigmoid, ..plain },
         Setup { slot: Slot::Before, activation: Activation::Sigmoid, ..full },
         Setup { slot: Slot::Before, ..plain },
+        Setup { cast_order: CastOrder::RstdFirst, ..full },
     ]
 };
 
@@ -204,7 +205,7 @@ impl<T: Element, W: Element> Outputs<T, W> {
         let (slack, of_sums) = (2e-5, 2e-5 * (shape.0 as f64).sqrt());
         match setup.cast_order {
             CastOrder::AtStore => near("y", &self.y, &y, &y, slack),
-            CastOrder::BeforeWeight => {
+            CastOrder::BeforeWeight | CastOrder::RstdFirst => {
                 let sizes: Vec<f64> = sizes.iter().map(|size| 4.0 * size).collect();
                 near("y", &self.y, &y, &sizes, slack);
             }

@@ -219,7 +219,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 31] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -236,7 +236,8 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 30] {
         ("IS_SPLIT", (program == Program::BackwardSplit).into()),
         ("IS_QUANTIZED", quant.is_some().into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
-        ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
+        ("CAST_BEFORE_WEIGHT", cast_order.rounds_x_hat().into()),
+        ("CAST_RSTD", cast_order.rounds_rstd().into()),
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DCAST_RSTD=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
@@ -360,6 +361,10 @@ mod tests {
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
+        let before = KernelKey { call: CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, ..KEY };
+        let first = KernelKey { call: CallKey { cast_order: CastOrder::RstdFirst, ..CALL }, ..KEY };
+        let (before, first) = (options(&before, Arch(90)), options(&first, Arch(90)));
+        assert_eq!(first.iter().filter(|option| !before.contains(option)).collect::<Vec<_>>(), ["-DCAST_RSTD=1"]);
     }
 
     /// `codes.cuh` and `quantize.cuh` define these numbers.

@@ -178,7 +178,9 @@ impl Program {
         let gate = if self.optional.has(Tensor::Gate) { problem.gate } else { None };
         let is_multiplied = has_parameters(tensors) || matches!(gate, Some(Gate { slot: Slot::After, .. }));
         let is_last = !is_multiplied && !form.is_residual_after();
-        let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
+        let rounds_rstd = problem.cast_order.rounds_rstd() && self.optional.has(Tensor::Weight);
+        let is_repeated = is_last && is_repeated && !rounds_rstd;
+        let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_repeated);
         let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
             norm: if self.is_reduction { Norm::Rms } else { problem.norm },
@@ -475,6 +477,13 @@ mod tests {
         assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
         assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
         assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
+        // The rounding of rstd stays without a weight, in programs that normalize.
+        let rstd_first = |program: Program, tensors: &[Tensor]| {
+            program.key(&Problem { cast_order: CastOrder::RstdFirst, ..forward(tensors) }).cast_order
+        };
+        assert_eq!(rstd_first(FORWARD, &[]), CastOrder::RstdFirst);
+        let statistics = Program { optional: TensorSet::of(&[Tensor::Residual]), ..FORWARD };
+        assert_eq!(rstd_first(statistics, &[Tensor::Weight]), CastOrder::AtStore);
         // A gate after the norm is multiplied with the rounded value.
         let program = Program { optional: TensorSet::of(&[Tensor::Gate]), ..FORWARD };
         for (slot, expected) in [(Slot::After, CastOrder::BeforeWeight), (Slot::Before, CastOrder::AtStore)] {

@@ -234,7 +234,7 @@ impl Draw {
         let drawn = drawn.set(ResidualOut, drawn.has(Residual) && drawn.has(ResidualOut));
         let tensors = drawn.set(Mean, norm == Norm::Layer);
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, tensors);
-        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
+        let cast_order = self.of(CastOrder::ALL);
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
     }
 

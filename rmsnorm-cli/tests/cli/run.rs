@@ -178,7 +178,7 @@ fn run_gates_go_with_a_residual_and_with_codes() {
 }
 
 #[test]
-fn run_before_weight_rounds_twice_and_at_store_once() {
+fn run_rounds_as_the_cast_order_says() {
     let folder = Folder::new();
     let shapes = [("x", DType::Bf16, &[16usize, 64] as &[_]), ("weight", DType::Bf16, &[64])];
     let mut inputs = inputs(Norm::Rms, &shapes);
@@ -187,6 +187,9 @@ fn run_before_weight_rounds_twice_and_at_store_once() {
     let rounded_twice = std::fs::read(folder.path("out")).unwrap();
     inputs.cast_order = CastOrder::AtStore;
     check(&folder, &inputs, &["--cast-order", "at_store"]);
+    assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    inputs.cast_order = CastOrder::RstdFirst;
+    check(&folder, &inputs, &["--cast-order", "rstd_first"]);
     assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
 }
 

@@ -5,7 +5,7 @@
 //! the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Slot, Tensor};
+use rmsnorm_spec::{DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Slot, Tensor};
 
 use super::{Expected, judge_expected};
 use crate::judge::Verdict;
@@ -207,7 +207,7 @@ impl<'a> ForwardTruth<'a> {
 
     /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.
     fn y(&self, dtype: DType) -> Vec<Expected> {
-        let rounds = self.spec.cast_order == CastOrder::BeforeWeight;
+        let rounds = self.spec.cast_order.rounds_x_hat();
         let norm = if rounds { self.before_weight(dtype) } else { plain(&self.outputs.y, &self.bounds.y) };
         let Some(gated) = self.gate_after() else { return norm };
         let scale = |(index, norm)| gated.scale(index, norm, rounds, self.arithmetic);
@@ -222,7 +222,22 @@ impl<'a> ForwardTruth<'a> {
             let weight = (reference::effective_weight(&self.spec, weight, col), has_offset);
             Expected::before_weight(x_hat, weight, bias.map(|bias| bias[col]), dtype, self.arithmetic)
         };
-        plain(&self.outputs.x_hat, &self.bounds.x_hat).into_iter().enumerate().map(element).collect()
+        self.x_hat(dtype).into_iter().enumerate().map(element).collect()
+    }
+
+    /// x_hat before its own rounding, of an rstd that is rounded to `dtype` if the cast order says so.
+    fn x_hat(&self, dtype: DType) -> Vec<Expected> {
+        let ForwardOutputs { h, mean, rstd, x_hat, .. } = &self.outputs;
+        if !self.spec.cast_order.rounds_rstd() || dtype == DType::F32 {
+            return plain(x_hat, &self.bounds.x_hat);
+        }
+        let width = self.spec.cols / self.spec.groups;
+        let element = |((i, h), error): ((usize, &f64), &f64)| {
+            let group = i / width;
+            let rstd = Expected::new(rstd[group], self.bounds.rstd[group]);
+            Expected::new(h - mean[group], *error).times_rounded(rstd, dtype, self.arithmetic)
+        };
+        h.iter().enumerate().zip(&self.bounds.deviation).map(element).collect()
     }
 }
 
@@ -448,6 +463,7 @@ fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, ari
 mod tests {
     use super::*;
     use crate::judge::bounds::Mode;
+    use rmsnorm_spec::CastOrder;
 
     const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
 
@@ -485,7 +501,7 @@ mod tests {
         let (x, residual, weight) = (&x[..], &residual[..], &weight[..]);
         let float = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<_>>();
         let spec = NormSpec::layer(2, 3, 1e-6).weight_offset(1.0);
-        for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+        for cast_order in CastOrder::ALL {
             let inputs =
                 ForwardInputs { x, residual: Some((residual, DType::F32)), weight: Some(weight), bias: Some(&bias) };
             let truth = ForwardTruth::new(&spec.cast_order(cast_order), inputs, DType::F32, None, MODEL);

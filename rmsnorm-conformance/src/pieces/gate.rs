@@ -97,7 +97,7 @@ impl PieceMath for GateAfter {
             (Some(GateBug::NormRounded), CastOrder::AtStore) => call.low(),
             (Some(GateBug::NormNarrowed), CastOrder::BeforeWeight) => activation,
             (Some(GateBug::NormUnrounded), _) | (_, CastOrder::AtStore) => DType::F32,
-            (_, CastOrder::BeforeWeight) => wide,
+            (_, CastOrder::BeforeWeight | CastOrder::RstdFirst) => wide,
         };
         for (index, row) in rows.iter_mut().enumerate() {
             let factors = factors(call, tensors, index);

@@ -850,7 +850,7 @@ fn the_problem_says_what_is_computed() {
         for mix in MIXES {
             for norm in Norm::ALL {
                 for (weight_offset, has_weight_offset) in [(0.0, false), (-0.0, false), (-0.5, true), (1e-30, true)] {
-                    for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+                    for cast_order in CastOrder::ALL {
                         let mut call = Call::full(form);
                         if norm == Norm::Rms {
                             call = call.without("mean").without("next_mean");

@@ -128,11 +128,7 @@ impl DrawKeys for Draw {
         let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
         let access = self.of([Access::Aligned, Access::Words, Access::Parts]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
-        let cast_order = if program.is_forward() {
-            self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
-        } else {
-            CastOrder::AtStore
-        };
+        let cast_order = if program.is_forward() { self.of(CastOrder::ALL) } else { CastOrder::AtStore };
         let has_sums = is_backward && tensors.sums_over_rows() > 0;
         let accumulate = if has_sums && self.yes() { Accumulate::Atomics } else { Accumulate::Partials };
         let has_row_groups = (program.is_forward() || is_backward) && self.yes();

@@ -112,7 +112,7 @@ impl<M: Mix> Affine for OfMix<'_, M> {
 
     #[inline(always)]
     fn rounds(self) -> bool {
-        self.cast_order == CastOrder::BeforeWeight
+        self.cast_order.rounds_x_hat()
     }
 
     #[inline(always)]
