@@ -124,7 +124,7 @@ pub struct Case {
     pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
-    /// Where forward rounds to 16 bits on the way to `y`.
+    /// Where forward rounds to 16 bits on the way to `y`, and the place of the weight.
     pub cast_order: CastOrder,
     /// Added to the variance.
     pub eps: f32,
@@ -208,7 +208,14 @@ impl Case {
         // A gate before the norm has no residual, and the statistics are of the activations.
         let of_residual = sum.with(Tensor::DresidualOut).with(Tensor::Dresidual);
         let is_gated_before = self.kind.gate() == Some(Slot::Before);
-        let given = if is_gated_before { given.difference(of_residual) } else { given };
+        if is_gated_before || has_sum || self.kind.has_parts() {
+            // These make what is normalized, and so does a weight before the norm.
+            self.cast_order = if self.cast_order.is_weight_first() { CastOrder::AtStore } else { self.cast_order };
+        }
+        let is_weight_first = self.cast_order.is_weight_first();
+        let has_no_residual = is_gated_before || is_weight_first;
+        let given = if has_no_residual { given.difference(of_residual) } else { given };
+        let given = if is_weight_first { given.with(Tensor::Weight) } else { given };
         let mut present = TensorSet::NONE;
         let ends = self.kind.has_backward();
         if self.kind.has_forward() {
@@ -228,10 +235,10 @@ impl Case {
                 let next = given.intersection(presence::NEXT).with(Tensor::Y);
                 present = present.union(statistics(next, Tensor::NextMean, Tensor::NextRstd));
             }
-        } else {
+        } else if !is_weight_first {
             self.cast_order = CastOrder::AtStore;
         }
-        if is_gated_before {
+        if has_no_residual {
             self.dtypes.residual = self.dtypes.activation;
         }
         if self.kind.gate().is_none() {

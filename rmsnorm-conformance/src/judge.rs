@@ -10,6 +10,7 @@ pub(crate) mod gate;
 pub(crate) mod quantized;
 pub(crate) mod trial;
 pub(crate) mod truth;
+pub(crate) mod weight_first;
 
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, Element, f16};

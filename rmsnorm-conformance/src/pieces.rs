@@ -8,6 +8,7 @@ pub(crate) mod parts;
 pub(crate) mod quantize;
 pub(crate) mod residual;
 pub(crate) mod residual_after;
+pub(crate) mod weight_first;
 
 use rmsnorm_spec::{Piece, Slot};
 
@@ -45,6 +46,7 @@ const fn math(piece: Piece) -> Math {
         Piece::NextNorm => of::<next_norm::NextNorm>(),
         Piece::Quantize => of::<quantize::Quantize>(),
         Piece::GateBefore => of::<gate::GateBefore>(),
+        Piece::WeightFirst => of::<weight_first::WeightFirst>(),
         Piece::GateAfter => of::<gate::GateAfter>(),
     }
 }

@@ -70,11 +70,21 @@ pub enum CastOrder {
     /// GLM-5-next. The stored `rstd` is not rounded. Forward only: the backward pass does not depend
     /// on it.
     RstdFirst,
+    /// `x * weight`, rounded to the dtype of `x`, is normalized: the weight comes before the
+    /// statistics, as in Muse Spark. Backward depends on it, and reads the `x` of forward. Needs a
+    /// weight.
+    /// ```
+    /// # use rmsnorm_spec::{CastOrder, NormSpec};
+    /// let muse_spark = NormSpec::rms(8, 4096, 1e-5).weight_offset(1.0).cast_order(CastOrder::WeightFirst);
+    /// # assert_eq!(muse_spark.cast_order, CastOrder::WeightFirst);
+    /// ```
+    WeightFirst,
 }
 
 impl CastOrder {
     /// Every cast order.
-    pub const ALL: [CastOrder; 3] = [CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst];
+    pub const ALL: [CastOrder; 4] =
+        [CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst, CastOrder::WeightFirst];
 
     /// The name in ids, reports and files.
     pub const fn name(self) -> &'static str {
@@ -82,6 +92,7 @@ impl CastOrder {
             CastOrder::AtStore => "at_store",
             CastOrder::BeforeWeight => "before_weight",
             CastOrder::RstdFirst => "rstd_first",
+            CastOrder::WeightFirst => "weight_first",
         }
     }
 
@@ -99,7 +110,7 @@ impl CastOrder {
     /// gate multiplies it.
     pub const fn rounds_x_hat(self) -> bool {
         match self {
-            CastOrder::AtStore => false,
+            CastOrder::AtStore | CastOrder::WeightFirst => false,
             CastOrder::BeforeWeight | CastOrder::RstdFirst => true,
         }
     }
@@ -107,8 +118,16 @@ impl CastOrder {
     /// Whether the `rstd` that makes `x_hat` is rounded to the dtype of `y`.
     pub const fn rounds_rstd(self) -> bool {
         match self {
-            CastOrder::AtStore | CastOrder::BeforeWeight => false,
+            CastOrder::AtStore | CastOrder::BeforeWeight | CastOrder::WeightFirst => false,
             CastOrder::RstdFirst => true,
+        }
+    }
+
+    /// Whether the weight multiplies `x` before the statistics, not the normalized row.
+    pub const fn is_weight_first(self) -> bool {
+        match self {
+            CastOrder::AtStore | CastOrder::BeforeWeight | CastOrder::RstdFirst => false,
+            CastOrder::WeightFirst => true,
         }
     }
 }

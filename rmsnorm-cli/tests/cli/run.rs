@@ -191,6 +191,11 @@ fn run_rounds_as_the_cast_order_says() {
     inputs.cast_order = CastOrder::RstdFirst;
     check(&folder, &inputs, &["--cast-order", "rstd_first"]);
     assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    // Backward, too, depends on a weight before the norm.
+    inputs.tensors.insert("dy", inputs.tensors["x"].clone());
+    inputs.cast_order = CastOrder::WeightFirst;
+    folder.write("in", &file(&inputs.tensors, &[("op", "rms_norm"), ("eps", "1e-3"), ("cast_order", "weight_first")]));
+    check(&folder, &inputs, &[]);
 }
 
 #[test]

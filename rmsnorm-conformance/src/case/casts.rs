@@ -1,12 +1,12 @@
-//! Cases of the cast orders that also round something other than `x_hat` and `y`: math.md, section 3.
+//! Cases of the cast orders that round something other than `x_hat` and `y`: math.md, section 3.
 
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::dice::{Dice, Lists, drawn, is_meaningful, with_norms};
 use crate::case::presence::{ALL_PRESENT, NEXT};
-use crate::case::{Case, Family, Kind, Layout, Trial, quantized};
+use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::pieces::gate::quant;
 use crate::selftest::planted::bugs;
-use rmsnorm_spec::quant::{CodeType, QuantSpec};
 
 bugs! {
     /// The bugs of these cast orders.
@@ -35,8 +35,25 @@ const RSTD_FIRST: [Kind; 15] = [
     Kind::QUANTIZED_FORWARD_GATE_BEFORE,
 ];
 
+/// The kinds of cases with a weight before the norm, which backward depends on.
+const WEIGHT_FIRST: [Kind; 12] = [
+    Kind::FORWARD,
+    Kind::FORWARD_IN_PLACE,
+    Kind::END_TO_END,
+    Kind::BACKWARD,
+    Kind::BACKWARD_SUMS,
+    Kind::QUANTIZED_FORWARD,
+    Kind::FORWARD_GATE_AFTER,
+    Kind::FORWARD_GATE_AFTER_IN_PLACE,
+    Kind::GATE_AFTER_END_TO_END,
+    Kind::BACKWARD_GATE_AFTER,
+    Kind::BACKWARD_GATE_AFTER_SUMS,
+    Kind::QUANTIZED_FORWARD_GATE_AFTER,
+];
+
 /// The kinds of a cast order.
-const ORDERS: [(CastOrder, &[Kind]); 1] = [(CastOrder::RstdFirst, &RSTD_FIRST)];
+const ORDERS: [(CastOrder, &[Kind]); 2] =
+    [(CastOrder::RstdFirst, &RSTD_FIRST), (CastOrder::WeightFirst, &WEIGHT_FIRST)];
 
 /// Row lengths: one element, less than a vector, vectors, and rows of one warp, a block and several.
 const COLS: [usize; 12] = [1, 3, 8, 31, 64, 128, 129, 256, 1000, 4096, 4097, 17_920];
@@ -63,14 +80,6 @@ fn is_good(case: &Case) -> bool {
 
 fn plain(kind: Kind, norm: Norm, cast_order: CastOrder, dtype: DType, (rows, cols): (usize, usize)) -> Case {
     Case { cast_order, present: USUAL, quant: quant(cols), ..Case::plain(kind, norm, dtype, rows, cols) }
-}
-
-/// Every format and kind of scale in turn; other calls ignore it.
-fn quant(turn: usize) -> Option<QuantSpec> {
-    let (codes, scale) = (CodeType::ALL[turn % CodeType::ALL.len()], quantized::SCALES[turn % quantized::SCALES.len()]);
-    let [quant, floats] = [codes, CodeType::E5m2].map(|codes| QuantSpec::new(codes, scale));
-    // MX has no int8.
-    Some(if quant.check().is_ok() { quant } else { floats })
 }
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {

@@ -218,6 +218,12 @@ impl Sum {
     }
 }
 
+/// The error of a sum of terms that were computed, beside the errors of the terms, if each passes
+/// through at most `depth` additions.
+pub(crate) fn sum_error(terms: Vec<f64>, depth: usize, model: Model<'_>) -> f64 {
+    Sum::of(terms.into_iter()).error(depth, model) * SECOND_ORDER + TINY
+}
+
 /// A row of the forward pass, or a group of its columns.
 struct Row<'a> {
     h: &'a [f64],

@@ -55,6 +55,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("IS_VISITED_ONCE", key.visits_once),
         ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order.rounds_x_hat()),
         ("IS_RSTD_CAST", key.call.cast_order.rounds_rstd()),
+        ("IS_WEIGHT_FIRST", key.call.cast_order.is_weight_first()),
         ("IS_FOLDED", is_folded(key)),
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),

@@ -73,7 +73,7 @@ fn parse_norm(name: &str) -> Result<Norm, &'static str> {
 }
 
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {
-    CastOrder::from_name(name).ok_or("at_store, before_weight or rstd_first")
+    CastOrder::from_name(name).ok_or("at_store, before_weight, rstd_first or weight_first")
 }
 
 fn parse_slot(name: &str) -> Result<Slot, &'static str> {

@@ -6,6 +6,7 @@ use super::call::Call;
 use super::tensors::Tensors;
 use crate::case::casts::CastBug;
 use crate::case::groups::GroupBug;
+use crate::pieces::weight_first::weight_of_norm;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -54,7 +55,7 @@ pub(crate) struct NormKernel<'c> {
 impl<'c> NormKernel<'c> {
     /// The kernel of the norm of x.
     pub(crate) fn first(call: &'c Call, tensors: &Tensors<'_, '_>) -> Self {
-        NormKernel::new(call, tensors.values(Tensor::Weight), tensors.values(Tensor::Bias))
+        NormKernel::new(call, weight_of_norm(call, tensors), tensors.values(Tensor::Bias))
     }
 
     pub(crate) fn new(call: &'c Call, weight: Option<Vec<f32>>, bias: Option<Vec<f32>>) -> Self {
@@ -207,7 +208,7 @@ impl<'c> NormKernel<'c> {
             CastOrder::BeforeWeight if self.call.has(NormBug::CastOrderIgnored) => DType::F32,
             CastOrder::RstdFirst if self.call.has(CastBug::XHatUnrounded) => DType::F32,
             CastOrder::BeforeWeight | CastOrder::RstdFirst => activation,
-            CastOrder::AtStore => self.call.accumulator(NormBug::CastLlama),
+            CastOrder::AtStore | CastOrder::WeightFirst => self.call.accumulator(NormBug::CastLlama),
         };
         let rounds_rstd = self.cast_order.rounds_rstd() && !self.call.has(CastBug::RstdUnrounded);
         let rstd = round(statistics.rstd, if rounds_rstd { activation } else { DType::F32 });
