@@ -19,8 +19,8 @@ __device__ inline void normalize(
     }
 }
 
-// A weight before the norm: replaces x with h, math.md, equation (22). The product does not contract
-// with a sum or a difference, so that forward and backward have one h.
+// A weight before the norm: replaces x with h, math.md, equation (22). The product does not
+// contract with a sum or a difference, so that forward and backward have one h.
 __device__ inline void weigh(float (&values)[PACK], const float (&weight)[PACK]) {
     #pragma unroll
     for (int i = 0; i < PACK; ++i) values[i] = to_f32(from_f32<T>(__fmul_rn(values[i], weight[i])));

@@ -133,8 +133,8 @@ struct Worker {
             if (exists(step, u)) first_pass(ring[slot][u], at(step, u), statistics[u], totals + u * SUMS);
     }
 
-    // dx of one pack before rounding. Stores the gradients of what follows the norm, and adds to dweight
-    // if the weight comes before it.
+    // dx of one pack before rounding. Stores the gradients of what follows the norm, and adds to
+    // dweight if the weight comes before it.
     __device__ void gradient(
         const Slot& slot, const At& at, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
     ) {

@@ -9,8 +9,8 @@ constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 // and a pack is two vectors of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 
-// wdy of equation (7); dy if the weight comes before the norm. In layer norm it must not contract with
-// the subtraction of its mean: in a row of one column the two are equal.
+// wdy of equation (7); dy if the weight comes before the norm. In layer norm it must not contract
+// with the subtraction of its mean: in a row of one column the two are equal.
 __device__ inline float weighted_gradient(float dy, float weight) {
     if constexpr (IS_WEIGHT_FIRST) return dy;
     return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight;

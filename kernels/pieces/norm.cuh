@@ -1,5 +1,5 @@
-// The norm of a call: where its weight, bias and statistics are. A weight before the norm scales x, not
-// the normalized row.
+// The norm of a call: where its weight, bias and statistics are. A weight before the norm scales x,
+// not the normalized row.
 struct Norm {
     static constexpr bool IS_FIRST = true, SCALES = HAS_WEIGHT && !IS_WEIGHT_FIRST, SHIFTS = HAS_BIAS;
 

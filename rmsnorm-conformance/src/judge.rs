@@ -202,7 +202,8 @@ impl Expected {
 
     /// The range of `x_hat` from that of `h - mean`, if `rstd` is rounded to `dtype` before it
     /// multiplies ([`CastOrder::RstdFirst`](rmsnorm_spec::CastOrder::RstdFirst)). The rounding is
-    /// monotone, so the rounded `rstd` lies between the rounded ends. A rounded `rstd` may be infinite.
+    /// monotone, so the rounded `rstd` lies between the rounded ends. A rounded `rstd` may be
+    /// infinite.
     fn times_rounded(self, rstd: Expected, dtype: DType, arithmetic: &Arithmetic) -> Expected {
         let rounded = if rstd.reference.is_finite() { round_to(rstd.reference, dtype) } else { rstd.reference };
         let reference = self.reference * rounded;

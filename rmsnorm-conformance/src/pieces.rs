@@ -77,8 +77,8 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
     })
 }
 
-/// Every planted bug: of the norm, of groups of columns, of cast orders, of each piece, then of the strides of each
-/// tensor.
+/// Every planted bug: of the norm, of groups of columns, of cast orders, of each piece, then of the
+/// strides of each tensor.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
     NormBug::BUGS

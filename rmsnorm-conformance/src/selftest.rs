@@ -178,8 +178,8 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The small cases of the pieces: of gates, which have no others; of groups of columns; of rare cast orders; of parts, because two are too few for some bugs, and of tensors
-/// that bring a piece.
+/// The small cases of the pieces: of gates, which have no others; of groups of columns; of rare
+/// cast orders; of parts, because two are too few for some bugs, and of tensors that bring a piece.
 fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
     let is_of = move |case: &Case| {
         let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;

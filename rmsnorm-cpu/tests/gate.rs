@@ -1,5 +1,6 @@
-//! Gates, and the roundings beside them: results have the same bits on every instruction set, for every number of threads and place
-//! in memory, and are close to the reference. Codes are those of the gated norm.
+//! Gates, and the roundings beside them: results have the same bits on every instruction set, for
+//! every number of threads and place in memory, and are close to the reference. Codes are those of
+//! the gated norm.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::testing::{exact, values};

@@ -61,8 +61,8 @@ pub struct CallKey {
     pub gradient: DType,
     /// Whether the gradients are added to their previous values.
     pub adds_to_gradients: bool,
-    /// When forward rounds to the activations' dtype. In backward, whether the weight comes before the
-    /// norm.
+    /// When forward rounds to the activations' dtype. In backward, whether the weight comes before
+    /// the norm.
     pub cast_order: CastOrder,
     /// How the program stores its sums over rows for the second stage.
     pub accumulate: Accumulate,

@@ -179,8 +179,8 @@ pub fn calls_with_gates(mixes: &[DTypes]) -> Vec<Call> {
     calls
 }
 
-/// The call, of any direction, with the weight before the norm, which leaves no room for a residual. It has
-/// one part of x, no gate before the norm and no residual after it.
+/// The call, of any direction, with the weight before the norm, which leaves no room for a
+/// residual. It has one part of x, no gate before the norm and no residual after it.
 pub fn weight_first(problem: &Problem) -> Problem {
     let of_residual = Piece::Residual.tensors(problem.direction);
     let tensors = problem.tensors.difference(of_residual).with(Tensor::Weight);

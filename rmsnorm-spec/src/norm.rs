@@ -67,8 +67,8 @@ pub enum CastOrder {
     /// ```
     BeforeWeight,
     /// `rstd` is rounded to the dtype of `y` first, then as `BeforeWeight`: as in DeepSeek-V4 and
-    /// GLM-5-next. The stored `rstd` is not rounded. Forward only: the backward pass does not depend
-    /// on it.
+    /// GLM-5-next. The stored `rstd` is not rounded. Forward only: the backward pass does not
+    /// depend on it.
     RstdFirst,
     /// `x * weight`, rounded to the dtype of `x`, is normalized: the weight comes before the
     /// statistics, as in Muse Spark. Backward depends on it, and reads the `x` of forward. Needs a
@@ -106,8 +106,8 @@ impl CastOrder {
         CastOrder::ALL.into_iter().find(|order| order.name() == name)
     }
 
-    /// Whether `x_hat` is rounded to the dtype of `y`, and so is its product with the weight where a
-    /// gate multiplies it.
+    /// Whether `x_hat` is rounded to the dtype of `y`, and so is its product with the weight where
+    /// a gate multiplies it.
     pub const fn rounds_x_hat(self) -> bool {
         match self {
             CastOrder::AtStore | CastOrder::WeightFirst => false,

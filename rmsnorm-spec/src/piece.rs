@@ -23,7 +23,8 @@ pub enum Piece {
     Parts,
     /// `x` is multiplied by an activated gate, and the product is not rounded.
     GateBefore,
-    /// `x` is multiplied by the weight, and the product is rounded: [`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst).
+    /// `x` is multiplied by the weight, and the product is rounded:
+    /// [`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst).
     WeightFirst,
     /// `residual` is added to `x`, and the sum is rounded.
     Residual,

@@ -180,8 +180,8 @@ pub fn gated_backward(activation: Activation, gradient: &[f64], values: &[f64], 
 }
 
 /// Equation (22): `x * weight'`, rounded to `dtype`, for a weight before the norm
-/// ([`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst)). `x` and the result are (rows, cols),
-/// `weight` is (cols). The norm of the result has no weight.
+/// ([`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst)). `x` and the result are (rows,
+/// cols), `weight` is (cols). The norm of the result has no weight.
 ///
 /// The offset's addition and the product in f32 are part of the definition, as the rounding is: the
 /// result is one value.

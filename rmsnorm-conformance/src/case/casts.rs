@@ -55,7 +55,8 @@ const WEIGHT_FIRST: [Kind; 12] = [
 const ORDERS: [(CastOrder, &[Kind]); 2] =
     [(CastOrder::RstdFirst, &RSTD_FIRST), (CastOrder::WeightFirst, &WEIGHT_FIRST)];
 
-/// Row lengths: one element, less than a vector, vectors, and rows of one warp, a block and several.
+/// Row lengths: one element, less than a vector, vectors, and rows of one warp, a block and
+/// several.
 const COLS: [usize; 12] = [1, 3, 8, 31, 64, 128, 129, 256, 1000, 4096, 4097, 17_920];
 
 /// Numbers of groups of columns and columns of a group.

@@ -472,7 +472,8 @@ impl XHat {
     }
 }
 
-/// The error of the computed `h - mean`, from those of h and of the mean. RMS norm has no difference.
+/// The error of the computed `h - mean`, from those of h and of the mean. RMS norm has no
+/// difference.
 fn deviation_error(norm: Norm, deviation: f64, h: f64, mean: f64, arithmetic: &Arithmetic) -> f64 {
     match norm {
         Norm::Rms => h + arithmetic.flush_loss(1.0),

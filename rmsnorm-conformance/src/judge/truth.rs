@@ -231,7 +231,8 @@ impl<'a> ForwardTruth<'a> {
         self.x_hat(dtype).into_iter().enumerate().map(element).collect()
     }
 
-    /// x_hat before its own rounding, of an rstd that is rounded to `dtype` if the cast order says so.
+    /// x_hat before its own rounding, of an rstd that is rounded to `dtype` if the cast order says
+    /// so.
     fn x_hat(&self, dtype: DType) -> Vec<Expected> {
         let ForwardOutputs { h, mean, rstd, x_hat, .. } = &self.outputs;
         if !self.spec.cast_order.rounds_rstd() || dtype == DType::F32 {
@@ -334,7 +335,8 @@ impl BackwardTruth {
         BackwardTruth::of_h(spec, inputs, None, gated, statistics, model)
     }
 
-    /// The same without a weight before the norm. `x_errors` are those of an `x` that is a result itself.
+    /// The same without a weight before the norm. `x_errors` are those of an `x` that is a result
+    /// itself.
     fn of_h(
         spec: &NormSpec,
         inputs: &BackwardInputs<'_>,
@@ -391,8 +393,8 @@ impl BackwardTruth {
         }
     }
 
-    /// Behind a weight before the norm, whose gradient is made of `x`: the norm's own `dx` is that of
-    /// the product.
+    /// Behind a weight before the norm, whose gradient is made of `x`: the norm's own `dx` is that
+    /// of the product.
     fn before(mut self, weight: WeightFirst<'_>, x: &[f64], model: Model<'_>) -> Self {
         let BackwardTruth { outputs, bounds, arithmetic, .. } = &mut self;
         let (dx, dweight) = weight.backward(&outputs.dx, x);

@@ -1,5 +1,5 @@
-//! Calls with a gate, with a weight before the norm, or with groups of columns: each group is a matrix with its own part of the
-//! vectors.
+//! Calls with a gate, with a weight before the norm, or with groups of columns: each group is a
+//! matrix with its own part of the vectors.
 
 use rmsnorm_spec::Slot;
 

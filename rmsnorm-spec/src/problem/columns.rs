@@ -169,8 +169,8 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
 /// anything.
 ///
 /// # Errors
-/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns, for a
-/// weight before the norm, and for an `x` of several parts.
+/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns,
+/// for a weight before the norm, and for an `x` of several parts.
 pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     check_divided("columns", "one matrix", spec, parts)
 }

@@ -57,8 +57,8 @@ fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
     [pulled.clone(), pulled]
 }
 
-/// The weighted and biased values of a norm, from its normalized ones. A weight before the norm has been
-/// in these.
+/// The weighted and biased values of a norm, from its normalized ones. A weight before the norm has
+/// been in these.
 fn result(key: &KernelKey, n: u32, x_hat: &str, bias_of: &str) -> String {
     let [weight, bias, ..] = parameters(n).map(|tensor| key.call.tensors.has(tensor));
     let weighted = if weight && !pieces(key).has(Piece::WeightFirst) {

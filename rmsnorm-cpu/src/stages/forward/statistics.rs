@@ -102,8 +102,8 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// What makes x_hat in forward: with rstd rounded to the activations' dtype, if the cast order says
-    /// so.
+    /// What makes x_hat in forward: with rstd rounded to the activations' dtype, if the cast order
+    /// says so.
     #[inline(always)]
     pub(crate) fn factors(self, call: &Call) -> Self {
         if !call.spec.cast_order.rounds_rstd() {

@@ -439,8 +439,8 @@ fn programs_of_parts_compile_and_keep_their_registers() {
     );
 }
 
-/// Norms that round rstd, and norms with the weight before them: forward, backward and to codes, with and
-/// without a gate after the norm.
+/// Norms that round rstd, and norms with the weight before them: forward, backward and to codes,
+/// with and without a gate after the norm.
 fn of_cast_orders() -> Vec<Job> {
     let gate = Some(Gate { activation: Activation::Silu, slot: Slot::After });
     let block = ScaleKind::Block { cols: 128, is_power_of_two: false };
