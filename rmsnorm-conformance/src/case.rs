@@ -4,7 +4,7 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
-pub(crate) mod casts;
+pub(crate) mod cast_orders;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;

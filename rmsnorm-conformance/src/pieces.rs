@@ -13,10 +13,10 @@ pub(crate) mod weight_first;
 use rmsnorm_spec::{Piece, Slot};
 
 use self::math::PieceMath;
-use crate::case::casts::CastBug;
+use crate::case::cast_orders::CastOrderBug;
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
-use crate::case::{Case, Family, Kind, casts, sums};
+use crate::case::{Case, Family, Kind, cast_orders, sums};
 use crate::run::bad_call::Misuse;
 use crate::selftest::planted::{Bug, BugList, NormBug, StrideBug};
 use crate::selftest::simulate::call::Call;
@@ -58,7 +58,7 @@ pub(crate) fn lists() -> impl Iterator<Item = Lists> {
         sums::LISTS,
         gate::LISTS,
         groups::LISTS,
-        casts::LISTS,
+        cast_orders::LISTS,
     ])
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     NormBug::BUGS
         .iter()
         .chain(GroupBug::BUGS)
-        .chain(CastBug::BUGS)
+        .chain(CastOrderBug::BUGS)
         .chain(of_pieces)
         .copied()
         .chain(StrideBug::of_tensors())

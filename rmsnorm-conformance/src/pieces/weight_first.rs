@@ -1,5 +1,5 @@
 //! A weight before the norm: math.md, equations (22) and (23), and its bounds in section 5.7. It is
-//! a cast order, and has no kinds of its own: [`casts`](crate::case::casts) has its cases.
+//! a cast order, and has no kinds of its own: [`cast_orders`](crate::case::cast_orders) has its cases.
 
 use rmsnorm_spec::Tensor;
 

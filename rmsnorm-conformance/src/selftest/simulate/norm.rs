@@ -4,7 +4,7 @@ use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
 use super::tensors::Tensors;
-use crate::case::casts::CastBug;
+use crate::case::cast_orders::CastOrderBug;
 use crate::case::groups::GroupBug;
 use crate::pieces::weight_first::weight_of_norm;
 use crate::run::memory::round;
@@ -106,7 +106,7 @@ impl<'c> NormKernel<'c> {
             Some(NormBug::RstdMissing) => None,
             Some(NormBug::RstdIsVariance) => Some(statistics.var),
             Some(NormBug::RstdOfOtherRow) => Some(self.previous.unwrap_or(statistics).rstd),
-            Some(_) | None if self.cast_order.rounds_rstd() && self.call.has(CastBug::RstdStored) => {
+            Some(_) | None if self.cast_order.rounds_rstd() && self.call.has(CastOrderBug::RstdStored) => {
                 Some(round(statistics.rstd, self.call.problem.dtypes.activation))
             }
             Some(_) | None => Some(round(statistics.rstd, self.call.accumulator(NormBug::RstdStore16))),
@@ -206,11 +206,11 @@ impl<'c> NormKernel<'c> {
         let activation = self.call.problem.dtypes.activation;
         let x_hat_dtype = match self.cast_order {
             CastOrder::BeforeWeight if self.call.has(NormBug::CastOrderIgnored) => DType::F32,
-            CastOrder::RstdFirst if self.call.has(CastBug::XHatUnrounded) => DType::F32,
+            CastOrder::RstdFirst if self.call.has(CastOrderBug::XHatUnrounded) => DType::F32,
             CastOrder::BeforeWeight | CastOrder::RstdFirst => activation,
             CastOrder::AtStore | CastOrder::WeightFirst => self.call.accumulator(NormBug::CastLlama),
         };
-        let rounds_rstd = self.cast_order.rounds_rstd() && !self.call.has(CastBug::RstdUnrounded);
+        let rounds_rstd = self.cast_order.rounds_rstd() && !self.call.has(CastOrderBug::RstdUnrounded);
         let rstd = round(statistics.rstd, if rounds_rstd { activation } else { DType::F32 });
         let scale_one = |(i, h): (usize, &f32)| {
             let col = self.call.affine_col(first_col + i);
