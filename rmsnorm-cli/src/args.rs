@@ -331,7 +331,8 @@ pub struct SettingArgs {
     /// Added to every weight; 1 for Gemma; or metadata "weight_offset" [default: 0]
     #[arg(long, value_name = "O", allow_hyphen_values = true)]
     pub weight_offset: Option<String>,
-    /// Where y is rounded: at_store, or before_weight as Llama does; or metadata "cast_order"
+    /// Where y is rounded: at_store, before_weight as Llama does, rstd_first as DeepSeek-V4 does,
+    /// or weight_first, which normalizes x * weight as Muse Spark does; or metadata "cast_order"
     /// [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,

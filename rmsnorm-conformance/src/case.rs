@@ -4,6 +4,7 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
+pub(crate) mod cast_orders;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;
@@ -29,7 +30,6 @@ use rmsnorm_spec::{
 pub use self::family::Family;
 use self::kind::Calls;
 pub use self::kind::Kind;
-use crate::names::{name_of, named};
 use crate::run::memory::Placement;
 use crate::testing::draw;
 
@@ -125,7 +125,7 @@ pub struct Case {
     pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded to 16 bits.
+    /// Where forward rounds to 16 bits on the way to `y`, and the place of the weight.
     pub cast_order: CastOrder,
     /// Added to the variance.
     pub eps: f32,
@@ -209,7 +209,14 @@ impl Case {
         // A gate before the norm has no residual, and the statistics are of the activations.
         let of_residual = sum.with(Tensor::DresidualOut).with(Tensor::Dresidual);
         let is_gated_before = self.kind.gate() == Some(Slot::Before);
-        let given = if is_gated_before { given.difference(of_residual) } else { given };
+        if is_gated_before || has_sum || self.kind.has_parts() {
+            // These make what is normalized, and so does a weight before the norm.
+            self.cast_order = if self.cast_order.is_weight_first() { CastOrder::AtStore } else { self.cast_order };
+        }
+        let is_weight_first = self.cast_order.is_weight_first();
+        let has_no_residual = is_gated_before || is_weight_first;
+        let given = if has_no_residual { given.difference(of_residual) } else { given };
+        let given = if is_weight_first { given.with(Tensor::Weight) } else { given };
         let mut present = TensorSet::NONE;
         let ends = self.kind.has_backward();
         if self.kind.has_forward() {
@@ -229,10 +236,10 @@ impl Case {
                 let next = given.intersection(presence::NEXT).with(Tensor::Y);
                 present = present.union(statistics(next, Tensor::NextMean, Tensor::NextRstd));
             }
-        } else {
+        } else if !is_weight_first {
             self.cast_order = CastOrder::AtStore;
         }
-        if is_gated_before {
+        if has_no_residual {
             self.dtypes.residual = self.dtypes.activation;
         }
         if self.kind.gate().is_none() {
@@ -319,15 +326,12 @@ impl fmt::Display for Layout {
     }
 }
 
-const CAST_ORDERS: [(CastOrder, &str); 2] =
-    [(CastOrder::AtStore, "at_store"), (CastOrder::BeforeWeight, "before_weight")];
-
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { trial, kind, norm, rows, cols, dtypes, weight_offset, eps, layout, family, seed, .. } = self;
         let (kind, norm, family, present) = (kind.name(), norm.name(), family.name(), presence::letters(self.present));
         write!(f, "{trial}:{kind}:{norm}:{dtypes}:{rows}x{cols}:{family}:eps{eps:e}:{present}:offset{weight_offset}:")?;
-        write!(f, "{}:", name_of(&CAST_ORDERS, self.cast_order))?;
+        write!(f, "{}:", self.cast_order.name())?;
         match self.grad_reduction {
             GradReduction::Partials => f.write_str("partials")?,
             GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
@@ -405,7 +409,7 @@ fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Res
         eps: field(fields, "eps", |field| parse_after("eps", field))?,
         present: field(fields, "the optional tensors", presence::parse)?,
         weight_offset: field(fields, "the weight offset", |field| parse_after("offset", field))?,
-        cast_order: field(fields, "the cast order", |field| named(&CAST_ORDERS, field))?,
+        cast_order: field(fields, "the cast order", CastOrder::from_name)?,
         grad_reduction: field(fields, "the reduction", parse_reduction)?,
         layout: field(fields, "the layout", parse_layout)?,
         seed: field(fields, "the seed", |field| parse_after("seed", field))?,

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
-    AnyCall, AnyElement, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec,
-    Piece, PieceSet, Problem, Rows, Source, Span, with_types,
+    AnyCall, AnyElement, Backward, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Piece,
+    PieceSet, Problem, Rows, Source, Span, with_types,
 };
 
 /// Computes the definition in f64.
@@ -68,11 +68,15 @@ fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, 
         bias: bias.as_deref(),
     };
     let mut out = reference::forward(&spec, &inputs);
-    if spec.cast_order == CastOrder::BeforeWeight {
+    if spec.cast_order.rounds_x_hat() {
         for (i, y) in out.y.iter_mut().enumerate() {
-            let col = i % spec.cols;
+            let (row, col) = (i / spec.cols, i % spec.cols);
             let weight = reference::effective_weight(&spec, weight.as_deref(), col);
-            *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
+            let x_hat = match spec.cast_order.rounds_rstd() {
+                true => (out.h[i] - out.mean[row]) * round_to(out.rstd[row], T::DTYPE),
+                false => out.x_hat[i],
+            };
+            *y = round_to(x_hat, T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
         }
     }
     store(&mut y, &out.y, &spec);

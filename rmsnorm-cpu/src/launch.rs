@@ -68,7 +68,7 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
     match (gate, problem.groups, problem.parts) {
         (None, 1, 2..) => spread(backend, tasks, rows, work.with(parts, |y| y), kernel::any),
-        (None, 1, _) => spread(backend, tasks, rows, work, kernel::mix),
+        (None, 1, _) if !problem.cast_order.is_weight_first() => spread(backend, tasks, rows, work, kernel::mix),
         (gate, _, _) => groups::forward(backend, tasks, work, gate),
     }
     Ok(())
@@ -267,7 +267,9 @@ fn run_backward<B: SliceBackend>(
     };
     let groups = problem.groups;
     match (gate, groups) {
-        (None, 1) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
+        (None, 1) if !spec.cast_order.is_weight_first() => {
+            spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
+        }
         (gate, _) => groups::backward(backend, &plan, work, gate, dgate),
     }
     let accumulates = problem.grad_store == GradStore::Accumulated;

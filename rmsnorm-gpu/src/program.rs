@@ -62,7 +62,8 @@ pub struct CallKey {
     pub gradient: DType,
     /// Whether the gradients are added to their previous values.
     pub adds_to_gradients: bool,
-    /// When forward rounds to the activations' dtype.
+    /// When forward rounds to the activations' dtype. In backward, whether the weight comes before
+    /// the norm.
     pub cast_order: CastOrder,
     /// How the program stores its sums over rows for the second stage.
     pub accumulate: Accumulate,
@@ -91,6 +92,7 @@ impl CallKey {
         PieceSet::NONE
             .set(Piece::Parts, self.has_parts)
             .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
+            .set(Piece::WeightFirst, self.cast_order.is_weight_first())
             .set(Piece::GateAfter, matches!(self.gate, Some(Gate { slot: Slot::After, .. })))
             .set(Piece::Residual, has_residual && !self.form.is_residual_after())
             .set(Piece::ResidualAfter, self.form.is_residual_after())
@@ -179,7 +181,15 @@ impl Program {
         let gate = if self.optional.has(Tensor::Gate) { problem.gate } else { None };
         let is_multiplied = has_parameters(tensors) || matches!(gate, Some(Gate { slot: Slot::After, .. }));
         let is_last = !is_multiplied && !form.is_residual_after();
-        let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
+        let rounds_rstd = problem.cast_order.rounds_rstd() && self.optional.has(Tensor::Weight);
+        let is_repeated = is_last && is_repeated && !rounds_rstd;
+        let is_cast = is_forward && !(matches!(problem.dtypes.activation, DType::F32) || is_repeated);
+        let is_weight_first = problem.cast_order.is_weight_first();
+        let cast_order = match is_weight_first {
+            true if self.optional.has(Tensor::Weight) => CastOrder::WeightFirst,
+            false if is_cast => problem.cast_order,
+            true | false => CastOrder::AtStore,
+        };
         let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
             norm: match problem.norm {
@@ -191,7 +201,7 @@ impl Program {
             dtypes: self.dtypes(problem, tensors),
             gradient: if stores_gradients { gradient(problem) } else { problem.dtypes.activation },
             adds_to_gradients: stores_gradients && matches!(problem.grad_store, GradStore::Accumulated),
-            cast_order: if is_forward && is_cast { problem.cast_order } else { CastOrder::AtStore },
+            cast_order,
             accumulate,
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
@@ -492,6 +502,21 @@ mod tests {
         assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
         assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
         assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
+        // The rounding of rstd stays without a weight, in programs that normalize.
+        let rstd_first = |program: Program, tensors: &[Tensor]| {
+            program.key(&Problem { cast_order: CastOrder::RstdFirst, ..forward(tensors) }).cast_order
+        };
+        assert_eq!(rstd_first(FORWARD, &[]), CastOrder::RstdFirst);
+        let statistics = Program { optional: TensorSet::of(&[Tensor::Residual]), ..FORWARD };
+        assert_eq!(rstd_first(statistics, &[Tensor::Weight]), CastOrder::AtStore);
+        // A weight before the norm is another norm in every dtype and direction.
+        for (program, problem) in [(FORWARD, forward(&[Tensor::Weight])), (BACKWARD, backward(&[Tensor::Weight]))] {
+            let problem =
+                Problem { cast_order: CastOrder::WeightFirst, dtypes: DTypes::uniform(DType::F32), ..problem };
+            let key = program.key(&problem);
+            assert_eq!((key.cast_order, REDUCE.key(&problem).cast_order), (CastOrder::WeightFirst, CastOrder::AtStore));
+            assert!(key.pieces(problem.direction).has(Piece::WeightFirst));
+        }
         // A gate after the norm is multiplied with the rounded value.
         let program = Program { optional: TensorSet::of(&[Tensor::Gate]), ..FORWARD };
         for (slot, expected) in [(Slot::After, CastOrder::BeforeWeight), (Slot::Before, CastOrder::AtStore)] {

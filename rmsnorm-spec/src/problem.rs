@@ -68,6 +68,9 @@ impl Span {
 /// - `gate`, the tensor, is there exactly with `gate`, the field; then there is one part of `x`, and
 ///   no residual after the norm; with a gate before the norm there is no residual, and the residual
 ///   dtype is the activations';
+/// - with a weight before the norm ([`CastOrder::WeightFirst`]) there are a weight, one part of
+/// `x`,
+///   no residual and no gate before the norm, and the residual dtype is the activations';
 /// - backward has `bias` only with a gate after the norm, and `dgate` only with a gate;
 /// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
 ///   reaches to the end of the last part;
@@ -99,7 +102,7 @@ pub struct Problem {
     pub rows_per_group: Option<usize>,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,
-    /// Where `x_hat` is rounded.
+    /// The roundings on the way to `y`, and the place of the weight.
     pub cast_order: CastOrder,
     /// Where forward adds the residual; the default in other calls, which do not depend on it.
     pub residual_placement: ResidualPlacement,
@@ -244,6 +247,7 @@ fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     check_order(args.lost)?;
     args.dtypes.check()?;
     check_gate(spec, args.gate.is_some(), args.residual.is_some())?;
+    check_weight_first(spec, args.weight.is_some(), args.residual.is_some())?;
     match spec.residual_placement {
         ResidualPlacement::Before => check_targets(args)?,
         ResidualPlacement::After => check_targets_after(args)?,
@@ -334,7 +338,9 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         check_order(args.lost)?;
         args.dtypes.check()?;
         forbid_mean(&spec, "mean", args.mean.is_some())?;
-        check_gate(&spec, args.gate.is_some(), args.dresidual_out.is_some() || args.dresidual.is_some())?;
+        let has_residual = args.dresidual_out.is_some() || args.dresidual.is_some();
+        check_gate(&spec, args.gate.is_some(), has_residual)?;
+        check_weight_first(&spec, args.weight.is_some(), has_residual)?;
         check_gradients(&spec, &args)?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing {
@@ -401,6 +407,7 @@ where
             return Err(Error::Unsupported { rule });
         }
         check_gate(&spec, args.gate.is_some(), args.residual.is_some())?;
+        check_weight_first(&spec, args.weight.is_some(), args.residual.is_some())?;
         forbid_mean(&spec, "mean", args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
@@ -657,6 +664,10 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     if spec.gate.is_some() && parts.count > 1 {
         return Err(Error::Unsupported { rule: "no call combines parts with a gate".into() });
     }
+    if spec.cast_order.is_weight_first() && parts.count > 1 {
+        let rule = "CastOrder::WeightFirst has one part of x: add the parts before the call".into();
+        return Err(Error::Unsupported { rule });
+    }
     match (&args.x, spec.residual_placement) {
         (Source::Overwrite(_), _) => refuse("a sum of parts cannot overwrite x: use Forward::new"),
         (Source::Read(_), ResidualPlacement::After) => {
@@ -685,6 +696,30 @@ fn check_gate(spec: &NormSpec, has_gate: bool, has_residual: bool) -> Result<(),
             unsupported("no call adds a residual to a gated x: add it before the call, or use NormSpec::gate_after(..)")
         }
         (None, false, _) | (Some(_), true, ResidualPlacement::Before) => Ok(()),
+    }
+}
+
+/// A weight before the norm is there, and nothing else makes what is normalized.
+fn check_weight_first(spec: &NormSpec, has_weight: bool, has_residual: bool) -> Result<(), Error> {
+    if !spec.cast_order.is_weight_first() {
+        return Ok(());
+    }
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (spec.residual_placement, spec.gate) {
+        (ResidualPlacement::After, _) => {
+            unsupported("no call combines CastOrder::WeightFirst with a residual after the norm")
+        }
+        (ResidualPlacement::Before, _) if has_residual => unsupported(
+            "no call adds a residual to x before CastOrder::WeightFirst multiplies it: add it before the call",
+        ),
+        (ResidualPlacement::Before, Some(Gate { slot: Slot::Before, .. })) => unsupported(
+            "no call combines CastOrder::WeightFirst with a gate before the norm: use NormSpec::gate_after(..)",
+        ),
+        (ResidualPlacement::Before, None | Some(Gate { slot: Slot::After, .. })) if has_weight => Ok(()),
+        (ResidualPlacement::Before, None | Some(Gate { slot: Slot::After, .. })) => {
+            let why = "CastOrder::WeightFirst multiplies x with it before the norm: pass weight(..)";
+            Err(Error::Missing { arg: "weight", why })
+        }
     }
 }
 
@@ -770,8 +805,13 @@ fn check_gate_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Elem
         return Err(Error::Unexpected { arg: "dgate", why: "the norm has no gate" });
     }
     let DTypes { activation, residual, .. } = args.dtypes;
-    if slot == Some(Slot::Before) && activation != residual {
-        let rule = format!("with a gate before the norm it has the activations' dtype, {activation}, got {residual}");
+    let of_x = match (slot, spec.cast_order.is_weight_first()) {
+        (Some(Slot::Before), _) => Some("a gate before the norm"),
+        (None | Some(Slot::After), true) => Some("CastOrder::WeightFirst"),
+        (None | Some(Slot::After), false) => None,
+    };
+    if let Some(of_x) = of_x.filter(|_| activation != residual) {
+        let rule = format!("with {of_x} it has the activations' dtype, {activation}, got {residual}");
         return Err(Error::InvalidArgument { arg: "x", rule });
     }
     Ok(())

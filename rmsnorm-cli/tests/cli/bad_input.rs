@@ -209,7 +209,7 @@ fn bad_settings_are_refused_with_their_source() {
         ("op", "--op", "batch_norm", "rms_norm, layer_norm, l2_norm or l2_norm_clamped"),
         ("eps", "--eps", "small", "a number"),
         ("weight_offset", "--weight-offset", "one", "a number"),
-        ("cast_order", "--cast-order", "never", "at_store or before_weight"),
+        ("cast_order", "--cast-order", "never", "at_store, before_weight, rstd_first or weight_first"),
         ("gate", "--gate", "around", "after or before"),
         ("activation", "--activation", "swish", "silu or sigmoid"),
         ("groups", "--groups", "0", "a count of at least 1"),

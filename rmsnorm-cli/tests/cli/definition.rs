@@ -78,7 +78,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
             dresidual_out: input(Role::DresidualOut).map(|tensor| &tensor.values[..]),
         };
         let gated = gated.map(|gated| (gated, bias));
-        BackwardTruth::gated(&spec, &given, gated, Statistics::Given, GradReduction::Partials, model)
+        BackwardTruth::gated(&spec, &given, gated, x.dtype, Statistics::Given, GradReduction::Partials, model)
     });
     for (role, dtype, _) in expected {
         let got = Bits::rounded(output(role).unwrap(), dtype);

@@ -178,7 +178,7 @@ fn run_gates_go_with_a_residual_and_with_codes() {
 }
 
 #[test]
-fn run_before_weight_rounds_twice_and_at_store_once() {
+fn run_rounds_as_the_cast_order_says() {
     let folder = Folder::new();
     let shapes = [("x", DType::Bf16, &[16usize, 64] as &[_]), ("weight", DType::Bf16, &[64])];
     let mut inputs = inputs(Norm::Rms, &shapes);
@@ -188,6 +188,14 @@ fn run_before_weight_rounds_twice_and_at_store_once() {
     inputs.cast_order = CastOrder::AtStore;
     check(&folder, &inputs, &["--cast-order", "at_store"]);
     assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    inputs.cast_order = CastOrder::RstdFirst;
+    check(&folder, &inputs, &["--cast-order", "rstd_first"]);
+    assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    // Backward, too, depends on a weight before the norm.
+    inputs.tensors.insert("dy", inputs.tensors["x"].clone());
+    inputs.cast_order = CastOrder::WeightFirst;
+    folder.write("in", &file(&inputs.tensors, &[("op", "rms_norm"), ("eps", "1e-3"), ("cast_order", "weight_first")]));
+    check(&folder, &inputs, &[]);
 }
 
 #[test]

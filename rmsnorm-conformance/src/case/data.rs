@@ -107,10 +107,13 @@ impl Inputs {
         Some(Gated { gate: case.spec().gate?, z: self.of(Tensor::Gate), wide })
     }
 
-    /// `values`, multiplied with the activated gate if the call has one in that slot.
+    /// `values`, multiplied with the activated gate or the weight if the call has one in that slot.
     fn through(&self, slot: Slot, case: &Case, values: Vec<f64>) -> Vec<f64> {
-        match self.gated(case).filter(|gated| gated.gate.slot == slot) {
-            Some(gated) => reference::gated(gated.gate.activation, &values, gated.z),
+        if let Some(gated) = self.gated(case).filter(|gated| gated.gate.slot == slot) {
+            return reference::gated(gated.gate.activation, &values, gated.z);
+        }
+        match self.get(Tensor::Weight).filter(|_| slot == Slot::Before && case.cast_order.is_weight_first()) {
+            Some(weight) => reference::weighted(&case.spec(), &values, weight, case.dtypes.activation),
             None => values,
         }
     }
@@ -118,7 +121,8 @@ impl Inputs {
     /// The unrounded result of a forward call.
     fn y(&self, case: &Case) -> Vec<f64> {
         let x = self.through(Slot::Before, case, self.of(Tensor::X).to_vec());
-        let norm = reference::forward(&case.spec(), &ForwardInputs { x: &x, ..self.forward(case) });
+        let weight = self.get(Tensor::Weight).filter(|_| !case.cast_order.is_weight_first());
+        let norm = reference::forward(&case.spec(), &ForwardInputs { x: &x, weight, ..self.forward(case) });
         self.through(Slot::After, case, norm.y)
     }
 
@@ -216,7 +220,7 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
             (true, false) => (inputs.of(Tensor::X).to_vec(), Tensor::Weight),
             (true, true) => (reference::forward(&case.spec(), &inputs.forward(case)).sum, Tensor::NextWeight),
         };
-        let weight = inputs.get(weight);
+        let weight = inputs.get(weight).filter(|_| !case.cast_order.is_weight_first());
         let weight = |col: usize| weight.map_or(1.0, |weight| weight[col] + f64::from(case.weight_offset));
         let painter = Painter { case, part: 0 };
         let dy = |row: usize, col: usize| painter.dy(row, col, h[row * cols + col], weight(col));

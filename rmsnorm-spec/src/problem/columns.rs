@@ -169,8 +169,8 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
 /// anything.
 ///
 /// # Errors
-/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns, and for an
-/// `x` of several parts.
+/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns,
+/// for a weight before the norm, and for an `x` of several parts.
 pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     check_divided("columns", "one matrix", spec, parts)
 }
@@ -186,6 +186,9 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
             "where {divided} are divided among ranks, the norm has no groups of columns: give each rank whole groups, \
              and call the norm on its own columns"
         ));
+    }
+    if spec.cast_order.is_weight_first() {
+        return unsupported(format!("where {divided} are divided among ranks, no weight comes before the norm"));
     }
     match (spec.residual_placement, parts) {
         (ResidualPlacement::After, _) => {

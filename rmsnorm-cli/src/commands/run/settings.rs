@@ -20,7 +20,7 @@ pub struct Settings {
     pub eps: f32,
     /// Added to every weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded.
+    /// The roundings on the way to `y`.
     pub cast_order: CastOrder,
     /// The gate, which the file has a tensor for.
     pub gate: Option<Gate>,
@@ -73,8 +73,7 @@ fn parse_norm(name: &str) -> Result<Norm, &'static str> {
 }
 
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {
-    let order = [CastOrder::AtStore, CastOrder::BeforeWeight].into_iter().find(|&order| cast_order_name(order) == name);
-    order.ok_or("at_store or before_weight")
+    CastOrder::from_name(name).ok_or("at_store, before_weight, rstd_first or weight_first")
 }
 
 fn parse_slot(name: &str) -> Result<Slot, &'static str> {
@@ -94,13 +93,5 @@ pub const fn slot_name(slot: Slot) -> &'static str {
     match slot {
         Slot::After => "after",
         Slot::Before => "before",
-    }
-}
-
-/// The name in options and metadata.
-pub const fn cast_order_name(order: CastOrder) -> &'static str {
-    match order {
-        CastOrder::AtStore => "at_store",
-        CastOrder::BeforeWeight => "before_weight",
     }
 }

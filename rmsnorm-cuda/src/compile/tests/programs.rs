@@ -15,11 +15,11 @@ use std::{io, thread};
 
 use rmsnorm_conformance::testing::{skip_or_fail, swept};
 use rmsnorm_gpu::program::{CallKey, QuantNumbers};
-use rmsnorm_gpu::testing::Draw;
+use rmsnorm_gpu::testing::{Draw, weight_first};
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{
-    Activation, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Slot,
-    Tensor, TensorSet,
+    Activation, CastOrder, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement,
+    Slot, Tensor, TensorSet,
 };
 
 use super::super::*;
@@ -437,6 +437,55 @@ fn programs_of_parts_compile_and_keep_their_registers() {
         spilling, 0,
         "programs of several parts spill more than {MOST_SPILLED_OF_PARTS} bytes; the table has them"
     );
+}
+
+/// Norms that round rstd, and norms with the weight before them: forward, backward and to codes,
+/// with and without a gate after the norm.
+fn of_cast_orders() -> Vec<Job> {
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::After });
+    let block = ScaleKind::Block { cols: 128, is_power_of_two: false };
+    let quants = [ScaleKind::Given, ScaleKind::Row, block].map(|scale| QuantSpec::new(CodeType::E4m3, scale));
+    let mut jobs = Vec::new();
+    for (i, cols) in [8, 64, 129, 1000, 4096, 4097, 8192, 17_920, 65_536, 262_144].into_iter().enumerate() {
+        let (norm, dtype) = (Norm::ALL[i % 2], [DType::Bf16, DType::F16, DType::F32][i % 3]);
+        let is_layer = norm == Norm::Layer;
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Mean, is_layer);
+        let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
+        let forward = Problem::forward(norm, ROWS, cols, dtype, weight);
+        let backward = Problem::backward(norm, ROWS, cols, dtype, weight.with(Tensor::Dweight).with(Tensor::Dbias));
+        let few = Problem { rows: FEW_ROWS, ..backward };
+        let along = weight.with(Tensor::CodesColumnwise).with(Tensor::ScalesColumnwise);
+        let codes = quants.map(|quant| {
+            let tensors = if quant.has_columnwise() { along } else { weight };
+            Problem::quantized_forward(norm, ROWS, cols, dtype, quant, tensors)
+        });
+        let after = |problem: &Problem| Problem {
+            tensors: problem.tensors.with(Tensor::Gate),
+            gate,
+            dtypes: problem.dtypes.widened(true, false),
+            ..*problem
+        };
+        let first = [forward, backward, few].into_iter().chain(codes).flat_map(|problem| [problem, after(&problem)]);
+        let first = first.map(|problem| weight_first(&problem));
+        let plain = Problem { tensors: forward.tensors.without(Tensor::Weight), ..forward };
+        let added = Problem { tensors: forward.tensors.union(sum), ..forward };
+        let twice = Problem { residual_placement: ResidualPlacement::After, ..added };
+        let rounded = [forward, plain, added, twice, after(&forward)].into_iter().chain(codes);
+        let rounded = rounded.map(|problem| Problem { cast_order: CastOrder::RstdFirst, ..problem });
+        let in_groups = [2, 1][usize::from(cols % 2 == 1)];
+        let grouped = [forward, backward].map(|problem| Problem { groups: in_groups, ..weight_first(&problem) });
+        for problem in first.chain(rounded).chain(grouped) {
+            let caps = [Caps::h200(), Caps::a100(), Caps::t4()][i % 3];
+            jobs.extend(of_plan(&problem, [16, 16, 2 * problem.dtypes.activation.size() as u32][i % 3], &caps));
+        }
+    }
+    unique(jobs)
+}
+
+#[test]
+fn programs_of_cast_orders_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    report("cast orders", &compile_all(nvrtc, &of_cast_orders()));
 }
 
 #[test]
