@@ -12,6 +12,7 @@ pub(crate) mod residual_after;
 use rmsnorm_spec::{Piece, Slot};
 
 use self::math::PieceMath;
+use crate::case::cast::{self, CastBug};
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
 use crate::case::{Case, Family, Kind, sums};
@@ -48,10 +49,15 @@ const fn math(piece: Piece) -> Math {
     }
 }
 
-/// The cases of the pieces, the last piece first, of gradients as sums, of gates, and of groups of
-/// columns.
+/// The cases of the pieces, the last piece first, of gradients as sums, of gates, of groups of
+/// columns, and of casts.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([sums::LISTS, gate::LISTS, groups::LISTS])
+    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([
+        sums::LISTS,
+        gate::LISTS,
+        groups::LISTS,
+        cast::LISTS,
+    ])
 }
 
 /// The ways to misuse a piece.
@@ -69,11 +75,17 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
     })
 }
 
-/// Every planted bug: of the norm, of groups of columns, of each piece, then of the strides of each
+/// Every planted bug: of the norm, of groups of columns, of casts, of each piece, then of the strides of each
 /// tensor.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
-    NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied().chain(StrideBug::of_tensors())
+    NormBug::BUGS
+        .iter()
+        .chain(GroupBug::BUGS)
+        .chain(CastBug::BUGS)
+        .chain(of_pieces)
+        .copied()
+        .chain(StrideBug::of_tensors())
 }
 
 /// Computes the pieces of a slot, in their order.

@@ -115,6 +115,9 @@ pub(crate) mod scope {
     pub(crate) const WITH_COLUMNS: Kinds = |kind| !PARTS(kind) && !AFTER(kind);
     pub(crate) const FORWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && kind.has_forward();
     pub(crate) const BACKWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && !kind.has_forward();
+    /// Kinds of a single forward or backward call that have casts.
+    pub(crate) const FORWARD_CAST: Kinds = |kind| [Kind::FORWARD, Kind::FORWARD_GATE_AFTER].contains(&kind);
+    pub(crate) const BACKWARD_CAST: Kinds = |kind| [Kind::BACKWARD, Kind::BACKWARD_GATE_AFTER].contains(&kind);
     // Cases with a sum of parts have no groups of rows.
     pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| FLOATS(kind) && !PARTS(kind);
 }

@@ -5,6 +5,7 @@
 //! that they look up are compared with the table, so it must be added there.
 
 mod any;
+mod casts;
 mod columns;
 mod groups;
 mod parts;
