@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::ops::{Index, IndexMut};
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Tensor, TensorSet};
+use rmsnorm_spec::{Access, Piece, PieceSet, Role, Tensor, TensorSet};
 
 use crate::plan::KernelKey;
 

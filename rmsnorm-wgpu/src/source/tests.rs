@@ -12,7 +12,7 @@ use rmsnorm_gpu::testing::Draw;
 use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, Norm, Piece, Problem, ResidualPlacement, Tensor, TensorSet, TensorShape,
+    CastOrder, DType, DTypes, Direction, Norm, Piece, Problem, ResidualPlacement, Slot, Tensor, TensorSet, TensorShape,
 };
 
 use super::prelude::quantizing;
