@@ -159,6 +159,9 @@ fn enqueue_plan(
     if let Some(half) = half {
         params.inv_cols = inv_cols(half.whole_cols);
     }
+    if let Some(rows) = plan.has_groups_as_rows().then(|| plan::groups_as_rows(problem)).flatten() {
+        set_groups_as_rows(&mut params, &rows)?;
+    }
     params.workspace_of_group = plan.workspace.of_group as u64;
     params.chunks = plan.chunks;
     params.partial_rows = plan.partial_rows;
@@ -186,6 +189,17 @@ pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) 
     params.parts = problem.parts as u64;
     params.inv_cols = inv_cols(cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
+    Ok(())
+}
+
+/// Sets the fields of a call whose rows are groups of columns: the groups of a row are a group of
+/// rows.
+fn set_groups_as_rows(params: &mut Params, rows: &Problem) -> Result<(), Error> {
+    params.rows = rows.rows as u64;
+    (params.rows_per_group, params.group_reciprocal) = rows_per_group(rows)?;
+    for Matrix { row_stride, group_stride, .. } in &mut params.tensors {
+        (*row_stride, *group_stride) = (rows.cols as u64, *row_stride);
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! rounded value.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs, round_to};
@@ -70,6 +71,11 @@ impl Inputs {
         };
         let sum = self.sum.as_ref().map(|sum| pick_rows(sum, rows, case.cols));
         Inputs { sum, ..self.clone().map(picked) }
+    }
+
+    /// The same inputs with only `groups` of columns.
+    pub fn with_groups(&self, groups: &Range<usize>, case: &Case) -> Inputs {
+        self.clone().map(|tensor, values| pick_groups(values, tensor, groups, case))
     }
 
     /// The inputs of a forward call of the reference.
@@ -154,6 +160,22 @@ impl Given {
 /// Some rows of a dense matrix, in the order given.
 pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> Vec<T> {
     rows.iter().flat_map(|row| matrix[row * cols..(row + 1) * cols].iter().copied()).collect()
+}
+
+/// The elements that belong to some of the groups of columns of a case, in a tensor whose elements
+/// all belong to one.
+pub(crate) fn pick_groups<T: Copy>(values: &[T], tensor: Tensor, groups: &Range<usize>, case: &Case) -> Option<Vec<T>> {
+    let of_group = match tensor.shape() {
+        TensorShape::Matrix | TensorShape::Cols => case.width(),
+        TensorShape::Rows => 1,
+        TensorShape::Transposed
+        | TensorShape::Workspace
+        | TensorShape::One
+        | TensorShape::Scales
+        | TensorShape::ScalesColumnwise => return None,
+    };
+    let picked = groups.start * of_group..groups.end * of_group;
+    Some(values.chunks(case.groups * of_group).flat_map(|row| row[picked.clone()].iter().copied()).collect())
 }
 
 /// The inputs of `case`.
