@@ -348,6 +348,11 @@ pub struct SettingArgs {
     /// metadata "groups" [default: 1]
     #[arg(long, value_name = "N")]
     pub groups: Option<String>,
+    /// The dtype of y: f32, f16 or bf16. It may differ from that of x if one of the two is f32 and
+    /// there is no residual; gate and dy then have it too; or metadata "out_dtype" [default: that
+    /// of x]
+    #[arg(long, value_name = "DTYPE")]
+    pub out_dtype: Option<String>,
     /// 8-bit results.
     #[command(flatten)]
     pub quantize: QuantizeArgs,

@@ -4,6 +4,7 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
+pub(crate) mod cast;
 pub(crate) mod cast_orders;
 pub(crate) mod coverage;
 pub(crate) mod data;
@@ -145,6 +146,8 @@ pub struct Case {
     pub activation: Activation,
     /// The number of groups of columns, each with its own statistics.
     pub groups: usize,
+    /// Whether `x` and `dx` have the dtype of the residual stream, which differs from that of `y`.
+    pub casts: bool,
 }
 
 impl Case {
@@ -169,6 +172,7 @@ impl Case {
             parts: if kind.has_parts() { 2 } else { 1 },
             activation: Activation::Silu,
             groups: 1,
+            casts: false,
         }
     }
 
@@ -180,6 +184,7 @@ impl Case {
     /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
     pub(crate) const fn x_dtype(&self) -> DType {
         match self.kind.direction {
+            Direction::Forward | Direction::QuantizedForward if self.casts => self.dtypes.residual,
             Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
             Direction::Backward => self.dtypes.residual,
         }
@@ -201,6 +206,10 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
+        self.casts = self.casts && cast::KINDS.contains(&self.kind) && self.dtypes.residual != self.dtypes.activation;
+        if !self.casts && self.dtypes.activation == DType::F32 {
+            self.dtypes.residual = DType::F32;
+        }
         // A backward call after a sum of parts needs the sum, which only a call with a residual
         // stores.
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
@@ -209,7 +218,7 @@ impl Case {
         // A gate before the norm has no residual, and the statistics are of the activations.
         let of_residual = sum.with(Tensor::DresidualOut).with(Tensor::Dresidual);
         let is_gated_before = self.kind.gate() == Some(Slot::Before);
-        if is_gated_before || has_sum || self.kind.has_parts() {
+        if is_gated_before || has_sum || self.kind.has_parts() || self.casts {
             // These make what is normalized, and so does a weight before the norm.
             self.cast_order = if self.cast_order.is_weight_first() { CastOrder::AtStore } else { self.cast_order };
         }
@@ -217,6 +226,7 @@ impl Case {
         let has_no_residual = is_gated_before || is_weight_first;
         let given = if has_no_residual { given.difference(of_residual) } else { given };
         let given = if is_weight_first { given.with(Tensor::Weight) } else { given };
+        let given = if self.casts { given.difference(sum).with(Tensor::Dresidual) } else { given };
         let mut present = TensorSet::NONE;
         let ends = self.kind.has_backward();
         if self.kind.has_forward() {
@@ -229,7 +239,7 @@ impl Case {
             present = given.intersection(presence::of_norm(self.kind.direction, self.kind.pieces));
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = statistics(present, Tensor::Mean, Tensor::Rstd);
-            if !given.has(Tensor::Residual) {
+            if !given.has(Tensor::Residual) && !self.casts {
                 self.dtypes.residual = self.dtypes.activation;
             }
             if self.kind.is_after() && given.has(Tensor::Y) {
@@ -347,12 +357,18 @@ impl fmt::Display for Case {
         if self.groups > 1 {
             write!(f, ":{OF_COLUMNS}{}", self.groups)?;
         }
+        if self.casts {
+            write!(f, ":{CASTS}")?;
+        }
         self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
 
 /// What is before the number of groups of columns in an id.
 const OF_COLUMNS: &str = "colgroups";
+
+/// What an id of a case that [`casts`](Case::casts) has.
+const CASTS: &str = "cast";
 
 /// The error for a string that is not the id of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -422,6 +438,7 @@ fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Res
             Some(groups) => parse_after(OF_COLUMNS, groups).ok_or("the groups of columns")?,
             None => 1,
         },
+        casts: fields.next_if_eq(&CASTS).is_some(),
         quant: kind.is_quantized().then(|| field(fields, "the quantization", quantized::parse)).transpose()?,
         ..plain
     })
@@ -445,7 +462,7 @@ fn parse_shape(field: &str) -> Option<(usize, usize)> {
 }
 
 fn parse_dtypes(field: &str) -> Option<DTypes> {
-    DTypes::ALL.into_iter().find(|dtypes| dtypes.to_string() == field)
+    DTypes::ALL.into_iter().chain(DTypes::CASTS).find(|dtypes| dtypes.to_string() == field)
 }
 
 fn parse_reduction(field: &str) -> Option<GradReduction> {

@@ -13,6 +13,7 @@ pub(crate) mod weight_first;
 use rmsnorm_spec::{Piece, Slot};
 
 use self::math::PieceMath;
+use crate::case::cast::{self, CastBug};
 use crate::case::cast_orders::CastOrderBug;
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
@@ -53,9 +54,9 @@ const fn math(piece: Piece) -> Math {
 }
 
 /// The cases of the pieces, the last piece first, of gradients as sums, of gates, of groups of
-/// columns, of L2 norm, and of cast orders.
+/// columns, of L2 norm, of cast orders, and of casts.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS, cast_orders::LISTS];
+    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS, cast_orders::LISTS, cast::LISTS];
     Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain(others)
 }
 
@@ -75,11 +76,12 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
 }
 
 /// Every planted bug: of the norm, of groups of columns, of each piece, of the strides of each
-/// tensor, then of L2 norm and of cast orders.
+/// tensor, then of L2 norm, of cast orders and of casts.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
     let of_norms = NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied();
-    of_norms.chain(StrideBug::of_tensors()).chain(L2Bug::BUGS.iter().chain(CastOrderBug::BUGS).copied())
+    let others = L2Bug::BUGS.iter().chain(CastOrderBug::BUGS).chain(CastBug::BUGS).copied();
+    of_norms.chain(StrideBug::of_tensors()).chain(others)
 }
 
 /// Computes the pieces of a slot, in their order.

@@ -52,8 +52,15 @@ fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, 
     call.problem().require_one_group(Loops.name())?;
     call.problem().require_pieces(Loops.name(), PieceSet::of(&[Piece::Residual]))?;
     let (spec, args) = (*call.spec(), call.into_args());
-    let (x, mut y) = split(args.x, args.y, &spec);
-    let (residual, mut residual_out) = match args.residual {
+    let ((x, mut y), residual) = match (args.x, args.residual) {
+        (Some(x), residual) => (split(x, args.y, &spec), residual),
+        // x has the dtype of the residual stream.
+        (None, Some(Source::Read(x))) => ((matrix(&x, &spec), args.y), None),
+        (None, Some(Source::Overwrite(_)) | None) => {
+            return Err(Error::Missing { arg: "x", why: "a checked call has it" });
+        }
+    };
+    let (residual, mut residual_out) = match residual {
         Some(source) => {
             let (values, out) = split(source, args.residual_out, &spec);
             (Some(values), out)
@@ -105,7 +112,8 @@ fn backward<T: Element, W: Element, R: Element>(call: Checked<Backward<'_, Loops
         dresidual_out: dresidual_out.as_deref(),
     };
     let out = reference::backward(&spec, &inputs);
-    store(&mut Some(args.dx), &out.dx, &spec);
+    let mut dx = args.dx;
+    store(&mut dx, &out.dx, &spec);
     // The same gradient in the residual stream's own dtype.
     let mut dresidual = args.dresidual;
     store(&mut dresidual, &out.dx, &spec);

@@ -105,7 +105,8 @@ fn pulls(call: &CallKey) -> (Vec<Source>, String) {
 fn chain(key: &KernelKey) -> (Vec<Source>, String) {
     let (pieces, activation) = (key.pieces(), activation(&key.call));
     let mut files = vec![kernels::NORM, kernels::X, kernels::STORE];
-    let (mut before, mut after, mut next) = ("X".to_owned(), "Store".to_owned(), "void");
+    let x = if key.call.form.is_cast() { "Plain<R>" } else { "X" };
+    let (mut before, mut after, mut next) = (x.to_owned(), "Store".to_owned(), "void");
     // From the inner types to those that wrap them.
     for piece in Piece::ALL.into_iter().rev().filter(|piece| pieces.has(*piece)) {
         files.extend(match piece {

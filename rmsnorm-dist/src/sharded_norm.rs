@@ -268,6 +268,10 @@ pub fn check_reduced<'a, B: NormBackend>(
             normalize the sum";
         return Err(Error::Unsupported { rule: rule.into() });
     }
+    if args.x.is_none() {
+        let rule = "forward_reduced sums x in the dtype of y, got another dtype: use Forward::new, or convert x first";
+        return Err(Error::Unsupported { rule: rule.into() });
+    }
     match spec.residual_placement {
         ResidualPlacement::Before => Checked::forward(*spec, args),
         ResidualPlacement::After => {

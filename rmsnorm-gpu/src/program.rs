@@ -88,7 +88,9 @@ pub struct CallKey {
 impl CallKey {
     /// The pieces that the code of a program of that direction has.
     pub const fn pieces(&self, direction: Direction) -> PieceSet {
-        let has_residual = !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
+        // The residual of a cast is its x.
+        let is_x = self.form.is_cast() && !matches!(direction, Direction::Backward);
+        let has_residual = !is_x && !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
         PieceSet::NONE
             .set(Piece::Parts, self.has_parts)
             .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
@@ -119,7 +121,7 @@ pub enum Accumulate {
     Atomics,
 }
 
-/// How forward uses the residual. [`Form::Norm`] for every other pass.
+/// How a call uses the residual. Backward is [`Form::Norm`] or [`Form::Cast`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// `y` is the norm of `x`, or of `residual_out = x + residual`.
@@ -128,10 +130,16 @@ pub enum Form {
     AddsToResidual,
     /// As `Sum`, and `y` is the next norm, applied to `residual_out`.
     AddsAndNorms,
+    /// `x`, and in backward its gradient, has the dtype of the residual stream, and nothing is
+    /// added to `x`: [`TensorSet::is_cast`].
+    Cast,
 }
 
 impl Form {
     const fn of(problem: &Problem) -> Self {
+        if problem.tensors.is_cast() {
+            return Form::Cast;
+        }
         match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::AddsAndNorms,
             (Direction::Forward, ResidualPlacement::After) => Form::AddsToResidual,
@@ -143,7 +151,7 @@ impl Form {
     /// Whether the residual is added after the norm.
     pub const fn is_residual_after(self) -> bool {
         match self {
-            Form::Norm => false,
+            Form::Norm | Form::Cast => false,
             Form::AddsToResidual | Form::AddsAndNorms => true,
         }
     }
@@ -151,9 +159,14 @@ impl Form {
     /// Whether the sum is normalized too.
     pub const fn norms_twice(self) -> bool {
         match self {
-            Form::Norm | Form::AddsToResidual => false,
+            Form::Norm | Form::AddsToResidual | Form::Cast => false,
             Form::AddsAndNorms => true,
         }
+    }
+
+    /// Whether `x` has the dtype of the residual stream.
+    pub const fn is_cast(self) -> bool {
+        matches!(self, Form::Cast)
     }
 }
 
@@ -215,9 +228,11 @@ impl Program {
 
     /// The optional tensors that the call has. In place there is no `x`, and `residual_out`
     /// overwrites the residual. Code that does not distinguish calls without `x` counts an in-place
-    /// residual as a residual.
+    /// residual as a residual, and takes what a cast calls a residual for `x`, and `dresidual` for
+    /// `dx`.
     const fn tensors(&self, problem: &Problem) -> TensorSet {
-        let tensors = problem.tensors;
+        let is_dx = problem.tensors.is_cast() && !self.optional.has(Tensor::X);
+        let tensors = if is_dx { problem.tensors.without(Tensor::Dresidual) } else { problem.tensors };
         let adds_residual =
             if self.optional.has(Tensor::X) { tensors.has(Tensor::Residual) } else { tensors.adds_residual() };
         // Backward reads the bias for the gradient of a gate.
@@ -235,7 +250,8 @@ impl Program {
         }
         let is_backward = matches!(self.direction, Direction::Backward);
         // A sum of parts is rounded like a sum with a residual.
-        let uses_stream = is_backward || problem.tensors.adds_residual() || has_parts(problem);
+        let uses_stream =
+            is_backward || problem.tensors.adds_residual() || problem.tensors.is_cast() || has_parts(problem);
         DTypes {
             activation,
             weight: if has_parameters(tensors) { weight } else { activation },

@@ -276,6 +276,20 @@ impl Draw {
         Problem { tensors: kept.union(drawn).with(Tensor::Gate), dtypes, gate: Some(gate), ..*problem }
     }
 
+    /// A call without a residual, forward or backward, whose y has another dtype than its x.
+    pub fn cast(&mut self, rows: usize, cols: usize) -> Problem {
+        let of_residual = [Piece::Residual.tensors(Direction::Forward), Piece::Residual.tensors(Direction::Backward)];
+        let problem = if self.yes() { self.forward(rows, cols) } else { self.backward(rows, cols) };
+        let of_direction = of_residual[usize::from(problem.direction == Direction::Backward)];
+        let added = problem.tensors.intersection(TensorSet::of(&[Tensor::DresidualOut]));
+        let tensors = problem.tensors.difference(of_direction).union(added);
+        let tensors = match problem.direction {
+            Direction::Backward => tensors.without(Tensor::Dx).with(Tensor::Dresidual),
+            Direction::Forward | Direction::QuantizedForward => tensors.without(Tensor::X).with(Tensor::Residual),
+        };
+        Problem { tensors, dtypes: self.of(DTypes::CASTS), ..problem }
+    }
+
     /// A quantized call with any kind of scale and any of the matching tensors.
     pub fn quantized_forward(&mut self, rows: usize, cols: usize) -> Problem {
         let forward = self.forward(rows, cols);

@@ -126,7 +126,10 @@ impl Problem {
     pub const fn pieces(&self) -> PieceSet {
         let tensors = self.tensors;
         let is_after = matches!(self.residual_placement, ResidualPlacement::After);
-        let has_residual = !tensors.intersection(Piece::Residual.tensors(self.direction)).is_empty();
+        // A residual that is normalized alone is added to nothing.
+        let of_residual = tensors.intersection(Piece::Residual.tensors(self.direction));
+        let has_residual =
+            !of_residual.is_empty() && (tensors.adds_residual() || matches!(self.direction, Direction::Backward));
         PieceSet::NONE
             .set(Piece::Parts, self.parts > 1)
             .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
@@ -174,6 +177,7 @@ mod tests {
             (after(forward(&sum)), PieceSet::of(&[Piece::ResidualAfter, Piece::NextNorm])),
             (backward(&[Tensor::Dweight]), PieceSet::NONE),
             (backward(&[Tensor::Dresidual]), PieceSet::of(&[Piece::Residual])),
+            (Problem { tensors: TensorSet::of(&[Tensor::Residual, Tensor::Y]), ..forward(&[]) }, PieceSet::NONE),
             (
                 Problem::quantized_forward(Norm::Rms, 2, 3, DType::F16, quant, &sum),
                 PieceSet::of(&[Piece::Residual, Piece::Quantize]),

@@ -193,7 +193,10 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let read = read.with(Tensor::X).set(Tensor::Gate, case.kind.gate().is_some());
     let drawn = read.iter().filter(|tensor| tensor.shape() != TensorShape::Rows);
     let mut inputs = Inputs::default();
-    for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, tensor.dtype(case.kind.direction, case.dtypes)?))) {
+    let dtype = |tensor: Tensor| {
+        if tensor == Tensor::X { Some(case.x_dtype()) } else { tensor.dtype(case.kind.direction, case.dtypes) }
+    };
+    for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, dtype(tensor)?))) {
         let parts = if tensor == Tensor::X { case.parts } else { 1 };
         let of_part = |part: usize| {
             let value = |row, col| Painter { case, part }.value(tensor, row, col);
@@ -279,7 +282,7 @@ impl Painter<'_> {
     fn x(&self, row: usize, col: usize) -> f64 {
         let (case, i) = (self.case, self.at(row, col));
         let z = self.normal(Tensor::X, i);
-        let dtype = case.dtypes.activation;
+        let dtype = if case.casts { case.x_dtype() } else { case.dtypes.activation };
         match case.family {
             Family::Randn | Family::CorrDy => z,
             Family::NearEps => z * self.near_eps(row),

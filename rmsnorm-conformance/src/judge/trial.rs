@@ -117,11 +117,12 @@ pub(crate) fn judge_stored(case: &Case, inputs: &Inputs, stored: &Outputs, arith
 /// that has no unique value.
 fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
     let given = inputs.forward(case);
+    let x_dtype = if case.casts { case.x_dtype() } else { case.dtypes.activation };
     if let Some(sum) = &inputs.sum {
         let given = ForwardInputs { x: sum, residual: None, ..given };
         return ForwardTruth::of_sum(&case.spec(), given, (case.dtypes.activation, case.dtypes.residual), model);
     }
-    ForwardTruth::gated(&case.spec(), given, inputs.gated(case), case.dtypes.activation, observed, model)
+    ForwardTruth::gated(&case.spec(), given, inputs.gated(case), x_dtype, observed, model)
 }
 
 /// The verdicts on a case so far.

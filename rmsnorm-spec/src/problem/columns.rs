@@ -74,6 +74,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         given: WithStatistics<'g, B, Forward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
         check_columns_form(&spec, given.args.parts)?;
+        check_one_dtype("columns", given.args.x.is_some())?;
         check_given(given, Direction::Forward, |args| Checked::forward(spec, args))
     }
 }
@@ -92,6 +93,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         given: WithStatistics<'g, B, Backward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
         check_columns_form(&spec, None)?;
+        check_one_dtype("columns", given.args.dx.is_some())?;
         check_given(given, Direction::Backward, |args| Checked::backward(backend, spec, args))
     }
 }
@@ -199,6 +201,14 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
         }
         (ResidualPlacement::Before, None) => Ok(()),
     }
+}
+
+/// Refuses casts: the first half takes x in the dtype of y.
+pub(super) fn check_one_dtype(divided: &str, has_one: bool) -> Result<(), Error> {
+    if has_one {
+        return Ok(());
+    }
+    Err(Error::Unsupported { rule: format!("where {divided} are divided among ranks, x and y have one dtype") })
 }
 
 /// A statistics tensor of this shape, read or written.

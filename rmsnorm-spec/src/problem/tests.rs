@@ -5,6 +5,7 @@
 //! that they look up are compared with the table, so it must be added there.
 
 mod any;
+mod casts;
 mod columns;
 mod groups;
 mod parts;
@@ -409,7 +410,7 @@ impl Call {
             Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Gated => {
                 let is_next = self.form == Form::After;
                 let args = Forward::<'_, Numbers, T, W, R> {
-                    x: look_up.source("x", self.form.overwrites_x()),
+                    x: Some(look_up.source("x", self.form.overwrites_x())),
                     weight: optional("weight").then(|| look_up.view("weight")),
                     bias: optional("bias").then(|| look_up.view("bias")),
                     residual: optional("residual").then(|| look_up.source("residual", self.form.overwrites_residual())),
@@ -455,7 +456,7 @@ impl Call {
                     mean: optional("mean").then(|| look_up.view("mean")),
                     rstd: look_up.view("rstd"),
                     dresidual_out: optional("dresidual_out").then(|| look_up.rows("dresidual_out")),
-                    dx: look_up.rows("dx"),
+                    dx: Some(look_up.rows("dx")),
                     dweight: optional("dweight").then(|| look_up.view("dweight")),
                     dbias: optional("dbias").then(|| look_up.view("dbias")),
                     workspace: optional("workspace").then(|| look_up.view("workspace")),

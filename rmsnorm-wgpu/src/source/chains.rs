@@ -107,7 +107,8 @@ fn held_matrices(key: &KernelKey) -> Vec<Held> {
     let is_after = |tensor| of_slot(key, Slot::After).iter().any(|piece| piece.tensors(direction).has(tensor));
     let held = |tensor: Tensor| {
         let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
-        let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+        let is_overwritten = |input| input == tensor && (input != Tensor::X || key.call.tensors.is_in_place());
+        let by = overwritten.into_iter().find_map(|(input, output)| is_overwritten(input).then_some(output));
         let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
         let is_late = match direction {
             Direction::Backward => LATE.has(tensor),
@@ -145,10 +146,14 @@ fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return H
 
 /// h, as stored, from the held matrices; and the later norms' h, which the norm before has put.
 fn before(key: &KernelKey) -> String {
-    let x = "pair_T(held.x)".to_owned();
-    let made = of_slot(key, Slot::Before).into_iter().fold(x.clone(), |x, piece| put(key, piece, x));
+    // The residual that is normalized alone is its x.
+    let (x, kept) = match key.call.form.is_cast() {
+        true => ("pair_R(held.residual)", "held.residual"),
+        false => ("pair_T(held.x)", "held.x"),
+    };
+    let made = of_slot(key, Slot::Before).into_iter().fold(x.to_owned(), |x, piece| put(key, piece, x));
     let role = if holds_gate(key) { "R" } else { "0" };
-    let h = if made == x { "held.x".to_owned() } else { format!("settled_{role}(kept_{role}({made}))") };
+    let h = if made == x { kept.to_owned() } else { format!("settled_{role}(kept_{role}({made}))") };
     let h = if holds_gate(key) { format!("Kept_0({h}, held.gate)") } else { h };
     let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", &h)]);
     for n in 1..=norms(key) {

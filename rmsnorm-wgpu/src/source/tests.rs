@@ -68,7 +68,7 @@ fn in_groups(key: &KernelKey) -> Option<KernelKey> {
 fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw::new(2);
     let devices = [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()];
-    let mut keys = Vec::new();
+    let mut problems = Vec::new();
     for (is_gated, caps) in [false, true].into_iter().flat_map(|is_gated| devices.map(|caps| (is_gated, caps))) {
         for call in 0..CALLS_PER_DEVICE {
             let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
@@ -83,20 +83,33 @@ fn planned() -> Vec<(Caps, KernelKey)> {
                 (true, ResidualPlacement::Before) => draw.gated(&problem),
                 (true, ResidualPlacement::After) => continue,
             };
-            let layout = draw.layout(&problem);
-            let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
-            let steps = match steps {
-                // A small device cannot bind a block of long rows.
-                Err(PlanError::Columnwise { .. }) => continue,
-                steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
-            };
-            keys.extend(steps.into_iter().filter_map(|step| match step {
-                Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
-                Step::Zero { .. } => None,
-            }));
+            problems.push((caps, problem, draw.layout(&problem)));
         }
     }
-    keys
+    let mut draw = Draw::new(9);
+    for caps in devices {
+        for call in 0..CALLS_PER_DEVICE / 2 {
+            let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
+            let cast = draw.cast(rows, cols);
+            let gated = draw.gated(&cast);
+            let has_gate = call % 3 == 0 && gated.gate.is_some_and(|gate| gate.slot == Slot::After);
+            let problem = if has_gate { gated } else { cast };
+            problems.push((caps, problem, draw.layout(&problem)));
+        }
+    }
+    let keys = |(caps, problem, layout): (Caps, Problem, Layout)| {
+        let steps = match plan(&problem, &layout, &caps).map(|plan| plan.steps) {
+            // A small device cannot bind a block of long rows.
+            Err(PlanError::Columnwise { .. }) => Vec::new(),
+            steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
+        };
+        let of_step = move |step| match step {
+            Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
+            Step::Zero { .. } => None,
+        };
+        steps.into_iter().filter_map(of_step).collect::<Vec<_>>()
+    };
+    problems.into_iter().flat_map(keys).collect()
 }
 
 /// All sampled keys, without duplicates.

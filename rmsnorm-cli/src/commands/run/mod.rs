@@ -87,6 +87,7 @@ impl Report<'_> {
             "gate": spec.gate.map(|gate| slot_name(gate.slot)),
             "activation": spec.gate.map(|gate| gate.activation.name()),
             "groups": spec.groups,
+            "out_dtype": self.request.y_dtype.name(),
             "quant": self.request.quantize.map(|quantize| quantize.described()),
             "tensors": outputs,
             "ignored": { "metadata": self.unread.metadata, "tensors": self.unread.tensors },

@@ -546,6 +546,59 @@ fn programs_of_sums_compile_and_keep_their_registers() {
     assert_eq!(spilling, 0, "programs of sums spill more than {MOST_SPILLED} bytes; the table has them");
 }
 
+/// The most bytes that a program of a cast spills: a gate beside two f32 matrices.
+const MOST_SPILLED_OF_CASTS: u32 = MOST_SPILLED_TO_CODES;
+
+/// Row lengths of every program of forward and backward.
+const COLS_OF_CASTS: [usize; 8] = [64, 128, 1000, 4096, 8192, 17_920, 65_536, 600_011];
+
+/// Calls whose y has another dtype than their x: typical ones, and every option.
+fn of_casts() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (norm, dtypes) in Norm::ALL.into_iter().flat_map(|norm| DTypes::CASTS.map(|dtypes| (norm, dtypes))) {
+        let saved = TensorSet::of(&[Tensor::Rstd]).set(Tensor::Mean, norm == Norm::Layer);
+        let gradients = TensorSet::of(&[Tensor::Weight, Tensor::Dweight]).set(Tensor::Dbias, norm == Norm::Layer);
+        for cols in COLS_OF_CASTS {
+            let forward = Problem::forward(norm, ROWS, cols, dtypes.activation, saved.with(Tensor::Weight));
+            let tensors = forward.tensors.without(Tensor::X).with(Tensor::Residual);
+            jobs.extend(of_plan(&Problem { dtypes, tensors, ..forward }, 16, &Caps::h200()));
+            for rows in [FEW_ROWS, ROWS] {
+                let backward = Problem::backward(norm, rows, cols, dtypes.activation, gradients);
+                let tensors = backward.tensors.without(Tensor::Dx).with(Tensor::Dresidual);
+                jobs.extend(of_plan(&Problem { dtypes, tensors, ..backward }, 16, &Caps::h200()));
+            }
+        }
+    }
+    let mut draw = Draw::new(61);
+    for caps in [Caps::h200(), Caps::t4()] {
+        for sample in 0..60 {
+            let problem = draw.cast(draw_rows(sample), COLS_OF_CASTS[sample % 8] - sample % 3);
+            let gated = draw.gated(&problem);
+            let is_after = gated.gate.is_some_and(|gate| gate.slot == Slot::After);
+            let problem = if is_after && sample % 2 == 0 { gated } else { problem };
+            jobs.extend(of_plan(&problem, [2, 4, 8, 16][sample % 4], &caps));
+        }
+    }
+    unique(jobs)
+}
+
+fn draw_rows(sample: usize) -> usize {
+    if sample.is_multiple_of(3) { FEW_ROWS } else { ROWS }
+}
+
+#[test]
+fn programs_of_casts_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let jobs = of_casts();
+    for program in [Program::Forward, Program::ForwardStreaming, Program::Backward, Program::BackwardColumns] {
+        assert!(jobs.iter().any(|job| job.key.program == program && job.key.call.form.is_cast()), "{program:?}");
+    }
+    let outcomes = compile_all(nvrtc, &jobs);
+    report("casts", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_OF_CASTS).count();
+    assert_eq!(spilling, 0, "programs of casts spill more than {MOST_SPILLED_OF_CASTS} bytes; the table has them");
+}
+
 /// A loaded table may have any legal tile.
 #[test]
 fn programs_by_any_legal_table_compile() {
