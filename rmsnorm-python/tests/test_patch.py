@@ -402,9 +402,9 @@ def test_modules_whose_forward_reads_the_same_are_one_trial():
 
     trials = Trials()
     plain = [Rms(unread=1), Rms(unread=[]), Rms(eps=1e-4)]
-    found = [trials.found(module) for module in plain]
+    found = [trials.found(module).alone for module in plain]
     assert found[1] is found[0] and found[2] is not found[0]
-    assert trials.found(ByDictionary(factor=1.0)).has_weight
+    assert trials.found(ByDictionary(factor=1.0)).alone.has_weight
     with pytest.raises(Left):
         trials.found(ByDictionary(factor=2.0))
 

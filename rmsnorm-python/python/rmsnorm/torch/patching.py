@@ -217,8 +217,8 @@ def _looks_like_a_norm(module):
     weight = state["_parameters"].get("weight")
     has_row = weight is not None and weight.ndim == 1
     # A layer may keep the eps of a norm within it.
-    is_alone = not state["_modules"]
-    return is_named or is_alone and (has_eps or has_row and small), is_named or has_eps or has_row or small
+    is_layer = state["_modules"] and not has_row
+    return is_named or has_eps and not is_layer or has_row and small, is_named or has_eps or has_row or small
 
 
 def _check_before(module, is_sharded):
