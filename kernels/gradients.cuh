@@ -13,6 +13,12 @@ constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 // row of one column the two are equal.
 __device__ inline float weighted_gradient(float dy, float weight) { return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight; }
 
+// mean_wdy_xhat of a row, equation (9), which is 0 where the clamped L2 norm was clamped: (23).
+__device__ inline float unless_clamped(const Params& p, float rstd, float mean_wdy_xhat) {
+    if constexpr (IS_CLAMPED) return rstd * p.eps >= __uint_as_float(CLAMPED_FROM) ? 0.0f : mean_wdy_xhat;
+    else return mean_wdy_xhat;
+}
+
 // Stores a sum over all rows: rounded once if G is narrower than f32, or added to the previous
 // value.
 __device__ inline void store_gradient(G* gradient, float sum) {

@@ -14,6 +14,7 @@ use rmsnorm_spec::{Piece, Slot};
 use self::math::PieceMath;
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
+use crate::case::l2::{self, L2Bug};
 use crate::case::{Case, Family, Kind, sums};
 use crate::run::bad_call::Misuse;
 use crate::selftest::planted::{Bug, BugList, NormBug, StrideBug};
@@ -48,10 +49,11 @@ const fn math(piece: Piece) -> Math {
     }
 }
 
-/// The cases of the pieces, the last piece first, of gradients as sums, of gates, and of groups of
-/// columns.
+/// The cases of the pieces, the last piece first, of gradients as sums, of gates, of groups of
+/// columns, and of L2 norm.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([sums::LISTS, gate::LISTS, groups::LISTS])
+    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS];
+    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain(others)
 }
 
 /// The ways to misuse a piece.
@@ -69,11 +71,12 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
     })
 }
 
-/// Every planted bug: of the norm, of groups of columns, of each piece, then of the strides of each
-/// tensor.
+/// Every planted bug: of the norm, of groups of columns, of each piece, of the strides of each
+/// tensor, then of L2 norm.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
-    NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied().chain(StrideBug::of_tensors())
+    let of_norms = NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied();
+    of_norms.chain(StrideBug::of_tensors()).chain(L2Bug::BUGS.iter().copied())
 }
 
 /// Computes the pieces of a slot, in their order.
