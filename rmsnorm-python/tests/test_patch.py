@@ -402,9 +402,9 @@ def test_modules_whose_forward_reads_the_same_are_one_trial():
 
     trials = Trials()
     plain = [Rms(unread=1), Rms(unread=[]), Rms(eps=1e-4)]
-    found = [trials.found(module) for module in plain]
+    found = [trials.found(module).alone for module in plain]
     assert found[1] is found[0] and found[2] is not found[0]
-    assert trials.found(ByDictionary(factor=1.0)).has_weight
+    assert trials.found(ByDictionary(factor=1.0)).alone.has_weight
     with pytest.raises(Left):
         trials.found(ByDictionary(factor=2.0))
 
@@ -824,6 +824,10 @@ def test_what_is_left_is_said():
         def forward(self, x, gate):
             return super().forward(x) * gate
 
+    class ThreeTensors(Llama):
+        def forward(self, x, gate, bias):
+            return super().forward(x) * gate + bias
+
     class LayerNorm2d(torch.nn.LayerNorm):
         def forward(self, x):
             return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -842,14 +846,15 @@ def test_what_is_left_is_said():
             self.weight = torch.nn.Parameter(torch.ones(4, 16))
 
     net = torch.nn.Sequential(GatedNorm(64), LayerNorm2d(64), L2Norm(), HeadNorm(), torch.nn.BatchNorm1d(64), torch.nn.LayerNorm(64),
-                              torch.nn.Linear(64, 64), torch.nn.Dropout(0.005), rt.RMSNorm(64))
+                              torch.nn.Linear(64, 64), torch.nn.Dropout(0.005), rt.RMSNorm(64), ThreeTensors(64), rt.RMSNormGated(64))
     found = rt.patch(net)
     assert [name for name, *_ in found.replaced] == ["5"]
     reasons = {kind: reason for _, kind, reason in found.left}
-    assert reasons["GatedNorm"] == "its forward takes 2 tensors: x, gate"
+    assert "differs from that of rms_norm_gated(" in reasons["GatedNorm"]
+    assert reasons["ThreeTensors"] == "its forward takes 3 tensors: x, gate, bias"
     assert "does not take one tensor" in reasons["LayerNorm2d"] and "differs from" in reasons["L2Norm"]
     assert reasons["HeadNorm"] == "its weight has 2 dimensions: (4, 16)" and "running_mean" in reasons["BatchNorm1d"]
-    assert set(reasons) == {"GatedNorm", "LayerNorm2d", "L2Norm", "HeadNorm", "BatchNorm1d", "RMSNorm"}
+    assert set(reasons) == {"GatedNorm", "ThreeTensors", "LayerNorm2d", "L2Norm", "HeadNorm", "BatchNorm1d", "RMSNorm", "RMSNormGated"}
     assert all(kind in repr(found) and reason in repr(found) for _, kind, reason in found.left)
     assert [reason for *_, reason in rt.patch(net[5:6]).left] == ["it is patched already"]
 

@@ -4,14 +4,13 @@ them."""
 import concurrent.futures
 import contextvars
 import functools
-import inspect
 import sys
 import types
 
 import torch
 
 from .modules import LayerNorm, RMSNorm
-from .trial import Code, Left, Trials, class_before
+from .trial import Code, Left, Trials, arguments_of, class_before
 
 
 class _Patched:
@@ -35,18 +34,15 @@ def _patched(original):
         if code.is_as_it_was({}):
             return cls
     code, own = Code(original), original.forward
-    name = next(iter(_parameters(own)), None)
+    names, _, _ = arguments_of(own)
 
     @functools.wraps(own)
     def forward(self, *args, **kwargs):
         state = self.__dict__
         found = state.get("_rmsnorm")
         if found is not None and code.is_as_it_was(state):
-            if not kwargs:
-                x = args[0] if len(args) == 1 else None
-            else:
-                x = None if args or len(kwargs) != 1 else kwargs.get(name)
-            y = found(self, x) if isinstance(x, torch.Tensor) else None
+            x, gate = (args[0], None) if len(args) == 1 and not kwargs else _tensors(names, args, kwargs)
+            y = found(self, x, gate) if isinstance(x, torch.Tensor) and (gate is None or isinstance(gate, torch.Tensor)) else None
             if y is not None:
                 return y
         return original.forward(self, *args, **kwargs)
@@ -64,14 +60,13 @@ def _remade(original):
     return object.__new__(patched)
 
 
-def _parameters(forward):
-    """The parameters of a forward that take a positional tensor, by name."""
-    try:
-        parameters = list(inspect.signature(forward).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return {}
-    return {parameter.name: parameter for parameter in parameters
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)}
+def _tensors(names, args, kwargs):
+    """The arguments of these one or two names; (None, None) for other arguments."""
+    given = dict(zip(names, args))
+    if len(args) > len(names) or any(name in given or name not in names for name in kwargs):
+        return None, None
+    given.update(kwargs)
+    return given.get(names[0]) if names else None, given.get(names[1]) if len(names) == 2 else None
 
 
 class Patch:
@@ -88,7 +83,7 @@ class Patch:
     def __init__(self, replaced, left):
         self._modules = [module for _, module in replaced]
         #: (name, class, norm that it computes) of each replaced module.
-        self.replaced = [(name, type(module).__name__, str(module.__dict__["_rmsnorm"].kind)) for name, module in replaced]
+        self.replaced = [(name, type(module).__name__, str(module.__dict__["_rmsnorm"])) for name, module in replaced]
         #: (name, class, reason) of each module that looks like a norm but was not replaced.
         self.left = left
 
@@ -141,13 +136,13 @@ def _grouped(entries, link):
 
 
 def patch(model: torch.nn.Module) -> Patch:
-    """Makes the RMS and layer norms of a model use these kernels, and reports which:
-    `print(patch(model))`.
+    """Makes the RMS and layer norms of a model, also those with a gate and in groups of columns, use
+    these kernels, and reports which: `print(patch(model))`.
 
     Every module that may be a norm is tested, also of unknown classes. Its forward runs on a copy
     of the module with test weights on the CPU: in float32, bfloat16 and float16, with up to four
     dimensions before a row, in training and evaluation, on rows from 1e-7 to 1e12, outliers, zeros,
-    NaN and infinity, and with gradients. The module is replaced if one norm of this package gives
+    NaN and infinity, with gates from 1e-3 to 1e3, and with gradients. The module is replaced if one norm of this package gives
     the same results in all tests. `Patch.left` has the reason for each norm that is not replaced. A
     module is not replaced, too, if its forward reads anything except weight, bias and plain values,
     changes anything, draws random numbers, compares values or sizes, or clips its gradient. Not
@@ -155,7 +150,7 @@ def patch(model: torch.nn.Module) -> Patch:
 
     Each call reads weight, bias and eps from the module, so tools that manage them (FSDP,
     DataParallel, prune, parametrize, PEFT, accelerate) keep working. The module's own forward runs
-    for calls that were not tested: more arguments than one tensor, other dtypes or shapes, 16 bits
+    for calls that were not tested: arguments beside a tensor and its gate, other dtypes or shapes, 16 bits
     under autocast, or after a change of a plain value or method that forward reads. State dict,
     parameters, `isinstance` and hooks stay. The model can be copied, saved and wrapped before or
     after `patch`, with two exceptions: patch before FullyShardedDataParallel, and after
@@ -203,7 +198,8 @@ def _found(model):
             continue
         try:
             _check_before(module, id(module) in sharded)
-            found.append((name, module, trials.found(module), _patched(type(module))))
+            norms = trials.found(module)
+            found.append((name, module, norms, _patched(type(module))))
         except Left as reason:
             if looks_like:
                 left.append((name, type(module).__name__, str(reason)))
@@ -220,7 +216,9 @@ def _looks_like_a_norm(module):
     small = any(isinstance(value, float) and 0 < value <= 0.01 for value in state.values())
     weight = state["_parameters"].get("weight")
     has_row = weight is not None and weight.ndim == 1
-    return is_named or has_eps or (has_row and small), is_named or has_eps or has_row or small
+    # A layer may keep the eps of a norm within it.
+    is_layer = state["_modules"] and not has_row
+    return is_named or has_eps and not is_layer or has_row and small, is_named or has_eps or has_row or small
 
 
 def _check_before(module, is_sharded):
@@ -238,6 +236,3 @@ def _check_before(module, is_sharded):
     hooked = state.get("_old_forward") if "_hf_hook" in state else state.get("forward")
     if "forward" in state and not is_own(hooked):
         raise Left("its forward was replaced by another one on the module itself")
-    required = [name for name, parameter in _parameters(own).items() if parameter.default is parameter.empty]
-    if len(required) > 1:
-        raise Left(f"its forward takes {len(required)} tensors: {', '.join(required)}")

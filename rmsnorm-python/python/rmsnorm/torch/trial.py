@@ -24,8 +24,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .checks import LARGEST
-from .functional import layer_norm, rms_norm
+from .checks import ACTIVATIONS, LARGEST
+from .functional import layer_norm, normalize, rms_norm
 
 
 class ABSENT:
@@ -51,25 +51,54 @@ class Kind:
     """A norm of this package, without its eps."""
 
     is_layer: bool
+    #: What is added to the weight: within the kernel, or before it and rounded to the weight's dtype.
     weight_offset: float = 0.0
+    rounds_offset: bool = False
     cast_before_weight: bool = False
+    #: Of the gate; None without one.
+    activation: str | None = None
+    gate_before: bool = False
+    groups: int = 1
 
-    def __call__(self, x, weight, bias, eps, dims):
+    @property
+    def is_plain(self):
+        """Whether it has neither a gate nor groups."""
+        return self.activation is None and self.groups == 1
+
+    def __call__(self, x, gate, weight, bias, eps, dims):
         if weight is None and bias is None and dims > 1:
             # Without weight and bias, only `dims` tells how many dimensions form one row.
-            return self(x.flatten(-dims), weight, bias, eps, 1).view(x.shape)
+            return self(x.flatten(-dims), None if gate is None else gate.flatten(-dims), weight, bias, eps, 1).view(x.shape)
+        offset = self.weight_offset
+        if offset and (self.is_layer or self.rounds_offset):
+            weight, offset = weight + offset, 0.0
+        if not self.is_plain:
+            return self._general(x, gate, weight, bias, eps, offset)
         if self.is_layer:
-            return layer_norm(x, weight + self.weight_offset if self.weight_offset else weight, bias, eps)
-        return rms_norm(x, weight, eps, weight_offset=self.weight_offset, cast_before_weight=self.cast_before_weight)
+            return layer_norm(x, weight, bias, eps)
+        return rms_norm(x, weight, eps, weight_offset=offset, cast_before_weight=self.cast_before_weight)
+
+    def _general(self, x, gate, weight, bias, eps, weight_offset):
+        if x.dtype is _F32:
+            # A gate and parameters of 16 bits beside a float32 x: they are not rounded here.
+            gate, weight, bias = (None if tensor is None else tensor.float() for tensor in (gate, weight, bias))
+        return normalize(x, weight, bias, is_layer=self.is_layer, eps=eps, gate=gate, activation=self.activation, gate_before=self.gate_before,
+                         groups=self.groups, weight_offset=weight_offset, cast_before_weight=self.cast_before_weight)
 
     def __str__(self):
-        if self.is_layer:
-            return f"layer_norm(weight_offset={self.weight_offset:g})" if self.weight_offset else "layer_norm"
-        return f"rms_norm(weight_offset={self.weight_offset:g}, cast_before_weight={self.cast_before_weight})"
+        options = []
+        if self.activation is not None:
+            options += [f"activation={self.activation}", f"norm_before_gate={not self.gate_before}"]
+        options += [f"groups={self.groups}"] * (self.groups != 1)
+        options += [f"weight_offset={self.weight_offset:g}"] * (not self.is_layer or bool(self.weight_offset))
+        options += ["rounds_offset=True"] * self.rounds_offset
+        options += [] if self.is_layer else [f"cast_before_weight={self.cast_before_weight}"]
+        name = ("layer_norm" if self.is_layer else "rms_norm") + "_gated" * (not self.is_plain)
+        return f"{name}({', '.join(options)})" if options else name
 
 
-# In the order in which they are compared. The first four differ in float32.
-_KINDS = (Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0), Kind(False, 0.0, True), Kind(False, 1.0, True))
+# In the order in which they are compared. They differ in float32.
+_KINDS = Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +116,16 @@ class Found:
     shape: tuple | None
     #: The numbers of dimensions that may come before the row.
     leading: tuple
-    #: (dtype of x, dtype of weight and bias).
+    #: (dtype of x, of weight and bias, of the gate), None for those that the call does not have.
     dtypes: tuple
     #: Whether float32 gives the same results under autocast.
     in_autocast: bool
     #: (name, value) of the other attributes that forward reads; ABSENT for a missing attribute.
     settings: tuple
 
-    def __call__(self, module, x):
-        """The norm of x with the module's current weight, bias and eps; None if the trial did not
-        cover this call or a change of the module."""
+    def __call__(self, module, x, gate):
+        """The norm of x, and of its gate or None, with the module's current weight, bias and eps;
+        None if the trial did not cover this call or a change of the module."""
         # A weight or bias that is None and that forward reads is one of the settings.
         weight = getattr(module, "weight", None) if self.has_weight else None
         bias = getattr(module, "bias", None) if self.has_bias else None
@@ -104,7 +133,9 @@ class Found:
             return None
         parameter = weight if self.has_weight else bias if self.has_bias else None
         dtype, shape = x.dtype, self.shape
-        if (dtype, None if parameter is None else parameter.dtype) not in self.dtypes:
+        if (dtype, None if parameter is None else parameter.dtype, None if gate is None else gate.dtype) not in self.dtypes:
+            return None
+        if gate is not None and (gate.is_nested or gate.layout is not torch.strided or gate.shape != x.shape):
             return None
         if self.has_weight and self.has_bias and (bias.dtype is not weight.dtype or bias.shape != weight.shape):
             return None
@@ -125,7 +156,41 @@ class Found:
         eps = self.eps if self.eps_name is None else getattr(module, self.eps_name, ABSENT)
         if not (isinstance(eps, (float, int)) and 0 <= eps <= LARGEST) and (eps is not None or self.eps is not None):
             return None
-        return self.kind(x, weight, bias, eps, dims)
+        return self.kind(x, gate, weight, bias, eps, dims)
+
+
+@dataclasses.dataclass(frozen=True)
+class Norms:
+    """The norms that a module computes of one tensor, and of a tensor and its gate; None for one
+    that is not a norm of this package."""
+
+    alone: Found | None
+    gated: Found | None
+
+    def __call__(self, module, x, gate=None):
+        """As `Found`."""
+        found = self.alone if gate is None else self.gated
+        return None if found is None else found(module, x, gate)
+
+    def __str__(self):
+        if self.gated is None or self.alone is None:
+            return str((self.gated or self.alone).kind)
+        return f"{self.gated.kind}, without a gate {self.alone.kind}"
+
+
+def arguments_of(forward):
+    """(the names of up to two tensors that a forward takes by position, whether it may take one
+    alone, whether it may take a second one). The second one's default must be None."""
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return (), True, False
+    parameters = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    required = [one.name for one in parameters if one.default is one.empty]
+    if len(required) > 2:
+        raise Left(f"its forward takes {len(required)} tensors: {', '.join(required)}")
+    may_have_two = len(parameters) > 1 and (len(required) == 2 or parameters[1].default is None)
+    return tuple(one.name for one in parameters[: 1 + may_have_two]), len(required) < 2, may_have_two
 
 
 def _is_other(now, value):
@@ -232,27 +297,47 @@ class Trials:
         self._inputs, self._twins, self._known = {}, {}, {}
 
     def found(self, module):
-        """The norm that a module computes. Raises `Left` with the reason if there is none.
+        """The norms that a module computes. Raises `Left` with the reason if there are none."""
+        _, may_have_one, may_have_two = arguments_of(type(module).forward)
+        found, reasons = [], []
+        for has_gate, may in enumerate((may_have_one, may_have_two)):
+            one = self._tried(module, bool(has_gate)) if may else None
+            found.append(None if isinstance(one, Left) else one)
+            reasons += [one] if isinstance(one, Left) else []
+        if found == [None, None]:
+            raise Left("; with a gate, ".join(dict.fromkeys(map(str, reasons))))
+        return Norms(*found)
+
+    def _tried(self, module, has_gate):
+        """The norm that a module computes of one tensor, or of a tensor and a gate; the reason,
+        `Left`, if there is none.
 
         Modules of one class share a trial if all attributes that forward has read are equal: its
         code cannot tell them apart.
         """
-        weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
-        shape, original = _row_shape(module, weight, bias), type(module)
-        parameters = shape, type(weight), type(bias)
-        for names, state, found in self._known.get(original, ()):
-            if (parameters, _state(module, names)) == state:
-                return found
-        if original not in self._twins:
-            self._twins[original] = class_before(_Twin, original)
+        try:
+            weight, bias = _tensor_of(module, "weight"), _tensor_of(module, "bias")
+            shape, original = _row_shape(module, weight, bias), type(module)
+            parameters = shape, type(weight), type(bias), has_gate
+            for names, state, found in self._known.get(original, ()):
+                if (parameters, _state(module, names)) == state:
+                    return found
+            if original not in self._twins:
+                self._twins[original] = class_before(_Twin, original)
+            trial = _Trial(module, self._twins[original], weight, bias, has_gate)
+        except Left as reason:
+            return reason
         # A norm for rows of any length is tested with two lengths.
         shapes = [(48,), (80,)] if shape is None else [shape]
         # A module that raises `Left` may have written to its inputs, so these are not reused.
         inputs = [self._inputs.pop(one, None) or _Inputs(one) for one in shapes]
-        with warnings.catch_warnings(action="ignore"), _without_trace(_classes_of(self._twins[original])):
-            trial = _Trial(module, self._twins[original], weight, bias)
-            found = trial.found(shape, inputs)
-        self._inputs.update(zip(shapes, inputs))
+        try:
+            with warnings.catch_warnings(action="ignore"), _without_trace(_classes_of(self._twins[original])):
+                found = trial.found(shape, inputs)
+        except Left as reason:
+            found = reason
+        else:
+            self._inputs.update(zip(shapes, inputs))
         if not trial.reads_all:
             state = parameters, _state(module, trial.names)
             self._known.setdefault(original, []).append((trial.names, state, found))
@@ -453,12 +538,14 @@ class _Call(typing.NamedTuple):
     #: Whether autograd records.
     records: bool
     x_requires_grad: bool
+    gate_requires_grad: bool
     parameters_require_grad: bool
 
 
 _CALLS = tuple(itertools.starmap(_Call, (
-    (2, False, False, False, False), (2, True, True, True, False), (1, False, False, False, True), (1, True, True, True, True),
-    (3, False, True, False, True), (3, True, False, False, False), (0, False, False, False, False), (4, True, False, False, False),
+    (2, False, False, False, False, False), (2, True, True, True, False, False), (1, False, False, False, True, True),
+    (1, True, True, True, True, True), (3, False, True, False, True, True), (3, True, False, False, False, False),
+    (0, False, False, False, False, False), (4, True, False, False, False, False),
 )))
 
 
@@ -486,8 +573,17 @@ class _Inputs:
         # Magnitudes from 1e-3 to 1e4, so that a module that clips its result is found.
         vector = lambda: 10.0 ** (uniform(self.cols) * 7 - 3) * (1 - 2 * (uniform(self.cols) < 0.5).float())  # noqa: E731
         self._weight, self._bias = vector(), vector()
+        # Gates of many sizes. None is between -100 and -60, where an activation is a subnormal number.
+        sizes = torch.tensor([1.0, 0.1, 1e-3, 1.0, 3.0, 10.0, 1e3], dtype=_F32, device="cpu")[torch.arange(len(rows)) % 7, None]
+        gates = normal(*rows.shape).clamp(-6.0, 6.0) * sizes
+        gates = torch.where(sizes > 10.0, gates.abs(), gates)
+        gates[1::5, self.cols // 4] = -1e4
+        self._finite_gates = gates.clone()
+        for first, value in ((2, "nan"), (3, "inf"), (4, "-inf")):
+            gates[first::18, self.cols // 2] = float(value)
+        self._gates = gates
         # Cached, since many modules use the same ones.
-        self.x, self.ours, self.scales = (functools.cache(function) for function in (self._x, self._ours, self._scales))
+        self.x, self.gate, self.ours, self.scales = map(functools.cache, (self._x, self._gate, self._ours, self._scales))
 
     def __str__(self):
         return f"rows of {' x '.join(map(str, self.shape))}"
@@ -497,7 +593,19 @@ class _Inputs:
         if `is_finite`."""
         rows = self._finite if is_finite else self._rows
         rows = torch.where(rows.isinf(), rows, rows.clamp(-6e4, 6e4)) if dtype == _F16 else rows
+        return self._shaped(rows, dtype, leading)
+
+    def _gate(self, dtype, leading, is_finite=False):
+        """The gates of these rows; None if the dtype is None."""
+        return None if dtype is None else self._shaped(self._finite_gates if is_finite else self._gates, dtype, leading)
+
+    def _shaped(self, rows, dtype, leading):
         return (rows if leading else rows[0]).to(dtype).reshape(*((), (-1,), (3, -1), (3, 2, -1), (3, 2, 1, -1))[leading], *self.shape)
+
+    def given(self, dtypes, call):
+        """(x, gate) of a call."""
+        x, gate = self.x(dtypes[0], call.leading, call.records), self.gate(dtypes[2], call.leading, call.records)
+        return x.detach().requires_grad_(call.x_requires_grad), None if gate is None else gate.detach().requires_grad_(call.gate_requires_grad)
 
     def parameters(self, dtype, has):
         """(weight, bias), None for one that the module does not have."""
@@ -512,24 +620,42 @@ class _Inputs:
         dy = self._dy.to(y.dtype)[: y.numel() // self.cols].view(y.shape) * y.detach().sign()
         return torch.autograd.grad(y, inputs, dy, allow_unused=True)
 
-    def _ours(self, kind, eps, pair, call, has):
+    def _ours(self, kind, eps, dtypes, call, has):
         """(y, gradients) of a norm of this package."""
-        x = self.x(pair[0], call.leading, call.records).detach().requires_grad_(call.x_requires_grad)
-        parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(pair[1], has)]
+        given = self.given(dtypes, call)
+        parameters = [v if v is None else v.requires_grad_(call.parameters_require_grad) for v in self.parameters(dtypes[1], has)]
         with torch.set_grad_enabled(call.records):
-            y = kind(x, *parameters, eps, len(self.shape))
-        return y.detach(), self.gradients(y, x, *parameters) if call.records else []
+            y = kind(*given, *parameters, eps, len(self.shape))
+        return y.detach(), self.gradients(y, *given, *parameters) if call.records else []
+
+    def size_of_y(self, kind, eps, has, call):
+        """The magnitude of the terms of each element of y."""
+        return self.scales(kind, eps, has)["y"][: None if call.leading else 1]
 
     def _scales(self, kind, eps, has):
-        """The magnitude of the terms whose sums are y and the gradients of x, weight and bias."""
-        weight, bias = self._weight.double(), self._bias.double()
+        """The magnitude of the terms whose sums are y and the gradients, by name, for each finite
+        row."""
+        weight, bias = self._weight.double(), self._bias.double().abs() * has[1]
         weight = (weight + kind.weight_offset).abs() if has[0] else torch.ones_like(weight)
-        x = self._finite.double()
-        rows = x - x.mean(-1, keepdim=True) if kind.is_layer else x
+        x, z, grouped = self._finite.double(), self._finite_gates.double(), lambda rows: rows.unflatten(-1, (kind.groups, -1))
+        before = after = torch.ones((), dtype=torch.float64, device="cpu")
+        if kind.activation is not None:
+            sigmoid = z.sigmoid()
+            # A term that is small beside the 1 in its sum has the rounding errors of 1.
+            rest = 1.0 - sigmoid + 2.0**-10
+            act, slope = (z.abs() * sigmoid, sigmoid * (1.0 + z.abs() * rest)) if kind.activation == "silu" else (sigmoid, sigmoid * rest)
+            before, after = (act, after) if kind.gate_before else (before, act)
+        h, dv = x * before, self._dy * after
+        rows = grouped(h)
+        rows = rows - rows.mean(-1, keepdim=True) if kind.is_layer else rows
         rstd = (rows.square().mean(-1, keepdim=True) + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
-        dx = (self._dy * weight).amax(-1, keepdim=True) * rstd
-        dweight, dbias = (self._dy * x.abs() * rstd).sum(0), self._dy.sum(0)
-        return [size.float() for size in (weight + bias.abs() * has[1], dx, dweight, dbias)]
+        x_hat = (grouped(h).abs() * rstd).flatten(-2)
+        dh = (grouped(dv * weight).amax(-1, keepdim=True) * rstd).expand_as(rows).flatten(-2)
+        sizes = dict(y=(weight + bias) * after, input=dh * before, weight=(dv * x_hat).sum(0), bias=dv.sum(0))
+        if kind.activation is not None:
+            sizes["gate"] = (dh * x.abs() if kind.gate_before else self._dy * (weight * x_hat + bias)) * slope
+        sizes["y"] = sizes["y"].expand_as(x)
+        return {name: size.float() for name, size in sizes.items()}
 
 
 def _distance(got, expected, scale, unit):
@@ -540,7 +666,7 @@ def _distance(got, expected, scale, unit):
     if not different:
         return 0.0, 0.0
     info = torch.finfo(expected.dtype)
-    got, expected, is_same = (tensor.reshape(-1, scale.numel()) for tensor in (got.float(), expected.float(), is_same))
+    got, expected, is_same = (tensor.reshape(scale.shape) for tensor in (got.float(), expected.float(), is_same))
     allowed = expected.abs().clamp(max=info.max) * unit + scale * _UNIT[_F32] + info.smallest_normal * info.eps
     return ((got - expected).abs() / allowed).masked_fill(is_same, 0.0).nan_to_num(math.inf, math.inf).max().item(), different
 
@@ -651,7 +777,8 @@ def _is_filled(cell):
 class _Trial:
     """The trial of one module."""
 
-    def __init__(self, module, twin_class, weight, bias):
+    def __init__(self, module, twin_class, weight, bias, has_gate):
+        self._has_gate, self._what = has_gate, "a tensor and a gate" if has_gate else "one tensor"
         self._original, self._has = type(module), (weight is not None, bias is not None)
         self._code = Code(type(module))
         self._is_parameter = [isinstance(tensor, torch.nn.Parameter) for tensor in (weight, bias)]
@@ -698,18 +825,17 @@ class _Trial:
             if a is not b and not (name in self._before and a == b):
                 raise Left(f"its forward changes its `{name}`")
 
-    def _own(self, inputs, pair, call, x=None):
+    def _own(self, inputs, dtypes, call, change=lambda rows: rows):
         """(y, gradients) of the module's own forward; None if it raises."""
-        x = inputs.x(pair[0], call.leading, call.records) if x is None else x
-        x = x.detach().requires_grad_(call.x_requires_grad)
-        parameters = inputs.parameters(pair[1], self._has)
+        x, gate = (None if rows is None else change(rows) for rows in inputs.given(dtypes, call))
+        parameters = inputs.parameters(dtypes[1], self._has)
         for i, name in enumerate(("weight", "bias")):
             if name in self._given:
                 if self._is_parameter[i]:
                     parameters[i] = torch.nn.Parameter(parameters[i], False)
                 self._given[name] = parameters[i].requires_grad_(call.parameters_require_grad)
         vars(self._twin)["training"] = call.training
-        y = self._forward(x, call.records)
+        y = self._forward(x, gate, call.records)
         if y is None:
             return None
         if not call.records:
@@ -718,27 +844,28 @@ class _Trial:
             raise Left("its forward puts a hook on its result")
         try:
             with _Operators() as operators:
-                gradients = inputs.gradients(y, x, *parameters)
+                gradients = inputs.gradients(y, x, gate, *parameters)
         except Exception as error:
             raise Left(f"its forward has no gradient: {first_line(error)}") from None
         _refuse_looks(operators, _CLIPS, "gradient")
         return y.detach(), gradients
 
-    def _forward(self, x, records, queries=contextlib.nullcontext()):  # noqa: B008
-        version = x._version
+    def _forward(self, x, gate, records, queries=contextlib.nullcontext()):  # noqa: B008
+        given = [x] if gate is None else [x, gate]
+        versions = [rows._version for rows in given]
         try:
             self.is_running = True
             # One of the calls without gradients runs in inference mode.
             is_inference = not records and x.ndim % 2
             with torch.inference_mode() if is_inference else torch.set_grad_enabled(records), queries:
-                y = self._original.forward(self._twin, x)
+                y = self._original.forward(self._twin, *given)
         except Exception as error:  # The module may raise anything.
             self._check_reads()
             self._error = error
             return None
         finally:
             self.is_running = False
-        if x._version != version:
+        if [rows._version for rows in given] != versions:
             raise Left("its forward writes to its input")
         if not isinstance(y, torch.Tensor):
             raise Left(f"its forward gives a {type(y).__name__}")
@@ -747,45 +874,64 @@ class _Trial:
         return y
 
     def found(self, shape, inputs):
-        """The norm that the module computes."""
-        first, *others = inputs
+        """The norm that the module computes. Afterwards `names` are those of all attributes that the
+        result depends on."""
+        try:
+            return self._found(shape, inputs)
+        finally:
+            self._complete_names()
+
+    def _complete_names(self):
+        self.names |= self._code.names | (self._plain.keys() | self._code.words if self.reads_all else set())
+
+    def _dtypes(self):
+        """The dtypes of x, of weight and bias, and of the gate that are tested."""
         has_none = not any(self._has)
-        pairs = [(_F32, _F32), (_BF16, _BF16), (_BF16, _F32), (_F16, _F16), (_F16, _F32)]
-        pairs = [(dtype, None) for dtype in (_F32, _BF16, _F16)] if has_none else pairs
-        kind, eps_name, eps = self._kind_and_eps(first, pairs[0])
-        results = {call: self._own(first, pairs[0], call) for call in _CALLS}
+        found = [(_F32, _F32), (_BF16, _BF16), (_BF16, _F32), (_F16, _F16), (_F16, _F32)]
+        found = [(x, None) for x in (_F32, _BF16, _F16)] if has_none else found
+        if not self._has_gate:
+            return [(*pair, None) for pair in found]
+        # Models of 16 bits whose part before the norm is computed in float32.
+        wide = [(_F32, None if has_none else parameters, gate) for gate in (_BF16, _F16) for parameters in (gate, _F32)]
+        return [(*pair, pair[0]) for pair in found] + list(dict.fromkeys(wide))
+
+    def _found(self, shape, inputs):
+        first, *others = inputs
+        possible = self._dtypes()
+        kind, eps_name, eps = self._kind_and_eps(first, possible[0])
+        results = {call: self._own(first, possible[0], call) for call in _CALLS}
         leading = tuple(sorted({call.leading for call in _CALLS} - {call.leading for call, got in results.items() if got is None}))
-        if not {1, 2, 3} <= set(leading):
-            raise Left(f"its forward does not take one tensor of 2, 3 and 4 dimensions with {first}: {first_line(self._error)}")
+        if not {1, 2} <= set(leading):
+            raise Left(f"its forward does not take {self._what} of 2 and 3 dimensions with {first}: {first_line(self._error)}")
         calls = [call for call in _CALLS if call.leading in leading]
-        self._compare(first, kind, eps, pairs[0], {call: results[call] for call in calls})
-        self._compare_layout(first, kind, eps, pairs[0], calls)
-        kinds = [kind] if kind.is_layer or has_none else [kind, dataclasses.replace(kind, cast_before_weight=True)]
-        dtypes, reason = [pairs[0]], None
-        for pair in pairs[1:]:
+        self._compare(first, kind, eps, possible[0], {call: results[call] for call in calls})
+        self._compare_layout(first, kind, eps, possible[0], calls)
+        kinds = self._roundings(kind)
+        dtypes, reason = [possible[0]], None
+        for some_dtypes in possible[1:]:
             # No gradients in float16: they may overflow in one of the two computations only.
-            some = [call for call in calls if pair[0] is _BF16 or not call.records]
-            results = {call: self._own(first, pair, call) for call in some}
+            some = [call for call in calls if not (call.records and _F16 in some_dtypes)]
+            results = {call: self._own(first, some_dtypes, call) for call in some}
             for one in kinds:
                 try:
-                    self._compare(first, one, eps, pair, results)
+                    self._compare(first, one, eps, some_dtypes, results)
                     # The twin still has the last call's parameters, which are of these dtypes.
-                    self._operators_of(first.x(pair[0], 2))
+                    self._operators_of(first.x(some_dtypes[0], 2), first.gate(some_dtypes[2], 2))
                 except Left as left:
                     reason = reason or str(left)
                 else:
-                    kinds = [one]
-                    dtypes.append(pair)
+                    kinds = kinds if some_dtypes[0] is _F32 else [one]
+                    dtypes.append(some_dtypes)
                     break
-        if not any(x_dtype is _BF16 for x_dtype, _ in dtypes):
+        if not any(x_dtype is _BF16 for x_dtype, *_ in dtypes):
             raise Left(reason)
         for more in others:
-            self._compare(more, kinds[0], eps, pairs[0], {call: self._own(more, pairs[0], call) for call in calls})
-        self._compare_operators(first)
-        in_autocast = self._is_same_in_autocast(first, kind, eps, pairs[0], calls[0])
+            self._compare(more, kinds[0], eps, possible[0], {call: self._own(more, possible[0], call) for call in calls})
+        self._compare_operators(first, leading)
+        in_autocast = self._is_same_in_autocast(first, kind, eps, possible[0], calls[0])
         self._check_reads()
         self._check_changes()
-        self.names |= self._code.names | (self._plain.keys() | self._code.words if self.reads_all else set())
+        self._complete_names()
         is_absent = lambda name: name not in self._given and not hasattr(self._original, name)  # noqa: E731
         settings = tuple((name, _copied(self._value(name))) for name in sorted(self.names - {eps_name, "training"})
                          if name in self._plain or self._is_of_class(name) or is_absent(name))
@@ -794,27 +940,26 @@ class _Trial:
     def _value(self, name):
         return self._plain[name] if name in self._plain else _class_attribute(self._original, name)
 
-    def _kind_and_eps(self, inputs, pair):
+    def _kind_and_eps(self, inputs, dtypes):
         """(kind, name of the attribute that is eps or None, its value) of the norm that is equal in
         float32."""
         for call in (call for call in _CALLS if not call.records):
-            got = self._own(inputs, pair, call)
+            got = self._own(inputs, dtypes, call)
             if got is not None:
                 break
         else:
-            raise Left(f"its forward does not take one tensor with {inputs}: {first_line(self._error)}")
+            raise Left(f"its forward does not take {self._what} with {inputs}: {first_line(self._error)}")
         self._check_reads()
         self._check_changes()
         is_number = lambda value: value is None or (isinstance(value, numbers.Real) and not isinstance(value, bool))  # noqa: E731
         names = [name for name in self.names - {"weight", "bias"} if name in self._plain or self._is_of_class(name)]
         values = {name: self._value(name) for name in sorted(names) if is_number(self._value(name))}
         in_code = self._code.numbers
-        kinds = [kind for kind in _KINDS if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not self._has[1])]
-        tried = []
+        kinds, tried = self._kinds(inputs, values.values()), []
         for kind, value in itertools.product(kinds, dict.fromkeys([*values.values(), *in_code])):
             if 0 <= value < math.inf if value is not None else not kind.is_layer:
                 eps = value if value is None else float(value)
-                tried.append((*self._miss(inputs, kind, eps, pair, call, got), kind, value, eps))
+                tried.append((*self._miss(inputs, kind, eps, dtypes, call, got), kind, value, eps))
         if not tried:
             raise Left("neither the module nor the code of its forward has a number that is its eps")
         alike = [(kind, value, eps) for miss, _, kind, value, eps in tried if miss <= 1]
@@ -822,7 +967,7 @@ class _Trial:
             _, expected, kind, *_ = min(tried, key=lambda entry: entry[0])
             raise Left(self._differs(got[0], kind, expected))
         followed = [(kind, name, eps) for kind, value, eps in alike for name in values
-                    if values[name] == value and self._follows(inputs, kind, name, value, pair, call)]
+                    if values[name] == value and self._follows(inputs, kind, name, value, dtypes, call)]
         names = sorted({name for _, name, _ in followed})
         if len(names) > 1:
             raise Left(f"its {' and its '.join(names)} both act as eps")
@@ -833,27 +978,47 @@ class _Trial:
                 return kind, None, eps
         raise Left(f"its eps, {alike[0][1]}, can be neither read from the module nor from the code of its forward")
 
-    def _miss(self, inputs, kind, eps, pair, call, got):
+    def _roundings(self, kind):
+        """The norms that equal `kind` in float32 and round in 16 bits as the module may."""
+        is_cast = not kind.is_layer and (any(self._has) or self._has_gate)
+        casts = (False, True) if is_cast else (False,)
+        offsets = (False, True) if kind.weight_offset and not kind.is_layer else (False,)
+        return [dataclasses.replace(kind, cast_before_weight=cast, rounds_offset=offset) for offset in offsets for cast in casts]
+
+    def _kinds(self, inputs, numbers):
+        """The norms that the module may compute, as far as they differ in float32. numbers: those
+        that its forward reads, which may be the number of groups or their width."""
+        groups = {1}
+        if len(inputs.shape) == 1:
+            sizes = [number for number in numbers if type(number) is int and number > 0 and inputs.cols % number == 0]
+            groups |= {one for size in sizes for one in (size, inputs.cols // size)}
+        gates = itertools.product(ACTIVATIONS, (False, True)) if self._has_gate else [(None, False)]
+        found = [dataclasses.replace(kind, activation=activation, gate_before=is_before, groups=number)
+                 for number, (activation, is_before), kind in itertools.product(sorted(groups), gates, _KINDS)]
+        # A plain RMS norm has no bias.
+        return [kind for kind in found if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not (kind.is_plain and self._has[1]))]
+
+    def _miss(self, inputs, kind, eps, dtypes, call, got):
         """(the distance of a float32 result from the norm `kind`, where rounding explains at most
         1; the norm's result)."""
-        expected, _ = inputs.ours(kind, eps, pair, call, self._has)
+        expected, _ = inputs.ours(kind, eps, dtypes, call, self._has)
         if got[0].dtype != _F32:
             return math.inf, expected
-        return _distance(got[0], expected, inputs.scales(kind, eps, self._has)[0], _UNIT[_F32])[0], expected
+        return _distance(got[0], expected, inputs.size_of_y(kind, eps, self._has, call), _UNIT[_F32])[0], expected
 
-    def _follows(self, inputs, kind, name, value, pair, call):
+    def _follows(self, inputs, kind, name, value, dtypes, call):
         """Whether an attribute is the module's eps: after a change of it, the result equals the
         norm with the new eps."""
         other = 0.01 if value is None else 2.0 * value + 0.01
         state = vars(self._twin)
         before = state.get(name, ABSENT)
         state[name] = other
-        got = self._own(inputs, pair, call)
+        got = self._own(inputs, dtypes, call)
         if before is ABSENT:
             state.pop(name, None)
         else:
             state[name] = before
-        return got is not None and self._miss(inputs, kind, other, pair, call, got)[0] <= 1
+        return got is not None and self._miss(inputs, kind, other, dtypes, call, got)[0] <= 1
 
     @staticmethod
     def _differs(got, kind, expected, where="", what="result"):
@@ -869,33 +1034,35 @@ class _Trial:
         return (f"its {what} differs from that of {kind}, the nearest of ours: {got.flatten()[index]:.6g} for "
                 f"{expected.flatten()[index]:.6g}, in {dtype}{where}")
 
-    def _compare(self, inputs, kind, eps, pair, results):
+    def _compare(self, inputs, kind, eps, dtypes, results):
         """Raises `Left` if results differ from the norm `kind`."""
-        dtype = pair[0]
+        dtype = dtypes[0]
+        # A value that was rounded to its neighbour is rounded again before it is multiplied by a gate.
+        unit = _UNIT[dtype] * (1 if kind.is_plain else 2)
         if None in results.values():
             raise Left(f"its forward does not take {str(dtype).removeprefix('torch.')}: {first_line(self._error)}")
-        ours = {call: inputs.ours(kind, eps, pair, call, self._has) for call in results}
-        sizes = inputs.scales(kind, eps, self._has)
+        ours = {call: inputs.ours(kind, eps, dtypes, call, self._has) for call in results}
+        sizes = {call: inputs.size_of_y(kind, eps, self._has, call) for call in results}
         wrong = next((call for call, got in results.items() if got[0].dtype != dtype), None)
-        flat = lambda found: torch.cat([y.reshape(-1, inputs.cols) for y, _ in found.values()])  # noqa: E731
+        flat = lambda found: torch.cat([y.reshape(-1, inputs.cols) for y in found])  # noqa: E731
         if wrong is None:
-            distance, different = _distance(flat(results), flat(ours), sizes[0], _UNIT[dtype])
+            distance, different = _distance(flat(y for y, _ in results.values()), flat(y for y, _ in ours.values()), flat(sizes.values()), unit)
             if distance > 1 or dtype is not _F32 and different > _MOST_NEIGHBOURS:
-                wrong = max(results, key=lambda call: _distance(results[call][0], ours[call][0], sizes[0], _UNIT[dtype]))
+                wrong = max(results, key=lambda call: _distance(results[call][0], ours[call][0], sizes[call], unit))
         if wrong is not None:
             where = f", with {wrong.leading + len(inputs.shape)} dimensions, in {'training' if wrong.training else 'evaluation'}"
             raise Left(self._differs(results[wrong][0], kind, ours[wrong][0], where))
+        sizes = inputs.scales(kind, eps, self._has)
         for call, (_, gradients) in results.items():
             for got, expected, name in zip(gradients, ours[call][1], self._names_of_gradients(call), strict=True):
                 if (got is None) != (expected is None):
                     raise Left(f"there is {'no' if got is None else 'a'} gradient of its {name}")
                 if got is None:
                     continue
-                size = sizes[("input", "weight", "bias").index(name) + 1]
                 got, expected = (gradient.reshape(-1, inputs.cols) for gradient in (got, expected))
                 # In 16 bits the module's operations round intermediate results.
-                tolerance = 2.0**-13 if dtype is _F32 else 2.0**-5
-                if (got.float() - expected.float()).abs().gt(tolerance * size + tolerance * torch.finfo(dtype).tiny).any() or \
+                tolerance = 2.0**-13 if dtype is got.dtype is _F32 else 2.0**-5
+                if (got.float() - expected.float()).abs().gt(tolerance * sizes[name] + tolerance * torch.finfo(dtype).tiny).any() or \
                         not torch.equal(got.isfinite(), expected.isfinite()):
                     raise Left(self._differs(got, kind, expected, what=f"gradient of {name}"))
 
@@ -903,44 +1070,44 @@ class _Trial:
         if not call.records:
             return []
         names = ["weight"] * self._has[0] + ["bias"] * self._has[1]
-        return ["input"] * call.x_requires_grad + names * call.parameters_require_grad
+        names = ["gate"] * (self._has_gate and call.gate_requires_grad) + names * call.parameters_require_grad
+        return ["input"] * call.x_requires_grad + names
 
-    def _compare_layout(self, inputs, kind, eps, pair, calls):
+    def _compare_layout(self, inputs, kind, eps, dtypes, calls):
         """Raises `Left` if rows with strided elements give another result."""
         call = calls[0]
-        x = torch.stack([inputs.x(pair[0], call.leading)] * 2, -1)[..., 0]
-        got = self._own(inputs, pair, call, x)
+        got = self._own(inputs, dtypes, call, lambda rows: torch.stack([rows] * 2, -1)[..., 0])
         if got is not None:
-            self._compare(inputs, kind, eps, pair, {call: got})
+            self._compare(inputs, kind, eps, dtypes, {call: got})
 
-    def _is_same_in_autocast(self, inputs, kind, eps, pair, call):
+    def _is_same_in_autocast(self, inputs, kind, eps, dtypes, call):
         with torch.autocast("cpu", _BF16):
-            got = self._own(inputs, pair, call)
+            got = self._own(inputs, dtypes, call)
         try:
-            self._compare(inputs, kind, eps, pair, {call: got})
+            self._compare(inputs, kind, eps, dtypes, {call: got})
         except Left:
             return False
         return True
 
-    def _operators_of(self, x, queries=contextlib.nullcontext()):  # noqa: B008
+    def _operators_of(self, x, gate, queries=contextlib.nullcontext()):  # noqa: B008
         """(y, the operators) of a forward. Raises `Left` if an operator looks at values."""
         with _Operators() as operators:
-            y = self._forward(x, False, queries)
+            y = self._forward(x, gate, False, queries)
         _refuse_looks(operators)
         return y, operators.seen
 
-    def _compare_operators(self, inputs):
+    def _compare_operators(self, inputs, leading):
         """Raises `Left` if forward runs other operators for other sizes."""
         parameters = dict(self._given)
         for i, (device, some) in enumerate(_SIZES):
             self._given.update({name: tensor.detach().to(device) for name, tensor in parameters.items()})
             vars(self._twin)["training"] = bool(i % 2)
             expected = None
-            for sizes in some:
+            for sizes in (sizes for sizes in some if len(sizes) in leading):
                 shape = [inputs.shape[-1] if size is None else size for size in sizes] + list(inputs.shape)
                 x = torch.ones(shape, dtype=_F32, device=device)
                 queries = _Queries(len(inputs.shape))
-                y, operators = self._operators_of(x, queries)
+                y, operators = self._operators_of(x, x.clone() if self._has_gate else None, queries)
                 if y is None:
                     raise Left(f"its forward does not take the shape {tuple(shape)}: {first_line(self._error)}")
                 if queries.told:
