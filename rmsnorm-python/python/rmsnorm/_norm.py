@@ -52,7 +52,7 @@ def check_pieces(form: Form, residual: Any, gate: Any) -> None:
         raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
     if form.groups < 1:
         raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
-    if residual is not None and form.residual_after:
+    if residual is not None and form.residual_after and (gate is not None or form.groups != 1):
         name = "groups" if gate is None else "gate"
         raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
     if residual is not None and gate is not None and form.gate_before:
