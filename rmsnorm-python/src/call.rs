@@ -3,13 +3,27 @@
 
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
-    AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes, Direction, Error,
-    NormSpec, Problem, ResidualPlacement, Rows, Scales, Source, Storage, Tensor, TensorSet, TensorShape,
+    Activation, AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes,
+    Direction, Error, NormSpec, Problem, ResidualPlacement, Rows, Scales, Source, Storage, Tensor, TensorSet,
+    TensorShape,
 };
 
 use crate::device;
 use crate::foreign::{Foreign, Place};
 use crate::lender::{Lender, Lent};
+
+/// The norm with a gate that has the activation of this name.
+///
+/// # Errors
+/// `InvalidArgument` if no activation has the name.
+pub(crate) fn gated(spec: NormSpec, activation: &str, is_before: bool) -> Result<NormSpec, Error> {
+    let refuse = || {
+        let names = Activation::ALL.map(Activation::name).join(", ");
+        Error::InvalidArgument { arg: "activation", rule: format!("expected one of {names}, got {activation:?}") }
+    };
+    let activation = Activation::from_name(activation).ok_or_else(refuse)?;
+    Ok(if is_before { spec.gate_before(activation) } else { spec.gate_after(activation) })
+}
 
 /// The storage of tensors whose storage does not depend on the caller's tensors.
 pub(crate) const F32: Storage = Storage::Float(DType::F32);

@@ -126,14 +126,6 @@ impl<'s> Arguments<'s> {
         })
     }
 
-    /// The shape of a tensor in a call whose `x` has these dimensions, as [`shape_of`]: several
-    /// groups have statistics of one dimension more.
-    fn shape_of<'d>(&self, tensor: Tensor, dims: &'d [i64]) -> Option<Cow<'d, [i64]>> {
-        let shape = shape_of(tensor, dims)?;
-        let has_groups = self.groups != 1 && tensor.shape() == TensorShape::Rows;
-        Some(if has_groups { Cow::Owned([shape, &[self.groups]].concat()) } else { Cow::Borrowed(shape) })
-    }
-
     /// Whether the call has the result. A result that is not needed has no elements. The statistics
     /// of a next norm are needed with its `y`.
     fn needs(&self, operator: &Operator, result: Tensor) -> bool {
@@ -154,7 +146,7 @@ impl<'s> Arguments<'s> {
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
             let got = owned.dims()?;
-            let expected = self.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(got));
+            let expected = shape_of(tensor, dims, call.spec.groups).unwrap_or(Cow::Borrowed(got));
             if got != &*expected {
                 let rule = format!("expected the shape {expected:?}, got {got:?}");
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
@@ -206,7 +198,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
             }
             made
         } else {
-            let shape = arguments.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(dims));
+            let shape = shape_of(tensor, dims, spec.groups).unwrap_or(Cow::Borrowed(dims));
             let made = Owned::empty(shim, &shape, storage, device)?;
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols]).ok_or_else(refuse)?

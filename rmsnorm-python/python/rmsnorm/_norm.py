@@ -4,6 +4,9 @@ from typing import Any, NamedTuple, TypeVar
 
 _V = TypeVar("_V", bound="Value")
 
+#: The activations of gates.
+ACTIVATIONS = "silu", "sigmoid"
+
 
 class Form(NamedTuple):
     """A norm without its arrays: the kind, the options and the pieces.
@@ -39,6 +42,34 @@ class Form(NamedTuple):
         return self.has_next or not self.residual_after
 
 
+def check_pieces(form: Form, residual: Any, gate: Any) -> None:
+    """Raises if the gate or the groups are wrong in themselves or beside the residual."""
+    if form.activation not in ACTIVATIONS and gate is not None:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
+    if not isinstance(form.gate_before, bool):
+        raise TypeError(f"gate_before: expected a bool, got {type(form.gate_before).__name__}; pass True or False")
+    if isinstance(form.groups, bool) or not isinstance(form.groups, int):
+        raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
+    if form.groups < 1:
+        raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
+    if residual is not None and form.residual_after and (gate is not None or form.groups != 1):
+        name = "groups" if gate is None else "gate"
+        raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
+    if residual is not None and gate is not None and form.gate_before:
+        raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
+
+
+def group_width(dims: list[int], groups: int) -> int:
+    """The columns of a group of the normalized dimensions. Raises ValueError if the number of groups
+    does not divide that of columns. TorchScript compiles this."""
+    cols = 1
+    for dim in dims:
+        cols *= dim
+    if groups < 1 or groups != 1 and cols % groups != 0:
+        raise ValueError(f"groups: expected a number that divides the {cols} columns of a row, got {groups}; each group has as many columns")
+    return cols // groups
+
+
 class Value:
     """The base of `rmsnorm.torch.Norm` and `rmsnorm.jax.Norm`, which have `apply`."""
 
@@ -70,6 +101,18 @@ class Value:
         (y, h)."""
         return self._with(has_next=True, next_weight=weight, next_bias=bias)
 
+    def gate_after(self: _V, gate: Any, activation: str = "silu") -> _V:
+        """Multiplies the result by an activated gate: "silu" or "sigmoid" of an array like x."""
+        return self._with(gate=_there(gate, "gate"), activation=activation, gate_before=False)
+
+    def gate_before(self: _V, gate: Any, activation: str = "silu") -> _V:
+        """Multiplies x by an activated gate before the norm."""
+        return self._with(gate=_there(gate, "gate"), activation=activation, gate_before=True)
+
+    def groups(self: _V, groups: int) -> _V:
+        """Normalizes that many groups of columns, each by itself. Weight and bias run over all."""
+        return self._with(groups=groups)
+
     def _given(self) -> dict[str, Any]:
         """The options and the pieces' arrays by name. Raises TypeError if they do not go
         together."""
@@ -86,7 +129,7 @@ class Value:
         return f"{type(self).__name__}({given})"
 
 
-def _there(residual: Any) -> Any:
-    if residual is None:
-        raise TypeError("residual: expected an array, got None; leave the call out for a norm without a residual")
-    return residual
+def _there(array: Any, name: str = "residual") -> Any:
+    if array is None:
+        raise TypeError(f"{name}: expected an array, got None; leave the call out for a norm without a {name}")
+    return array

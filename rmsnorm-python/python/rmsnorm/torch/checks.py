@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._norm import Form
+from .._norm import ACTIVATIONS, Form, check_pieces, group_width
 
-#: The activations of gates.
-ACTIVATIONS = "silu", "sigmoid"
 _NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
 
@@ -68,33 +66,6 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
     else:
         dims = shapes(x, residual, weight, bias, normalized_shape, next_weight, next_bias, gate)
         group_width(dims, form.groups)
-
-
-def pieces(form, residual, gate):
-    """Raises if the gate or the groups are wrong in themselves or beside the residual."""
-    if form.activation not in ACTIVATIONS and gate is not None:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
-    flag("gate_before", form.gate_before)
-    if isinstance(form.groups, bool) or not isinstance(form.groups, int):
-        raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
-    if form.groups < 1:
-        raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
-    if residual is not None and form.residual_after:
-        name = "groups" if gate is None else "gate"
-        raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
-    if residual is not None and gate is not None and form.gate_before:
-        raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
-
-
-def group_width(dims: list[int], groups: int) -> int:
-    """The columns of a group of the normalized dimensions. Raises ValueError if the number of groups
-    does not divide that of columns. TorchScript compiles this."""
-    cols = 1
-    for dim in dims:
-        cols *= dim
-    if groups < 1 or groups != 1 and cols % groups != 0:
-        raise ValueError(f"groups: expected a number that divides the {cols} columns of a row, got {groups}; each group has as many columns")
-    return cols // groups
 
 
 def number(name, value):
@@ -193,7 +164,7 @@ def operands(given):
     groups = given.get("groups", 1)
     if "groups" in given:
         group_width(main.shape[-1:], groups)
-        pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
+        check_pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
     expected = dict.fromkeys(_NAMES[3:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), statistics_shape(main, groups))
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
-from .._norm import Form, Value
+from .._norm import Form, Value, check_pieces
 from . import checks, exported, fallback
 from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
@@ -74,7 +74,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     eps = _LAYER_EPS if eps is None and is_layer else eps
     tensors = x, residual, gate, weight, bias, next_weight, next_bias
     if of_gate:
-        checks.pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *of_gate), residual, gate)
+        check_pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *of_gate), residual, gate)
     is_eager = _is_eager(*tensors) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
     if is_eager and _takes(*tensors):
         eps = _RMS_EPS if eps is None else eps
@@ -488,27 +488,9 @@ class Norm(Value):
 
     __slots__ = ()
 
-    def gate_after(self, gate: Tensor, activation: str = "silu") -> "Norm":
-        """Multiplies the result by an activated gate: "silu" or "sigmoid" of a tensor like x."""
-        return self._with(gate=_gate(gate), activation=activation, gate_before=False)
-
-    def gate_before(self, gate: Tensor, activation: str = "silu") -> "Norm":
-        """Multiplies x by an activated gate before the norm."""
-        return self._with(gate=_gate(gate), activation=activation, gate_before=True)
-
-    def groups(self, groups: int) -> "Norm":
-        """Normalizes that many groups of columns, each by itself. Weight and bias run over all."""
-        return self._with(groups=groups)
-
     def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y, h or (y, h) of these rows."""
         return normalize(x, weight, bias, **self._given())
-
-
-def _gate(gate):
-    if gate is None:
-        raise TypeError("gate: expected a torch.Tensor, got None; leave the call out for a norm without a gate")
-    return gate
 
 
 def _layer_norm_add_layer_norm(x, residual, **given):
