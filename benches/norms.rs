@@ -49,7 +49,7 @@ impl Measurement for Bench<'_> {
 
 /// Every operation and norm on one backend, in one dtype and shape.
 fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shape, dtype): (Shape, DType)) {
-    let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[Form::Plain], &[GradReduction::default()]);
+    let operations = Operation::product(&Norm::USUAL, &Op::USUAL, &[Form::Plain], &[GradReduction::default()]);
     if let Err(rule) = device.admit(shape, workload_bytes(device, shape, dtype, &operations)) {
         eprintln!("{} {shape}: skipped: {rule}", name);
         return;
@@ -57,7 +57,7 @@ fn bench<D: Measurable>(criterion: &mut Criterion, name: &str, device: &D, (shap
     // Made by the first benchmark that the filter selects, since the tensors are large.
     let mut workload = None;
     for op in Op::USUAL {
-        for norm in Norm::ALL {
+        for norm in Norm::USUAL {
             let operation = Operation::new(norm, op);
             let mut group = criterion.benchmark_group(operation.id(dtype, shape));
             group.throughput(Throughput::Bytes(operation.bytes(dtype, shape) as u64));

@@ -1,8 +1,18 @@
-// With groups of columns, blocks of blockIdx.y have one group, as if it were the whole row: p.cols are
-// its columns.
+// With groups of columns, p.cols are the columns of a group. HAS_COLUMN_GROUPS: blocks of blockIdx.y
+// have one group, as if it were the whole row. GROUPS_ARE_ROWS: every group is a row of its own, and
+// the groups of a row are one group of rows. So adjacent groups are read together.
 
 // The group's first column, in matrices, weight, bias and their gradients.
 __device__ inline unsigned long long group_column(const Params& p) { return HAS_COLUMN_GROUPS ? blockIdx.y * p.cols : 0; }
+
+// The first column of a row's group in weight and bias, less `group_column`.
+__device__ inline unsigned long long row_column(const Params& p, unsigned long long row) {
+#if GROUPS_ARE_ROWS
+    return (row - group_of(p.group_reciprocal, row) * p.rows_per_group) * p.cols;
+#else
+    return 0;
+#endif
+}
 
 // The index of the group's mean and rstd.
 __device__ inline unsigned long long statistic(unsigned long long row) {

@@ -166,7 +166,7 @@ struct Worker {
         #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             if (!exists(step, u)) continue;
-            const float mean_wdy_xhat = totals[u * SUMS] * p.inv_cols;
+            const float mean_wdy_xhat = unless_clamped(p, statistics[u].rstd, totals[u * SUMS] * p.inv_cols);
             const float mean_wdy = IS_LAYER ? totals[u * SUMS + SUMS - 1] * p.inv_cols : 0.0f;
             const bool refills = REFILLS && exists(step + STAGES, u);
             #pragma unroll

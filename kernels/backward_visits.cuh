@@ -62,7 +62,8 @@ __device__ inline void write_columns(const Params& p, const AveragesOf& averages
             #pragma unroll 2
             for (unsigned long long row = chunk; row < p.rows; row += p.chunks) {
                 const Statistics statistics(p, row);
-                const Averages averages = averages_of(row);
+                Averages averages = averages_of(row);
+                averages.wdy_xhat = unless_clamped(p, statistics.rstd, averages.wdy_xhat);
                 float x_hat[PACK], dy[PACK], wdy[PACK], dx[PACK];
                 load_terms<true>(p, row, col, statistics, weight, x_hat, dy, wdy);
                 #pragma unroll

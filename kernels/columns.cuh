@@ -102,7 +102,8 @@ struct Statistics {
             });
             correct_mean(p.inv_cols, deviations, mean, squares);
         } else squares = found.sum_of(0);
-        rstd = reciprocal_root(__fadd_rn(__fmul_rn(squares, p.inv_cols), p.eps));
+        if constexpr (IS_CLAMPED) rstd = rstd_of(p, squares);
+        else rstd = reciprocal_root(__fadd_rn(__fmul_rn(squares, p.inv_cols), p.eps));
     }
 };
 #endif

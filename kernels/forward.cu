@@ -65,8 +65,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward(con
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) {
                 float weight[PACK], bias[PACK];
-                unpack_weight<N::SCALES>(load_parameter<N::SCALES>(N::weight(p) + first, k, left), p.weight_offset, weight);
-                unpack(load_parameter<N::SHIFTS>(N::bias(p) + first, k, left), bias);
+                const unsigned long long column = row_column(p, row(0)) + first; // of all rows of the thread
+                unpack_weight<N::SCALES>(load_parameter<N::SCALES>(N::weight(p) + column, k, left), p.weight_offset, weight);
+                unpack(load_parameter<N::SHIFTS>(N::bias(p) + column, k, left), bias);
                 #pragma unroll
                 for (int u = 0; u < UNROLL; ++u) {
                     if (exists(u)) {

@@ -113,7 +113,7 @@ __device__ inline void find_statistics(const Params& p, const float (&sent)[MOME
 #else
     const float squares = total_of(sent[SQUARES]);
 #endif
-    rstd = reciprocal_root(squares * p.inv_cols + p.eps);
+    rstd = rstd_of(p, squares);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) forward_cluster(const __grid_constant__ Params p) {

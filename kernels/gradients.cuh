@@ -22,6 +22,12 @@ __device__ inline float weighted(float x_hat, float weight) {
     return x_hat * weight;
 }
 
+// mean_wdy_xhat of a row, equation (9), which is 0 where the clamped L2 norm was clamped: (23).
+__device__ inline float unless_clamped(const Params& p, float rstd, float mean_wdy_xhat) {
+    if constexpr (IS_CLAMPED) return rstd * p.eps >= __uint_as_float(CLAMPED_FROM) ? 0.0f : mean_wdy_xhat;
+    else return mean_wdy_xhat;
+}
+
 // Stores a sum over all rows: rounded once if G is narrower than f32, or added to the previous
 // value.
 __device__ inline void store_gradient(G* gradient, float sum) {
@@ -53,7 +59,7 @@ struct Gradients {
     }
 
     // A weight before the norm: adds to dweight, and replaces the gradient of h with that of x. See
-    // math.md, equation (23).
+    // math.md, equation (25).
     __device__ void pull_weight(int k, const float (&x)[PACK], const float (&weight)[PACK], float (&dx)[PACK]) {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {

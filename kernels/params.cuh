@@ -17,14 +17,19 @@ struct Matrix {
 // groups of columns, the row ends with the group of the block (at.cuh).
 
 #if HAS_ROW_GROUPS
-// Elements from row 0 to `row`. Without a division: the product with `reciprocal`, which is
+// The group of a row. Without a division: the product with `reciprocal`, which is
 // 2^64 / rows_per_group rounded up, is the exact quotient of 32-bit numbers (D. Lemire, O. Kaser,
 // N. Kurz: Faster remainder by direct computation, 2019, theorem 1). The host rejects more rows.
+__device__ inline unsigned group_of(unsigned long long reciprocal, unsigned row) {
+    const unsigned low = reciprocal, high = reciprocal >> 32;
+    return ((unsigned long long)high * row + __umulhi(low, row)) >> 32;
+}
+
+// Elements from row 0 to `row`.
 template <class E>
 __device__ inline unsigned long long row_start(
     const Matrix<E>& matrix, unsigned rows_per_group, unsigned long long reciprocal, unsigned row) {
-    const unsigned low = reciprocal, high = reciprocal >> 32;
-    const unsigned group = ((unsigned long long)high * row + __umulhi(low, row)) >> 32;
+    const unsigned group = group_of(reciprocal, row);
     return group * matrix.group_stride + (row - group * rows_per_group) * matrix.row_stride;
 }
 #define ROW(matrix, index) (p.matrix.data + row_start(p.matrix, p.rows_per_group, p.group_reciprocal, index) + group_column(p))

@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             find_product();
             if constexpr (IS_FACTORED && SCALE == BY_ROW) sums.template reduce<0>(product);
         }
-        at.rstd = reciprocal_root(sent[0] * p.inv_cols + p.eps);
+        at.rstd = rstd_of(p, sent[0]);
 
         // Whether codes come from products, and with which factor; otherwise they come from v.
         bool is_product = IS_FACTORED;

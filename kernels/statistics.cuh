@@ -63,6 +63,13 @@ __device__ inline void correct_mean(float inv_cols, float deviations, float& mea
     mean = __fadd_rn(mean, missed);
 }
 
+// rstd, from a sum of squares: equation (4), or (23) for the clamped L2 norm, whose eps here is the
+// square. NaN stays.
+__device__ inline float rstd_of(const Params& p, float squares) {
+    if constexpr (IS_CLAMPED) return reciprocal_root(squares < p.eps ? p.eps : squares);
+    else return reciprocal_root(squares * p.inv_cols + p.eps);
+}
+
 // Mean and rstd of COUNT rows, equations (2) to (4), in the threads that share them. `sum_of(u)`
 // returns the thread's partial sum of row u. `about(u, mean, squares, deviations)` computes its
 // partial sums about a mean. `meanwhile` runs during the exchange of the last sums.
@@ -92,7 +99,7 @@ __device__ inline void find_statistics(
     #pragma unroll
     for (int u = 0; u < COUNT; ++u) {
         if constexpr (IS_LAYER) correct_mean(p.inv_cols, found[COUNT + u], mean[u], found[u]);
-        rstd[u] = reciprocal_root(found[u] * p.inv_cols + p.eps);
+        rstd[u] = rstd_of(p, found[u]);
     }
 }
 

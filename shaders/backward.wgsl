@@ -59,7 +59,7 @@ fn main(me: Me) {
             }
         }
         @unroll(J) {
-            let averages_J = averages_of(sum_threads(sums_J, lane));
+            let averages_J = averages_of(sum_threads(sums_J, lane), statistics_J.rstd);
         }
         @unroll(J) {
             if (exists_J) {

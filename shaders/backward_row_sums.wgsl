@@ -9,8 +9,10 @@ fn main(me: Me) {
     // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     var sums = Sum();
+    var rstd = 0.0;
     if (exists) {
         let statistics = load_statistics(row);
+        rstd = statistics.rstd;
         let pairs = pairs_of(thread);
         var block = Sum();
         for (var k = 0u; k < pairs; k += 1u) {
@@ -22,6 +24,6 @@ fn main(me: Me) {
             }
         }
     }
-    let averages = averages_of(sum_threads(sums, lane));
+    let averages = averages_of(sum_threads(sums, lane), rstd);
     if (exists && thread == 0u) { workspace[(params.row_sums >> 1u) + ATROW] = averages; }
 }

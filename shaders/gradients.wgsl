@@ -24,7 +24,7 @@ fn sums_of(terms: Terms) -> Sum {
 }
 
 // mean_wdy_xhat and mean_wdy.
-fn averages_of(sums: Sum) -> vec2<f32> { return sum_parts(sums * params.share); }
+fn averages_of(sums: Sum, rstd: f32) -> vec2<f32> { return unless_clamped(sum_parts(sums * params.share), rstd); }
 
 fn dx_of(wdy: vec4<f32>, x_hat: vec4<f32>, rstd: f32, c: vec2<f32>) -> vec4<f32> {
     return rstd * ((wdy - c.y) - x_hat * c.x);

@@ -10,6 +10,7 @@ rmsnorm_gpu::sources! {
     BACKWARD_COLUMNS = "backward_columns.wgsl",
     BACKWARD_ROW_SUMS = "backward_row_sums.wgsl",
     CHECK_F16 = "check_f16.wgsl",
+    CLAMPED = "clamped.wgsl",
     CLEAR = "clear.wgsl",
     CODES = "codes.wgsl",
     COLUMNWISE = "columnwise.wgsl",

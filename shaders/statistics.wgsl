@@ -6,6 +6,7 @@ fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }
 // The thread's part of sum((h - mean)^2) and, for layer norm, of sum(h - mean), which corrects the
 // mean.
 fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
+    if (IS_CLAMPED) { return RowStatistics(0.0, inverseSqrt(max(sums.x, params.eps))); }
     if (!IS_LAYER) { return sum_from(total(h.lo * h.lo + h.hi * h.hi), 0.0); }
     // Past the end h is 0, but h - mean is not.
     let lo = within(column(thread, k, 0u), h.lo - mean);
@@ -21,6 +22,7 @@ fn first_mean(part: f32, lane: u32) -> f32 { return sum_parts(sum_threads(sum_fr
 // Mean and rstd, from the threads' sums about a first mean: math.md, 5.1.
 fn statistics_of(mean: f32, about: Sum, lane: u32) -> RowStatistics {
     let sums = sum_parts(sum_threads(about, lane));
+    if (IS_CLAMPED) { return RowStatistics(0.0, inverseSqrt(max(sums.x, params.eps))); }
     if (!IS_LAYER) { return RowStatistics(0.0, inverseSqrt(sums.x * params.share + params.eps)); }
     let missed = sums.y * params.share;
     // Rounding may make it negative.

@@ -319,11 +319,11 @@ impl Judge<'_> {
     }
 
     fn wrong_in_backward(&self) -> Result<usize, Error> {
-        // The statistics that backward has read; the mean of an RMS norm is zero.
+        // The statistics that backward has read; the mean of all but layer norm is zero.
         let count = self.shape.rows * self.groups();
         let rstd = self.results.part(self.operation, Tensor::Rstd, 0..count)?.values();
         let mean = match self.operation.norm {
-            Norm::Rms => vec![0.0; count],
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => vec![0.0; count],
             Norm::Layer => self.results.part(self.operation, Tensor::Mean, 0..count)?.values(),
         };
         let weight = self.vector(tensors::WEIGHT);

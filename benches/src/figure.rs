@@ -42,6 +42,8 @@ impl Subject {
     pub fn title(&self) -> String {
         let norm = match self.norm.as_str() {
             "rms_norm" => "RMS",
+            "l2_norm" => "L2",
+            "l2_norm_clamped" => "clamped L2",
             "layer_norm" => "LayerNorm",
             other => other,
         };

@@ -136,7 +136,7 @@ impl Operation {
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
         // Weight and rstd; for layer norm also bias and mean.
         let vectors = match self.norm {
-            Norm::Rms => norms,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => norms,
             Norm::Layer => 2 * norms,
         };
         // Backward reads no bias, and writes a gradient for each parameter: one vector more than
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn only_backward_is_multiplied_by_the_reductions() {
-        let operations = Operation::product(&Norm::ALL, &Op::USUAL, &[Form::Plain], &REDUCTIONS);
+        let operations = Operation::product(&Norm::USUAL, &Op::USUAL, &[Form::Plain], &REDUCTIONS);
         assert_eq!(operations.len(), 2 * (1 + 1 + 3));
         let forward = operations.iter().filter(|operation| operation.op != Op::Backward);
         assert!(forward.clone().all(|operation| operation.reduction == GradReduction::Partials));

@@ -335,7 +335,7 @@ impl Lens {
         let grow = |len: &mut usize, to: Option<usize>| *len = (*len).max(to.unwrap_or(0));
         for operation in operations {
             // The workspace serves both norms.
-            for norm in Norm::ALL {
+            for norm in Norm::USUAL {
                 let backward = problem(Operation { norm, op: Op::Backward, ..*operation }, dtype, shape);
                 grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
             }

@@ -17,11 +17,19 @@ pub(crate) fn normalize<const D: usize>(
     let wide = wide(&[dtype, h.dtype(), weight.dtype(), bias_dtype]);
     let h = h.cast(wide);
     let centred = match spec.norm {
-        Norm::Rms => h,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => h,
         Norm::Layer => h.clone() - h.mean_dim(D - 1),
     };
-    let var = centred.clone().square().mean_dim(D - 1);
-    let x_hat = centred / (var + spec.eps).sqrt();
+    let squares = centred.clone().square();
+    let var = match spec.norm {
+        Norm::Rms | Norm::Layer => squares.mean_dim(D - 1),
+        Norm::L2 | Norm::L2Clamped => squares.sum_dim(D - 1),
+    };
+    let inside = match spec.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => var + spec.eps,
+        Norm::L2Clamped => var.clamp_min(spec.eps * spec.eps),
+    };
+    let x_hat = centred / inside.sqrt();
     let mut weight = weight.cast(wide);
     if spec.weight_offset != 0.0 {
         weight = weight + f64::from(spec.weight_offset);

@@ -37,7 +37,7 @@ impl<'a> Args<'a> {
     pub(crate) fn check(&self, spec: &NormParams) -> Result<()> {
         let (name, x) = (spec.name(), self.x);
         if !spec.has_valid_eps() {
-            bail!("{name}: eps must be finite and not negative, got {}", spec.eps);
+            bail!("{name}: eps must be {}, got {}", spec.norm.eps_rule(), spec.eps);
         }
         let Some(&cols) = x.dims().last() else { bail!("{name}: x has no dimension to normalize over") };
         if cols == 0 {

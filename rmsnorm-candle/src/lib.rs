@@ -57,6 +57,7 @@
 //! | `let x = (x + residual)?; let y = norm.forward(&x)?`, in candle-vllm and candle's own models | `let (y, x) = norm.add_forward(&x, &residual)?` |
 //! | Gemma's `weight + 1`, rounded to the weight's dtype: candle-vllm, mistral.rs | [`nn::gemma_rms_norm`], [`gemma_rms_norm`]: `1 + weight` in f32 |
 //! | a weight cast to bf16 | the f32 weight, without a cast |
+//! | L2 norms of q and k: gated delta nets | [`Norm::l2`]`(eps)`, or [`Norm::l2_clamped`]`(eps)` for PyTorch's `F.normalize` |
 //! | strided norms of q and k: mistral.rs | [`rms_norm`] of the heads from `narrow`, before the transpose; or in place |
 //! | `residual + norm(x)`: mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
 //! | `residual + norm(x)` and its next norm | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)` |

@@ -110,6 +110,17 @@ impl<'a> Norm<'a> {
         Norm::new(NormParams::new(rmsnorm_core::Norm::Layer, eps))
     }
 
+    /// `x / sqrt(sum(x^2) + eps) * weight`, as in flash-linear-attention.
+    pub fn l2(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::L2, eps))
+    }
+
+    /// `x / max(sqrt(sum(x^2)), eps) * weight`, as in PyTorch's `F.normalize`. `eps` is 0 or from
+    /// 2^-63 to 2^63.
+    pub fn l2_clamped(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::L2Clamped, eps))
+    }
+
     pub(crate) fn new(params: NormParams) -> Self {
         let (bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None);
         Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }

@@ -42,11 +42,16 @@ fn unrounded(
     let cols = width as f64;
     let h = times(Slot::Before, h.to_dtype(wide)?)?.reshape((h.elem_count() / (groups * width), groups, width))?;
     let centred = match spec.norm {
-        Norm::Rms => h,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => h,
         Norm::Layer => h.broadcast_sub(&(h.sum_keepdim(D::Minus1)? / cols)?)?,
     };
-    let var = (centred.sqr()?.sum_keepdim(D::Minus1)? / cols)?;
-    let x_hat = centred.broadcast_div(&(var + spec.eps)?.sqrt()?)?.reshape(shape)?;
+    let var = (centred.sqr()?.sum_keepdim(D::Minus1)? / spec.norm.divisor(width) as f64)?;
+    let inside = match spec.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => (var + spec.eps)?,
+        // Its gradient is zero where the square of eps is larger.
+        Norm::L2Clamped => var.maximum(spec.eps * spec.eps)?,
+    };
+    let x_hat = centred.broadcast_div(&inside.sqrt()?)?.reshape(shape)?;
     let mut weight = weight.to_dtype(wide)?;
     if spec.weight_offset != 0.0 {
         weight = (weight + f64::from(spec.weight_offset))?;

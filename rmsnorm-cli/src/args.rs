@@ -137,7 +137,7 @@ pub struct BenchArgs {
     /// The options of the cpu backend.
     #[command(flatten)]
     pub cpu: CpuArgs,
-    /// The norms to measure: rms_norm, layer_norm [default: both]
+    /// The norms to measure: rms_norm, layer_norm, l2_norm, l2_norm_clamped [default: the first two]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
     /// The operations to measure: forward, add_forward (adds a residual first), backward,
@@ -241,7 +241,7 @@ pub struct WarmArgs {
     /// Row lengths: the hidden size of a model, the size of its heads
     #[arg(long, value_name = "N,..", value_delimiter = ',', required = true)]
     pub cols: Vec<NonZero<usize>>,
-    /// The norms: rms_norm, layer_norm [default: both]
+    /// The norms: rms_norm, layer_norm, l2_norm, l2_norm_clamped [default: the first two]
     #[arg(long, value_name = "NORM,..", value_delimiter = ',')]
     pub norm: Vec<String>,
     /// The operations: forward, add_forward, backward, forward_add, forward_add_forward,
@@ -322,7 +322,7 @@ pub struct RunArgs {
 /// The options of `rmsnorm run` that the metadata of the file may hold instead. The option wins.
 #[derive(Debug, Default, Args)]
 pub struct SettingArgs {
-    /// The norm: rms_norm or layer_norm; required here or as metadata "op"
+    /// The norm: rms_norm, layer_norm, l2_norm or l2_norm_clamped; required here or as metadata "op"
     #[arg(long, value_name = "OP")]
     pub op: Option<String>,
     /// Added to the variance inside the root; required here or as metadata "eps"

@@ -2,7 +2,7 @@
 //! the kind of backend.
 
 use rmsnorm_core::cpu::{CpuBackend, Isa};
-use rmsnorm_core::{AnyBackend, ParseDeviceError, available};
+use rmsnorm_core::{AnyBackend, Norm, ParseDeviceError, available};
 
 use crate::args::CpuArgs;
 use crate::failure::Failure;
@@ -33,6 +33,14 @@ pub fn choose<V: Copy>(
         return Ok(all.to_vec());
     }
     names.iter().map(|name| one_of(flag, name, all, &name_of)).collect()
+}
+
+/// The norms with these names; without a name the two that most models have.
+///
+/// # Errors
+/// No norm has the name.
+pub fn norms(names: &[String]) -> Result<Vec<Norm>, Failure> {
+    if names.is_empty() { Ok(Norm::USUAL.to_vec()) } else { choose("--norm", names, &Norm::ALL, Norm::name) }
 }
 
 /// Opens the backend called `name`. `args` applies to the cpu backend alone.

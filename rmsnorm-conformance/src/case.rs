@@ -11,6 +11,7 @@ pub(crate) mod dice;
 pub(crate) mod family;
 pub(crate) mod groups;
 pub(crate) mod kind;
+pub(crate) mod l2;
 pub(crate) mod presence;
 pub(crate) mod profiles;
 pub(crate) mod quantized;

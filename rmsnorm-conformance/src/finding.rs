@@ -26,6 +26,8 @@ named_enum! {
         Repeat = "repeat",
         /// A row got different bits in a batch of another size.
         BatchInvariance = "batch invariance",
+        /// A group of columns got different bits with other groups beside it.
+        GroupInvariance = "group invariance",
         /// A relation between two calls does not hold.
         Metamorphic = "metamorphic",
         /// The span of a view is wrong.

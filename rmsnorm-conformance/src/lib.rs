@@ -42,7 +42,9 @@ pub use report::{CaseReport, Counts, OutputReport, Quality};
 #[doc(no_inline)]
 pub use rmsnorm_spec as spec;
 pub use run::harness::Harness;
-pub use run::named_tests::{test_bounds, test_determinism, test_metamorphic, test_misuse, test_self_test, test_spans};
+pub use run::named_tests::{
+    test_bounds, test_determinism, test_metamorphic, test_misuse, test_norm, test_self_test, test_spans,
+};
 pub use run::{Options, RunError, list, run};
 pub use selftest::{Caught, SelfTest, planted, self_test, simulate};
 pub use testing::TestFailure;

@@ -16,6 +16,7 @@ use self::math::PieceMath;
 use crate::case::cast_orders::CastOrderBug;
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
+use crate::case::l2::{self, L2Bug};
 use crate::case::{Case, Family, Kind, cast_orders, sums};
 use crate::run::bad_call::Misuse;
 use crate::selftest::planted::{Bug, BugList, NormBug, StrideBug};
@@ -52,14 +53,10 @@ const fn math(piece: Piece) -> Math {
 }
 
 /// The cases of the pieces, the last piece first, of gradients as sums, of gates, of groups of
-/// columns, and of cast orders.
+/// columns, of L2 norm, and of cast orders.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain([
-        sums::LISTS,
-        gate::LISTS,
-        groups::LISTS,
-        cast_orders::LISTS,
-    ])
+    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS, cast_orders::LISTS];
+    Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain(others)
 }
 
 /// The ways to misuse a piece.
@@ -77,17 +74,12 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
     })
 }
 
-/// Every planted bug: of the norm, of groups of columns, of cast orders, of each piece, then of the
-/// strides of each tensor.
+/// Every planted bug: of the norm, of groups of columns, of each piece, of the strides of each
+/// tensor, of L2 norm, then of cast orders.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
-    NormBug::BUGS
-        .iter()
-        .chain(GroupBug::BUGS)
-        .chain(CastOrderBug::BUGS)
-        .chain(of_pieces)
-        .copied()
-        .chain(StrideBug::of_tensors())
+    let of_norms = NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied();
+    of_norms.chain(StrideBug::of_tensors()).chain(L2Bug::BUGS.iter().chain(CastOrderBug::BUGS).copied())
 }
 
 /// Computes the pieces of a slot, in their order.

@@ -78,10 +78,8 @@ fn uniform(count: usize, seed: u64) -> impl Iterator<Item = f64> {
 
 impl Case {
     fn spec(&self) -> NormSpec {
-        let spec = match Norm::from_name(&self.norm).unwrap() {
-            Norm::Rms => NormSpec::rms(self.rows, self.cols, self.eps),
-            Norm::Layer => NormSpec::layer(self.rows, self.cols, self.eps),
-        };
+        let norm = Norm::from_name(&self.norm).unwrap();
+        let spec = NormSpec::new(norm, self.rows, self.cols, self.eps);
         spec.weight_offset(self.offset)
     }
 

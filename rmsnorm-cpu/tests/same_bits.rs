@@ -365,7 +365,7 @@ impl<T: Element, W: Element, R: Element> Judge<'_, T, W, R> {
     /// RMS norm has no mean.
     fn mean(&self, mean: &[f32]) -> Vec<f64> {
         match self.setup.norm {
-            Norm::Rms => vec![0.0; mean.len()],
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => vec![0.0; mean.len()],
             Norm::Layer => exact(mean),
         }
     }

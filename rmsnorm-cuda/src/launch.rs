@@ -10,7 +10,8 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{
-    Access, AnyCall, AnyElement, Error, NormBackend, NormSpec, Problem, Span, Statistics, Storage, Tensor, TensorShape,
+    Access, AnyCall, AnyElement, Direction, Error, Norm, NormBackend, NormSpec, Problem, Span, Statistics, Storage,
+    Tensor, TensorShape,
 };
 
 use crate::backend::CudaBackend;
@@ -157,7 +158,10 @@ fn enqueue_plan(
     params[Tensor::Workspace].data = workspace;
     set_call(&mut params, spec, problem)?;
     if let Some(half) = half {
-        params.inv_cols = inv_cols(half.whole_cols);
+        params.inv_cols = inv_cols(spec.norm, half.whole_cols);
+    }
+    if let Some(rows) = plan.has_groups_as_rows().then(|| plan::groups_as_rows(problem)).flatten() {
+        set_groups_as_rows(&mut params, &rows)?;
     }
     params.workspace_of_group = plan.workspace.of_group as u64;
     params.chunks = plan.chunks;
@@ -178,20 +182,35 @@ fn enqueue_plan(
 /// # Errors
 /// `Unsupported` if rows are grouped and there are 2^32 or more.
 pub(crate) fn set_call(params: &mut Params, spec: &NormSpec, problem: &Problem) -> Result<(), Error> {
-    params.eps = spec.eps;
+    params.eps = match problem.direction {
+        Direction::Forward | Direction::QuantizedForward => spec.norm.inside_root(spec.eps),
+        Direction::Backward => spec.eps,
+    };
     params.weight_offset = spec.weight_offset;
     params.rows = problem.rows as u64;
     let cols = plan::group(problem).cols;
     params.cols = cols as u64;
     params.parts = problem.parts as u64;
-    params.inv_cols = inv_cols(cols);
+    params.inv_cols = inv_cols(spec.norm, cols);
     (params.rows_per_group, params.group_reciprocal) = rows_per_group(problem)?;
     Ok(())
 }
 
-/// `1 / cols`, the factor that turns a sum over `cols` columns into an average.
-pub(crate) fn inv_cols(cols: usize) -> f32 {
-    (1.0 / cols as f64) as f32
+/// Sets the fields of a call whose rows are groups of columns: the groups of a row are a group of
+/// rows.
+fn set_groups_as_rows(params: &mut Params, rows: &Problem) -> Result<(), Error> {
+    params.rows = rows.rows as u64;
+    (params.rows_per_group, params.group_reciprocal) = rows_per_group(rows)?;
+    for Matrix { row_stride, group_stride, .. } in &mut params.tensors {
+        (*row_stride, *group_stride) = (rows.cols as u64, *row_stride);
+    }
+    Ok(())
+}
+
+/// The factor that turns a sum over `cols` columns into an average: `1 / cols`, or 1 for L2 norms,
+/// which have sums.
+pub(crate) fn inv_cols(norm: Norm, cols: usize) -> f32 {
+    (1.0 / norm.divisor(cols) as f64) as f32
 }
 
 /// Sets the fields that describe FP8 values and scales.
@@ -308,7 +327,7 @@ pub(crate) fn dense_access_bytes(problem: &Problem) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use rmsnorm_spec::{DType, DTypes, Norm, RowGroups, Rows};
+    use rmsnorm_spec::{DType, DTypes, RowGroups, Rows};
 
     use super::*;
 

@@ -13,7 +13,7 @@ use std::ops::{Index, IndexMut};
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Tensor, TensorSet};
 
-use crate::plan::KernelKey;
+use crate::plan::{ColumnGroups, KernelKey};
 
 /// Where a tensor lies on the device: the address of its first element, and the elements between
 /// rows and between groups of rows. Address 0 means absent; a vector has no strides.
@@ -176,7 +176,7 @@ fn fields(key: &KernelKey, is_there: bool) -> impl Iterator<Item = Field> {
         Of::Locks => call.accumulate == Accumulate::Locks,
         Of::Codes => call.quant.is_some(),
         Of::Groups => call.has_row_groups,
-        Of::ColumnGroups => key.has_column_groups,
+        Of::ColumnGroups => key.column_groups == ColumnGroups::Blocks,
         Of::Parts => key.pieces().has(Piece::Parts),
     };
     let numbers = NUMBERS.iter().filter(move |number| has(number) == is_there);

@@ -184,10 +184,22 @@ pub(crate) struct KernelKey {
     /// included, also in place.
     pub(crate) call: CallKey,
     pub(crate) tile: Tile,
-    /// Whether blocks have a group of columns each. The number of groups is a run-time value.
-    pub(crate) has_column_groups: bool,
+    /// Where the groups of columns are. Their number is a run-time value.
+    pub(crate) column_groups: ColumnGroups,
     /// The number of ranks with an x to add; 1 in programs without ranks.
     pub(crate) ranks: u32,
+}
+
+/// Where a kernel has the groups of columns of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ColumnGroups {
+    /// Rows have no groups of columns.
+    None,
+    /// Each group has blocks of its own.
+    Blocks,
+    /// Each group is a row, and the groups of a row are a group of rows: `Forward`, which then reads
+    /// memory in order.
+    Rows,
 }
 
 /// One operation to enqueue.
@@ -212,8 +224,8 @@ pub(crate) struct Plan {
     /// Rows of partial sums: one per chunk, one per group of `Locks`, or a few; none for a split
     /// call.
     pub(crate) partial_rows: u64,
-    /// Groups of columns: each launch has as many times its blocks, and each group a workspace of
-    /// this layout.
+    /// Groups of columns with blocks of their own: each launch has as many times its blocks, and each
+    /// group a workspace of this layout.
     pub(crate) groups: u32,
 }
 
@@ -254,7 +266,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// The plan of several groups of columns, from that of one.
+    /// The plan of several groups of columns with blocks of their own, from that of one.
     fn of_groups(self, groups: usize) -> Self {
         // Each begins on 16 bytes.
         let of_group = self.workspace.len.next_multiple_of(4);
@@ -265,13 +277,18 @@ impl Plan {
                     Step::clear_with(key, tensor, first, bytes + (groups - 1) * of_group * size_of::<f32>())
                 }
                 Step::Launch { key, grid, cluster, threads, shared_bytes } => {
-                    let key = KernelKey { has_column_groups: true, ..key };
+                    let key = KernelKey { column_groups: ColumnGroups::Blocks, ..key };
                     Step::Launch { key, grid, cluster, threads, shared_bytes }
                 }
             })
         });
         let workspace = Workspace { len: of_group * groups, of_group, ..self.workspace };
         Plan { steps, workspace, groups: groups as u32, ..self }
+    }
+
+    /// Whether each group of columns is a row.
+    pub(crate) fn has_groups_as_rows(&self) -> bool {
+        self.keys().any(|key| key.column_groups == ColumnGroups::Rows)
     }
 
     /// The kernels of the plan, in order.
@@ -330,19 +347,29 @@ pub(crate) fn unsplit_from(dtype: DType, caps: &Caps) -> Option<(usize, usize)> 
 
 /// The plan of a problem whose addresses and strides are multiples of `access_bytes`.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
-    match problem.groups {
-        0 | 1 => of_group(problem, access_bytes, caps),
-        groups => {
-            // A group is a problem of its own, on a share of the device.
-            let sms = (caps.sms as usize / groups).max(1) as u32;
-            of_group(&group(problem), access_bytes, &Caps { sms, ..*caps }).of_groups(groups)
-        }
+    let groups = problem.groups;
+    if groups <= 1 {
+        return of_group(problem, access_bytes, caps);
     }
+    let as_rows = groups_as_rows(problem).and_then(|rows| forward::plan_of_groups(&rows, groups, access_bytes, caps));
+    as_rows.unwrap_or_else(|| {
+        // A group is a problem of its own, on a share of the device.
+        let sms = (caps.sms as usize / groups).max(1) as u32;
+        of_group(&group(problem), access_bytes, &Caps { sms, ..*caps }).of_groups(groups)
+    })
 }
 
 /// The problem of one group of columns.
 pub(crate) const fn group(problem: &Problem) -> Problem {
     Problem { cols: problem.cols / problem.groups, groups: 1, ..*problem }
+}
+
+/// The problem of forward whose rows are the groups of columns, if rows are not grouped otherwise
+/// and the kernel can count them.
+pub(crate) fn groups_as_rows(problem: &Problem) -> Option<Problem> {
+    let rows = problem.rows.checked_mul(problem.groups).filter(|rows| *rows <= u32::MAX as usize)?;
+    let is_forward = problem.direction == Direction::Forward && problem.rows_per_group.is_none();
+    is_forward.then_some(Problem { rows, rows_per_group: Some(problem.groups), ..group(problem) })
 }
 
 fn of_group(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
@@ -405,7 +432,7 @@ fn key(problem: &Problem, program: Program, tile: Tile) -> KernelKey {
     if call.tensors.sums_over_rows() > 0 && !program.info().is_reduction {
         call.dtypes.weight = problem.dtypes.weight;
     }
-    let key = KernelKey { program, call, tile, has_column_groups: false, ranks: 1 };
+    let key = KernelKey { program, call, tile, column_groups: ColumnGroups::None, ranks: 1 };
     KernelKey { tile: Tile { reads: reads(&key), ..tile }, ..key }
 }
 

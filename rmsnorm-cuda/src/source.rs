@@ -13,7 +13,7 @@ use rmsnorm_spec::{Activation, DTypes, Direction, Gate, Norm, Piece, Slot, Tenso
 
 use crate::caps::Arch;
 use crate::params::{self, Columns, MOST_COLUMN_RANKS};
-use crate::plan::{BLOCK_VISITS, COLUMN_LANES, KernelKey, OPTIONAL, Program, TREE_SENDERS};
+use crate::plan::{BLOCK_VISITS, COLUMN_LANES, ColumnGroups, KernelKey, OPTIONAL, Program, TREE_SENDERS};
 
 /// Each header may use the headers before it.
 const HEADERS: [Source; 9] = [
@@ -223,7 +223,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 35] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -240,13 +240,16 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 32] {
         ("IS_SPLIT", (program == Program::BackwardSplit).into()),
         ("IS_QUANTIZED", quant.is_some().into()),
         ("IS_LAYER", (norm == Norm::Layer).into()),
+        ("IS_CLAMPED", (norm == Norm::L2Clamped).into()),
+        ("CLAMPED_FROM", Norm::CLAMPED_FROM.to_bits()),
         ("CAST_BEFORE_WEIGHT", cast_order.rounds_x_hat().into()),
         ("CAST_RSTD", cast_order.rounds_rstd().into()),
         ("IS_WEIGHT_FIRST", cast_order.is_weight_first().into()),
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
-        ("HAS_COLUMN_GROUPS", key.has_column_groups.into()),
+        ("HAS_COLUMN_GROUPS", (key.column_groups == ColumnGroups::Blocks).into()),
+        ("GROUPS_ARE_ROWS", (key.column_groups == ColumnGroups::Rows).into()),
         ("HAS_WEIGHT_OFFSET", has_weight_offset.into()),
         ("PACK", tile.pack),
         ("PACKS", tile.packs),
@@ -316,14 +319,14 @@ mod tests {
             has_tail: false,
             reads: Reads { keeps_row: false, loads_at_use: true, prefetches_weight: false, batch: 4 },
         },
-        has_column_groups: false,
+        column_groups: ColumnGroups::None,
         ranks: 1,
     };
 
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DCAST_RSTD=0 -DIS_WEIGHT_FIRST=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DIS_CLAMPED=0 -DCLAMPED_FROM=1065353200 -DCAST_BEFORE_WEIGHT=0 -DCAST_RSTD=0 -DIS_WEIGHT_FIRST=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DGROUPS_ARE_ROWS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
@@ -354,7 +357,8 @@ mod tests {
             differs(KernelKey { call, ..KEY }, &format!("-DHAS_{name}={}", u32::from(is_there)));
         }
         differs(KernelKey { program: Program::ReducePartials, ..KEY }, "-DIS_BACKWARD=1");
-        differs(KernelKey { has_column_groups: true, ..KEY }, "-DHAS_COLUMN_GROUPS=1");
+        differs(KernelKey { column_groups: ColumnGroups::Blocks, ..KEY }, "-DHAS_COLUMN_GROUPS=1");
+        differs(KernelKey { column_groups: ColumnGroups::Rows, ..KEY }, "-DGROUPS_ARE_ROWS=1");
         for (call, option) in [
             (CallKey { norm: Norm::Rms, ..CALL }, "-DIS_LAYER=0"),
             (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),

@@ -220,10 +220,7 @@ impl<T: Element + DeviceRepr> Rank<T> {
         let count = rows.len();
         let out = |len: usize| stream.clone_htod(&vec![T::from_f32(f32::NAN); len]).unwrap();
         let numbers = |len: usize| stream.clone_htod(&vec![f32::NAN; len]).unwrap();
-        let spec = match norm {
-            Norm::Rms => NormSpec::rms(count, cols, 1e-6),
-            Norm::Layer => NormSpec::layer(count, cols, 1e-6),
-        };
+        let spec = NormSpec::new(norm, count, cols, 1e-6);
         Rank {
             backend: backend.clone(),
             spec,

@@ -51,7 +51,8 @@ macro_rules! programs {
 /// fixed value, so that equal code has equal keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallKey {
-    /// The norm. [`Norm::Rms`] in the second stage of gradients, which reads no rows.
+    /// The norm. [`Norm::Rms`] for L2 norm, whose code is the same, and in the second stage of
+    /// gradients, which reads no rows.
     pub norm: Norm,
     /// Dtypes of the tensors that the code uses. In the second stage of gradients, all are the
     /// dtype of `dweight` and `dbias`.
@@ -191,7 +192,12 @@ impl Program {
         };
         let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
-            norm: if self.is_reduction { Norm::Rms } else { problem.norm },
+            norm: match problem.norm {
+                // L2 norm differs in a number that kernels get.
+                Norm::Rms | Norm::L2 => Norm::Rms,
+                Norm::Layer | Norm::L2Clamped if self.is_reduction => Norm::Rms,
+                Norm::Layer | Norm::L2Clamped => problem.norm,
+            },
             dtypes: self.dtypes(problem, tensors),
             gradient: if stores_gradients { gradient(problem) } else { problem.dtypes.activation },
             adds_to_gradients: stores_gradients && matches!(problem.grad_store, GradStore::Accumulated),
@@ -365,6 +371,17 @@ mod tests {
         assert_eq!(program.key(&backward(&[Tensor::Bias])).tensors, TensorSet::NONE);
         assert_eq!(program.key(&backward(&[Tensor::Bias, Tensor::Dgate])).tensors, program.optional);
         assert_eq!((REDUCE.key(&backward(&[])).norm, BACKWARD.key(&backward(&[])).norm), (Norm::Rms, Norm::Layer));
+    }
+
+    /// L2 norm is RMS norm with another factor. The clamped one has code of its own.
+    #[test]
+    fn a_key_has_the_norm_whose_code_a_call_runs() {
+        let problem = |norm| Problem::forward(norm, 2, 3, DType::F16, &[Tensor::Weight]);
+        assert_eq!(
+            Norm::ALL.map(|norm| FORWARD.key(&problem(norm)).norm),
+            [Norm::Rms, Norm::Layer, Norm::Rms, Norm::L2Clamped]
+        );
+        assert_eq!(FORWARD.key(&problem(Norm::L2)), FORWARD.key(&problem(Norm::Rms)));
     }
 
     #[test]

@@ -129,13 +129,13 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
     let backward = backward.map(|tensors| (Direction::Backward, tensors));
     let mut calls = Vec::new();
     for (direction, tensors) in forward.into_iter().chain(backward) {
-        for norm in Norm::ALL {
+        for norm in Norm::USUAL {
             calls.extend(mixes.iter().map(|&dtypes| Call::new(direction, norm, dtypes, tensors)));
         }
     }
     for tensors in [WEIGHT_RESIDUAL, NORM_OF_SUM] {
         let of = |norm, dtypes| Call::new(Direction::Forward, norm, dtypes, tensors).residual_after();
-        calls.extend(Norm::ALL.into_iter().flat_map(|norm| mixes.iter().map(move |&dtypes| of(norm, dtypes))));
+        calls.extend(Norm::USUAL.into_iter().flat_map(|norm| mixes.iter().map(move |&dtypes| of(norm, dtypes))));
     }
     calls
 }
@@ -144,7 +144,7 @@ pub fn calls(mixes: &[DTypes]) -> Vec<Call> {
 /// that changes a plan. [`calls`] leaves them out because not every backend plans them.
 pub fn calls_of_parts(mixes: &[DTypes]) -> Vec<Call> {
     let tensors = [NONE, WEIGHT_BIAS, WEIGHT_RESIDUAL];
-    let norms = tensors.into_iter().flat_map(|tensors| Norm::ALL.map(|norm| (norm, tensors)));
+    let norms = tensors.into_iter().flat_map(|tensors| Norm::USUAL.map(|norm| (norm, tensors)));
     let of = |norm, tensors, dtypes| Call::new(Direction::Forward, norm, dtypes, tensors).of_parts(4);
     norms.flat_map(|(norm, tensors)| mixes.iter().map(move |&dtypes| of(norm, tensors, dtypes))).collect()
 }
@@ -166,7 +166,7 @@ pub fn calls_with_gates(mixes: &[DTypes]) -> Vec<Call> {
     ];
     let mut calls = Vec::new();
     for (direction, slot, tensors) in sets {
-        for norm in Norm::ALL {
+        for norm in Norm::USUAL {
             let of = |&dtypes: &DTypes| {
                 let is_before = slot == Slot::Before;
                 // A gated x is no sum of a residual stream.
@@ -238,7 +238,7 @@ impl Draw {
 
     fn forward(&mut self, rows: usize, cols: usize) -> Problem {
         use Tensor::{Bias, Mean, Residual, ResidualOut, Rstd, Weight};
-        let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
+        let (norm, dtypes) = (self.of(Norm::USUAL), self.of(DTypes::ALL));
         let drawn = self.some(&[Weight, Bias, Residual, ResidualOut, Rstd]);
         let drawn = drawn.set(ResidualOut, drawn.has(Residual) && drawn.has(ResidualOut));
         let tensors = drawn.set(Mean, norm == Norm::Layer);
@@ -327,7 +327,7 @@ impl Draw {
 
     fn backward(&mut self, rows: usize, cols: usize) -> Problem {
         use Tensor::{Dbias, Dresidual, DresidualOut, Dweight, Weight};
-        let (norm, dtypes) = (self.of(Norm::ALL), self.of(DTypes::ALL));
+        let (norm, dtypes) = (self.of(Norm::USUAL), self.of(DTypes::ALL));
         let tensors = self.some(&[Weight, DresidualOut, Dweight, Dbias, Dresidual]);
         let problem = Problem::backward(norm, rows, cols, dtypes.activation, tensors);
         let reductions = [GradReduction::Partials, GradReduction::Atomics];

@@ -140,7 +140,7 @@ impl<'s> Arguments<'s> {
         let flag = if matches!(result, Tensor::NextMean | Tensor::NextRstd) { Tensor::Y } else { result };
         let is_optional = operator.parameters.contains(&Parameter::Need(flag));
         let has_no_input = result == Tensor::ResidualOut && self.tensor(Tensor::Residual).is_none();
-        let is_zero = result == Tensor::Mean && self.norm == Norm::Rms;
+        let is_zero = result == Tensor::Mean && self.norm != Norm::Layer;
         !(is_optional && !self.needed[flag as usize] || has_no_input || is_zero)
     }
 

@@ -14,17 +14,95 @@ pub enum Norm {
     /// Layer norm: the mean of each row is subtracted, then rows are divided by
     /// `sqrt(avg((x - mean)^2) + eps)`.
     Layer,
+    /// L2 norm: rows are divided by `sqrt(sum(x^2) + eps)`, as in flash-linear-attention. It is RMS
+    /// norm with sums in place of averages.
+    L2,
+    /// L2 norm with a least divisor: rows are divided by `max(sqrt(sum(x^2)), eps)`, as in
+    /// `torch.nn.functional.normalize`. `eps` is 0 or from 2^-63 to 2^63, so that f32 holds its
+    /// square. With an `eps` of 0 a row of zeros becomes NaN.
+    L2Clamped,
 }
 
 impl Norm {
-    /// Both kinds.
-    pub const ALL: [Norm; 2] = [Norm::Rms, Norm::Layer];
+    /// Every kind.
+    pub const ALL: [Norm; 4] = [Norm::Rms, Norm::Layer, Norm::L2, Norm::L2Clamped];
 
-    /// The name used in test names, bench ids and files: `rms_norm` or `layer_norm`.
+    /// The two kinds that most models have. Benchmarks measure them unless others are chosen, and
+    /// tests draw from them where a list of calls has fixed names.
+    pub const USUAL: [Norm; 2] = [Norm::Rms, Norm::Layer];
+
+    /// The name used in test names, bench ids and files: `rms_norm`, `layer_norm`, `l2_norm` or
+    /// `l2_norm_clamped`.
     pub const fn name(self) -> &'static str {
         match self {
             Norm::Rms => "rms_norm",
             Norm::Layer => "layer_norm",
+            Norm::L2 => "l2_norm",
+            Norm::L2Clamped => "l2_norm_clamped",
+        }
+    }
+
+    /// What the sums over a row of `cols` elements are divided by, [math](crate::math), section 1:
+    /// `cols`, or 1 for both L2 norms. With groups of columns, `cols` are those of a group.
+    /// ```
+    /// # use rmsnorm_spec::Norm;
+    /// assert_eq!([Norm::Rms, Norm::Layer, Norm::L2].map(|norm| norm.divisor(128)), [128, 128, 1]);
+    /// ```
+    pub const fn divisor(self, cols: usize) -> usize {
+        match self {
+            Norm::Rms | Norm::Layer => cols,
+            Norm::L2 | Norm::L2Clamped => 1,
+        }
+    }
+
+    /// From this product of rstd and eps on, backward takes a row of the clamped L2 norm as clamped:
+    /// [math](crate::math), (23).
+    pub const CLAMPED_FROM: f32 = 1.0 - 1.0 / (1u32 << 20) as f32;
+
+    /// The number that forward puts beside the variance inside the root, [math](crate::math), (4)
+    /// and (23): `eps`, which is added, or of the clamped L2 norm `eps^2`, the least value.
+    pub const fn inside_root(self, eps: f32) -> f32 {
+        match self {
+            Norm::Rms | Norm::Layer | Norm::L2 => eps,
+            Norm::L2Clamped => eps * eps,
+        }
+    }
+
+    /// Whether a call accepts this `eps`: finite and not negative, and of the clamped L2 norm 0 or
+    /// from 2^-63 to 2^63.
+    /// ```
+    /// # use rmsnorm_spec::Norm;
+    /// assert!(Norm::L2.takes_eps(1e-30) && !Norm::L2Clamped.takes_eps(1e-30));
+    /// assert!(Norm::ALL.iter().all(|norm| norm.takes_eps(0.0) && norm.takes_eps(1e-12) && !norm.takes_eps(-1.0)));
+    /// ```
+    pub const fn takes_eps(self, eps: f32) -> bool {
+        let (least, most) = (1.0 / (1u64 << 63) as f32, (1u64 << 63) as f32);
+        match self {
+            Norm::Rms | Norm::Layer | Norm::L2 => eps.is_finite() && eps >= 0.0,
+            Norm::L2Clamped => eps == 0.0 || eps >= least && eps <= most,
+        }
+    }
+
+    /// What [`takes_eps`](Self::takes_eps) asks for, in words.
+    pub const fn eps_rule(self) -> &'static str {
+        match self {
+            Norm::Rms | Norm::Layer | Norm::L2 => "finite and not negative",
+            Norm::L2Clamped => "0 or from 2^-63 to 2^63, as f32 holds its square",
+        }
+    }
+
+    /// Whether backward takes the norm of a row with this `rstd` as clamped, so that rstd is a
+    /// constant: [math](crate::math), (23).
+    /// ```
+    /// # use rmsnorm_spec::Norm;
+    /// let (at_most_eps, more) = (1.0 / 0.5, 1.0 / 0.6);
+    /// assert_eq!([at_most_eps, more].map(|rstd| Norm::L2Clamped.is_clamped(rstd, 0.5)), [true, false]);
+    /// assert!(!Norm::L2.is_clamped(at_most_eps, 0.5));
+    /// ```
+    pub fn is_clamped(self, rstd: f32, eps: f32) -> bool {
+        match self {
+            Norm::Rms | Norm::Layer | Norm::L2 => false,
+            Norm::L2Clamped => rstd * eps >= Norm::CLAMPED_FROM,
         }
     }
 
@@ -33,7 +111,7 @@ impl Norm {
     /// `wdy * x_hat`, and layer norm's of `wdy`, (17).
     pub const fn statistics_len(self, direction: Direction) -> usize {
         match (self, direction) {
-            (Norm::Rms, _) => 1,
+            (Norm::Rms | Norm::L2 | Norm::L2Clamped, _) => 1,
             (Norm::Layer, Direction::Backward) => 2,
             (Norm::Layer, Direction::Forward | Direction::QuantizedForward) => 3,
         }
@@ -259,8 +337,8 @@ pub enum GradStore {
 /// A normalization of `rows` rows of `cols` elements, without the tensors.
 ///
 /// `cols` is the hidden size (PyTorch's `normalized_shape`), `rows` the product of all other
-/// dimensions. Fields are public. Make a spec with [`rms`](Self::rms), [`layer`](Self::layer) or
-/// [`new`](Self::new), since fields may be added.
+/// dimensions. Fields are public. Make a spec with [`rms`](Self::rms), [`layer`](Self::layer),
+/// [`l2`](Self::l2) or [`new`](Self::new), since fields may be added.
 ///
 /// # Example
 /// A batch of 8 sequences of 512 tokens, with the norms of GPT-2 and of Gemma:
@@ -281,7 +359,8 @@ pub struct NormSpec {
     pub rows: usize,
     /// The length of a row, at least 1.
     pub cols: usize,
-    /// Added to the variance inside the root. Finite and not negative. It has no default, because
+    /// Added to the variance, or to L2 norm's sum, inside the root; the least divisor of the clamped
+    /// L2 norm. [`Norm::takes_eps`] has its limits: finite and not negative. It has no default, because
     /// models differ.
     pub eps: f32,
     /// Added to every weight in f32: 0 for most models, 1 for Gemma. No effect without a weight.
@@ -306,6 +385,24 @@ impl NormSpec {
     /// A layer norm over `rows` rows of `cols` elements.
     pub const fn layer(rows: usize, cols: usize, eps: f32) -> Self {
         NormSpec::new(Norm::Layer, rows, cols, eps)
+    }
+
+    /// An L2 norm over `rows` rows of `cols` elements: `x / sqrt(sum(x^2) + eps)`.
+    ///
+    /// # Example
+    /// The heads of queries and keys in a gated delta net:
+    /// ```
+    /// # use rmsnorm_spec::{Norm, NormSpec};
+    /// let heads = NormSpec::l2(512 * 16, 128, 1e-6);
+    /// assert_eq!((heads.norm, heads.norm.divisor(heads.cols)), (Norm::L2, 1));
+    /// ```
+    pub const fn l2(rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec::new(Norm::L2, rows, cols, eps)
+    }
+
+    /// A clamped L2 norm over `rows` rows of `cols` elements: `x / max(sqrt(sum(x^2)), eps)`.
+    pub const fn l2_clamped(rows: usize, cols: usize, eps: f32) -> Self {
+        NormSpec::new(Norm::L2Clamped, rows, cols, eps)
     }
 
     /// A norm of that kind over `rows` rows of `cols` elements, with no weight offset, the default
@@ -390,7 +487,12 @@ mod tests {
     /// Each method sets its own field and leaves the others, in either order.
     #[test]
     fn methods_set_their_field_and_no_other() {
-        for (norm, spec) in [(Norm::Rms, NormSpec::rms(2, 3, 1e-6)), (Norm::Layer, NormSpec::layer(2, 3, 1e-6))] {
+        for (norm, spec) in [
+            (Norm::Rms, NormSpec::rms(2, 3, 1e-6)),
+            (Norm::Layer, NormSpec::layer(2, 3, 1e-6)),
+            (Norm::L2, NormSpec::l2(2, 3, 1e-6)),
+            (Norm::L2Clamped, NormSpec::l2_clamped(2, 3, 1e-6)),
+        ] {
             let expected = NormSpec {
                 norm,
                 rows: 2,

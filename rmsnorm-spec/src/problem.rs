@@ -252,8 +252,8 @@ fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
         ResidualPlacement::Before => check_targets(args)?,
         ResidualPlacement::After => check_targets_after(args)?,
     }
-    forbid_mean_for_rms(spec, "mean", args.mean.is_some())?;
-    forbid_mean_for_rms(spec, "next_mean", args.next_mean.is_some())?;
+    forbid_mean(spec, "mean", args.mean.is_some())?;
+    forbid_mean(spec, "next_mean", args.next_mean.is_some())?;
     check_parts(spec, args)
 }
 
@@ -337,7 +337,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
         check_spec(&spec)?;
         check_order(args.lost)?;
         args.dtypes.check()?;
-        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        forbid_mean(&spec, "mean", args.mean.is_some())?;
         let has_residual = args.dresidual_out.is_some() || args.dresidual.is_some();
         check_gate(&spec, args.gate.is_some(), has_residual)?;
         check_weight_first(&spec, args.weight.is_some(), has_residual)?;
@@ -408,7 +408,7 @@ where
         }
         check_gate(&spec, args.gate.is_some(), args.residual.is_some())?;
         check_weight_first(&spec, args.weight.is_some(), args.residual.is_some())?;
-        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        forbid_mean(&spec, "mean", args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
         }
@@ -544,7 +544,7 @@ fn check_columnwise<B: NormBackend + ?Sized, T: Element, C: Code, W: Element, R:
     match (spec.norm, &args.mean, &args.rstd) {
         (_, _, None) => missing("rstd", "codes_columnwise is computed from it: pass rstd(..)"),
         (Norm::Layer, None, Some(_)) => missing("mean", "codes_columnwise is computed from it: pass mean(..)"),
-        (Norm::Rms, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
+        (Norm::Rms | Norm::L2 | Norm::L2Clamped, _, Some(_)) | (Norm::Layer, Some(_), Some(_)) => Ok(()),
     }
 }
 
@@ -577,6 +577,10 @@ fn problem(
 fn check_spec(spec: &NormSpec) -> Result<(), Error> {
     if !(spec.eps.is_finite() && spec.eps >= 0.0) {
         return Err(Error::InvalidEps { got: spec.eps });
+    }
+    if !spec.norm.takes_eps(spec.eps) {
+        let rule = format!("of {} it must be {}, got {:e}", spec.norm.name(), spec.norm.eps_rule(), spec.eps);
+        return Err(Error::InvalidArgument { arg: "eps", rule });
     }
     if !spec.weight_offset.is_finite() {
         return Err(Error::InvalidWeightOffset { got: spec.weight_offset });
@@ -813,9 +817,11 @@ fn check_gate_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Elem
     Ok(())
 }
 
-fn forbid_mean_for_rms(spec: &NormSpec, arg: &'static str, has_mean: bool) -> Result<(), Error> {
-    if has_mean && spec.norm == Norm::Rms {
-        return Err(Error::Unexpected { arg, why: "rms norm does not remove the mean" });
+fn forbid_mean(spec: &NormSpec, arg: &'static str, has_mean: bool) -> Result<(), Error> {
+    let unexpected = |why| if has_mean { Err(Error::Unexpected { arg, why }) } else { Ok(()) };
+    match spec.norm {
+        Norm::Rms => unexpected("rms norm does not remove the mean"),
+        Norm::L2 | Norm::L2Clamped => unexpected("l2 norm does not remove the mean"),
+        Norm::Layer => Ok(()),
     }
-    Ok(())
 }

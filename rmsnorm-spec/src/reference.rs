@@ -36,9 +36,9 @@ pub struct ForwardInputs<'a> {
 pub struct ForwardOutputs {
     /// The normalized tensor: `x`, or the rounded sum with the residual. (rows, cols)
     pub h: Vec<f64>,
-    /// 0 for RMS norm. (rows, groups)
+    /// 0 for all but layer norm. (rows, groups)
     pub mean: Vec<f64>,
-    /// (rows, groups)
+    /// The average of the squares, or L2 norm's sum of them. (rows, groups)
     pub var: Vec<f64>,
     /// (rows, groups)
     pub rstd: Vec<f64>,
@@ -61,13 +61,19 @@ pub fn forward(spec: &NormSpec, inputs: &ForwardInputs<'_>) -> ForwardOutputs {
         });
     }
     let width = spec.cols / spec.groups;
+    let divisor = spec.norm.divisor(width) as f64;
     for (group, h) in out.h.chunks(width).enumerate() {
         let mean = match spec.norm {
-            Norm::Rms => 0.0,
-            Norm::Layer => average(h.iter().copied()),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
+            Norm::Layer => h.iter().sum::<f64>() / divisor,
         };
-        let var = average(h.iter().map(|h| (h - mean) * (h - mean)));
-        let rstd = 1.0 / (var + f64::from(spec.eps)).sqrt();
+        let var = h.iter().map(|h| (h - mean) * (h - mean)).sum::<f64>() / divisor;
+        let eps = f64::from(spec.eps);
+        let rstd = match spec.norm {
+            Norm::Rms | Norm::Layer | Norm::L2 => 1.0 / (var + eps).sqrt(),
+            // NaN stays.
+            Norm::L2Clamped => 1.0 / (if var < eps * eps { eps * eps } else { var }).sqrt(),
+        };
         out.mean.push(mean);
         out.var.push(var);
         out.rstd.push(rstd);
@@ -179,7 +185,7 @@ pub fn gated_backward(activation: Activation, gradient: &[f64], values: &[f64], 
     (gated(activation, gradient, gate), gradient.iter().zip(values).zip(gate).map(of_gate).collect())
 }
 
-/// Equation (22): `x * weight'`, rounded to `dtype`, for a weight before the norm
+/// Equation (24): `x * weight'`, rounded to `dtype`, for a weight before the norm
 /// ([`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst)). `x` and the result are (rows,
 /// cols), `weight` is (cols). The norm of the result has no weight.
 ///
@@ -203,7 +209,7 @@ pub fn weighted(spec: &NormSpec, x: &[f64], weight: &[f64], dtype: DType) -> Vec
     x.iter().enumerate().map(product).collect()
 }
 
-/// Equation (23): the gradients of `x` and of the weight of [`weighted`], from that of its result,
+/// Equation (25): the gradients of `x` and of the weight of [`weighted`], from that of its result,
 /// which is the `dx` of [`backward`] without a weight. `dh`, `x` and the first result are (rows,
 /// cols), `weight` and the second result are (cols).
 pub fn weighted_backward(spec: &NormSpec, dh: &[f64], x: &[f64], weight: &[f64]) -> (Vec<f64>, Vec<f64>) {
@@ -226,7 +232,7 @@ pub struct BackwardInputs<'a> {
     pub x: &'a [f64],
     /// (cols)
     pub weight: Option<&'a [f64]>,
-    /// (rows, groups); all zeros for RMS norm
+    /// (rows, groups); all zeros for all but layer norm
     pub mean: &'a [f64],
     /// (rows, groups)
     pub rstd: &'a [f64],
@@ -237,9 +243,9 @@ pub struct BackwardInputs<'a> {
 /// The results of a backward pass, before the rounding to their storage types.
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOutputs {
-    /// `avg(wdy)`, 0 for RMS norm. (rows, groups)
+    /// `avg(wdy)`, 0 for all but layer norm. (rows, groups)
     pub mean_wdy: Vec<f64>,
-    /// `avg(wdy * x_hat)`. (rows, groups)
+    /// `avg(wdy * x_hat)`, or L2 norm's sum; 0 where the norm was clamped. (rows, groups)
     pub mean_wdy_xhat: Vec<f64>,
     /// (rows, cols)
     pub dx: Vec<f64>,
@@ -252,6 +258,7 @@ pub struct BackwardOutputs {
 /// Equations (7) to (12).
 pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs {
     let (cols, width) = (spec.cols, spec.cols / spec.groups);
+    let divisor = spec.norm.divisor(width) as f64;
     let mut out = BackwardOutputs { dweight: vec![0.0; cols], dbias: vec![0.0; cols], ..BackwardOutputs::default() };
     for group in 0..spec.rows * spec.groups {
         let (mean, rstd) = (inputs.mean[group], inputs.rstd[group]);
@@ -261,10 +268,11 @@ pub fn backward(spec: &NormSpec, inputs: &BackwardInputs<'_>) -> BackwardOutputs
         let wdy = |i: usize| dy(i) * effective_weight(spec, inputs.weight, first_col + i);
 
         let mean_wdy = match spec.norm {
-            Norm::Rms => 0.0,
-            Norm::Layer => average((0..width).map(wdy)),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
+            Norm::Layer => (0..width).map(wdy).sum::<f64>() / divisor,
         };
-        let mean_wdy_xhat = average((0..width).map(|i| wdy(i) * x_hat(i)));
+        let mean_wdy_xhat =
+            if is_clamped(spec, rstd) { 0.0 } else { (0..width).map(|i| wdy(i) * x_hat(i)).sum::<f64>() / divisor };
         out.mean_wdy.push(mean_wdy);
         out.mean_wdy_xhat.push(mean_wdy_xhat);
 
@@ -341,14 +349,14 @@ pub fn round_to_code(value: f64, codes: CodeType) -> f64 {
     round_to_precision(value, precision, min_exponent).clamp(-largest, largest)
 }
 
+/// [`Norm::is_clamped`], from the exact product.
+pub fn is_clamped(spec: &NormSpec, rstd: f64) -> bool {
+    spec.norm == Norm::L2Clamped && rstd * f64::from(spec.eps) >= f64::from(Norm::CLAMPED_FROM)
+}
+
 /// The factor of a normalized column: `weight + weight_offset`, or 1 without a weight.
 pub fn effective_weight(spec: &NormSpec, weight: Option<&[f64]>, col: usize) -> f64 {
     weight.map_or(1.0, |weight| weight[col] + f64::from(spec.weight_offset))
-}
-
-fn average(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len() as f64;
-    values.sum::<f64>() / count
 }
 
 /// The value of `dtype` nearest to `value`, ties to even, without double rounding. Overflow gives
@@ -424,7 +432,7 @@ mod tests {
             (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
         };
         let (dy, dsum) = (values(1, rows * cols), values(2, rows * cols));
-        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+        for spec in Norm::ALL.map(|norm| NormSpec::new(norm, rows, cols, 0.01)) {
             let alone = spec.weight_offset(0.5);
             let spec = alone.residual_after();
             let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
@@ -523,7 +531,7 @@ mod tests {
             (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
         };
         let dy = values(1, rows * cols);
-        for spec in [NormSpec::rms(rows, cols, 0.01), NormSpec::layer(rows, cols, 0.01)] {
+        for spec in Norm::ALL.map(|norm| NormSpec::new(norm, rows, cols, 0.01)) {
             for (activation, is_before) in Activation::ALL.into_iter().flat_map(|each| [(each, false), (each, true)]) {
                 let spec = spec.weight_offset(0.5);
                 let given = [3, 4, 5, 6].map(|seed| values(seed, if seed < 5 { rows * cols } else { cols }));
@@ -603,6 +611,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Rows of the norms 10, 5, 5/8 and 0, with a least norm of 5: where it is reached, rstd is a
+    /// constant.
+    #[test]
+    fn small_rows_of_the_clamped_norm_are_divided_by_eps() {
+        let (spec, x) = (NormSpec::l2_clamped(4, 2, 5.0), [6.0, 8.0, 3.0, 4.0, 0.375, 0.5, 0.0, 0.0]);
+        let out = forward(&spec, &ForwardInputs { x: &x, residual: None, weight: None, bias: None });
+        assert_eq!((out.rstd.clone(), out.var.clone()), (vec![0.1, 0.2, 0.2, 0.2], vec![100.0, 25.0, 0.390_625, 0.0]));
+        let (dy, mean, rstd) = (&[1.0; 8], &out.mean[..], &out.rstd[..]);
+        let inputs = BackwardInputs { dy, x: &x, weight: None, mean, rstd, dresidual_out: None };
+        let dx = backward(&spec, &inputs).dx;
+        let expected = [0.1 * (1.0 - 0.6 * 1.4), 0.1 * (1.0 - 0.8 * 1.4), 0.2, 0.2, 0.2, 0.2, 0.2, 0.2];
+        assert!(dx.iter().zip(expected).all(|(dx, expected)| (dx - expected).abs() < 1e-15), "{dx:?}");
+        let other = backward(&NormSpec::l2(4, 2, 5.0), &inputs).dx;
+        assert!(dx[..2] == other[..2] && dx[2] != other[2] && dx[6..] == other[6..]);
     }
 
     /// Rounding to bf16 first gives a tie between the codes 16 and 18; the exact value is 1/256

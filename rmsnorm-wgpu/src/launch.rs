@@ -197,9 +197,12 @@ pub(crate) fn prepare_call(
         .transpose()?;
     // Equal for all dispatches of the call.
     let numbers = Numbers {
-        eps: spec.eps,
+        eps: match problem.direction {
+            Direction::Forward | Direction::QuantizedForward => spec.norm.inside_root(spec.eps),
+            Direction::Backward => spec.eps,
+        },
         weight_offset: spec.weight_offset,
-        share: (1.0 / (problem.cols / problem.groups) as f64) as f32,
+        share: (1.0 / problem.norm.divisor(problem.cols / problem.groups) as f64) as f32,
         // Plans have no more groups than a grid.
         groups: problem.groups as u32,
         partial_rows: plan.partial_rows,

@@ -46,11 +46,11 @@ numbers! {
     chunks: u32,
     /// Rows of partial sums of each gradient.
     partial_rows: u32,
-    /// Added to the variance.
+    /// Added to the variance. Of the clamped L2 norm forward has its square, the least sum.
     eps: f32,
     /// Added to the weight.
     weight_offset: f32,
-    /// 1 / cols, rounded, for the columns of a group; turns sums into averages.
+    /// 1 / cols, rounded, for the columns of a group; turns sums into averages. 1 for L2 norms.
     share: f32,
     /// Partial row of the first chunk: the chunks of earlier dispatches.
     first_chunk: u32,

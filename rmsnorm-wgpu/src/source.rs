@@ -167,6 +167,7 @@ fn files(key: &KernelKey) -> Vec<String> {
         files.push(file("affine"));
     }
     if is_backward {
+        files.push(if is_clamped(key) { file("clamped") } else { NO_CLAMP });
         files.push(file("gradients"));
     } else if key.program.is_forward() && has_sums(key.program) {
         files.push(file("statistics"));
@@ -232,6 +233,11 @@ const NO_HAND_ON: &str = "
 fn hand_on(gradient: u32, chunk: u32, col: u32, sum: vec4<f32>) {}
 ";
 
+/// Replaces `clamped.wgsl`, so that the others have no eps in backward.
+const NO_CLAMP: &str = "
+fn unless_clamped(averages: vec2<f32>, rstd: f32) -> vec2<f32> { return averages; }
+";
+
 /// Bytes of the smallest access to a tensor.
 fn unit(key: &KernelKey, used: &Use) -> u32 {
     match used.kind {
@@ -281,6 +287,10 @@ const fn storage_of(key: &KernelKey, tensor: Tensor) -> Storage {
 const fn has_sums(program: Program) -> bool {
     let streams = matches!(program, Program::ForwardStreaming | Program::QuantizedForwardStreaming);
     program.is_on_chip() || streams || matches!(program, Program::BackwardRowSums)
+}
+
+fn is_clamped(key: &KernelKey) -> bool {
+    key.call.norm == Norm::L2Clamped
 }
 
 fn is_layer(key: &KernelKey) -> bool {

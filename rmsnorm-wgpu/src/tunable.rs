@@ -41,11 +41,11 @@ fn calls(name: Name) -> Vec<Calls> {
         Name::Forward(0) => [Kind::Forward, Kind::AddForward].map(|kind| of(kind, Norm::Rms, DType::Bf16)).to_vec(),
         Name::Forward(1) => vec![of(Kind::Forward, Norm::Layer, DType::Bf16)],
         Name::Forward(2) => vec![of(Kind::AddForward, Norm::Layer, DType::Bf16)],
-        Name::Forward(_) => Norm::ALL.map(|norm| of(Kind::Forward, norm, DType::F32)).to_vec(),
+        Name::Forward(_) => Norm::USUAL.map(|norm| of(Kind::Forward, norm, DType::F32)).to_vec(),
         Name::ToCodes => [Kind::ToCodes, Kind::ToCodesByRow].map(|kind| of(kind, Norm::Rms, DType::Bf16)).to_vec(),
         Name::Backward(0) => vec![of(Kind::Backward, Norm::Rms, DType::Bf16)],
         Name::Backward(1) => vec![of(Kind::Backward, Norm::Layer, DType::Bf16)],
-        Name::Backward(2) => Norm::ALL.map(|norm| of(Kind::Backward, norm, DType::F16)).to_vec(),
-        Name::Backward(_) => Norm::ALL.map(|norm| of(Kind::Backward, norm, DType::F32)).to_vec(),
+        Name::Backward(2) => Norm::USUAL.map(|norm| of(Kind::Backward, norm, DType::F16)).to_vec(),
+        Name::Backward(_) => Norm::USUAL.map(|norm| of(Kind::Backward, norm, DType::F32)).to_vec(),
     }
 }

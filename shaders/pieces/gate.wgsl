@@ -1,21 +1,28 @@
 // A matrix whose activation is multiplied with x before the norm, or with the norm's result: math.md,
 // equations (19) to (21).
 
+// sigmoid(z) and sigmoid(-z), which is 1 - sigmoid(z) without its cancellation.
+struct Sigmoids { plus: vec4<f32>, minus: vec4<f32> }
+
 // By exp(-|z|), which is at most 1: nothing overflows, and a small result has all its digits.
-fn sigmoid(z: vec4<f32>) -> vec4<f32> {
+fn sigmoids(z: vec4<f32>) -> Sigmoids {
     let e = exp(-abs(z));
-    return select(e, vec4(1.0), z >= vec4(0.0)) / (1.0 + e);
+    let larger = 1.0 / (1.0 + e);
+    let smaller = e * larger;
+    let is_positive = z >= vec4(0.0);
+    return Sigmoids(select(smaller, larger, is_positive), select(larger, smaller, is_positive));
 }
 
 fn activated(z: vec4<f32>) -> vec4<f32> {
-    if (IS_SILU) { return z * sigmoid(z); }
-    return sigmoid(z);
+    let sigmoid = sigmoids(z);
+    if (IS_SILU) { return z * sigmoid.plus; }
+    return sigmoid.plus;
 }
 
-// sigmoid(-z) is 1 - sigmoid(z) without its cancellation.
 fn slope_of(z: vec4<f32>) -> vec4<f32> {
-    if (IS_SILU) { return sigmoid(z) * (1.0 + z * sigmoid(-z)); }
-    return sigmoid(z) * sigmoid(-z);
+    let sigmoid = sigmoids(z);
+    if (IS_SILU) { return sigmoid.plus * (1.0 + z * sigmoid.minus); }
+    return sigmoid.plus * sigmoid.minus;
 }
 
 // The gated values; from the gradient of these, the gradient of the values.

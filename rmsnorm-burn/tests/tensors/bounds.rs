@@ -120,6 +120,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             let y = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm(x_in, weight_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm(x_in, weight_in, EPS),
+                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
                 (Norm::Layer, _) => layer_norm(x_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
@@ -128,6 +129,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             let last = D - 1;
             let loss = match spec.norm {
                 Norm::Rms => loss(y.clone(), &dy),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
                 Norm::Layer => loss(y.clone().swap_dims(0, last), &dy.clone().swap_dims(0, last)),
             };
             let grads = loss.backward();
@@ -165,6 +167,7 @@ impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
             let (x_in, residual_in, weight_in) = (of(base.clone()), of(stream.clone()), weight.clone());
             let (y, sum) = match norm {
                 Norm::Rms => add_rms_norm(x_in, residual_in, weight_in, EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
                 Norm::Layer => add_layer_norm(x_in, residual_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
@@ -210,6 +213,7 @@ impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
             let sum = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add(x_in, residual_in, weight_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add(x_in, residual_in, weight_in, EPS),
+                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
                 (Norm::Layer, _) => layer_norm_add(x_in, residual_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((sum.dims(), sum.dtype()), (x.dims(), residual.dtype()), "{case}");
@@ -254,6 +258,7 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
             let (y, sum) = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
+                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
                 (Norm::Layer, _) => {
                     let norm = rmsnorm_burn::Norm::layer(EPS).bias(bias.cloned()).residual_after(r_of);
                     norm.next_norm(next).next_bias(next_bias.cloned()).apply(x_of, w)

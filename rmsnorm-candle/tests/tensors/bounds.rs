@@ -92,6 +92,8 @@ fn norms<T: Native, W: Native>(on: &On) {
             ("gemma_rms_norm", spec(Kind::Rms).weight_offset(1.0), None),
             ("layer_norm without bias", spec(Kind::Layer), None),
             ("layer_norm", spec(Kind::Layer), Some(&bias)),
+            ("Norm::l2", spec(Kind::L2), None),
+            ("Norm::l2_clamped", spec(Kind::L2Clamped), None),
         ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let bias = bias.map(Var::as_tensor);
@@ -99,6 +101,8 @@ fn norms<T: Native, W: Native>(on: &On) {
                 (Kind::Rms, true) => rms_norm(&x, &weight, EPS),
                 (Kind::Rms, false) => gemma_rms_norm(&x, &weight, EPS),
                 (Kind::Layer, _) => layer_norm(&x, &weight, bias, EPS),
+                (Kind::L2, _) => Norm::l2(EPS).apply(&x, &weight),
+                (Kind::L2Clamped, _) => Norm::l2_clamped(EPS).apply(&x, &weight),
             }
             .unwrap();
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
@@ -129,12 +133,16 @@ fn adds<T: Native, W: Native, R: Native>(on: &On) {
             ("add_rms_norm", Kind::Rms, None),
             ("add_layer_norm without bias", Kind::Layer, None),
             ("add_layer_norm", Kind::Layer, Some(&bias)),
+            ("Norm::l2 of a sum", Kind::L2, None),
+            ("Norm::l2_clamped of a sum", Kind::L2Clamped, None),
         ] {
             let spec = NormSpec::new(norm, x.elem_count() / cols, cols, EPS as f32);
             let bias = bias.map(Var::as_tensor);
             let sum_and_norm = |residual: &Tensor| match norm {
                 Kind::Rms => add_rms_norm(&x, residual, &weight, EPS).unwrap(),
                 Kind::Layer => add_layer_norm(&x, residual, &weight, bias, EPS).unwrap(),
+                Kind::L2 => Norm::l2(EPS).residual(residual).apply(&x, &weight).unwrap(),
+                Kind::L2Clamped => Norm::l2_clamped(EPS).residual(residual).apply(&x, &weight).unwrap(),
             };
             let (y, sum) = sum_and_norm(&r);
             let case = format!("{name} of {dtypes} {:?}", x.layout());
@@ -239,12 +247,16 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             ("gemma_rms_norm_add", gemma, None),
             ("layer_norm_add without bias", spec(Kind::Layer), None),
             ("layer_norm_add", spec(Kind::Layer), Some(&bias)),
+            ("Norm::l2 to a sum", spec(Kind::L2), None),
+            ("Norm::l2_clamped to a sum", spec(Kind::L2Clamped), None),
         ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let sum = |residual: &Tensor| match (spec.norm, spec.weight_offset == 0.0) {
                 (Kind::Rms, true) => rms_norm_add(&x, residual, &w, EPS).unwrap(),
                 (Kind::Rms, false) => gemma_rms_norm_add(&x, residual, &w, EPS).unwrap(),
                 (Kind::Layer, _) => layer_norm_add(&x, residual, &w, bias.map(Var::as_tensor), EPS).unwrap(),
+                (Kind::L2, _) => Norm::l2(EPS).residual_after(residual).apply(&x, &w).unwrap(),
+                (Kind::L2Clamped, _) => Norm::l2_clamped(EPS).residual_after(residual).apply(&x, &w).unwrap(),
             };
             let residual_out = sum(&r);
             let dsum = dy.to_dtype(r.dtype()).unwrap();
@@ -261,6 +273,8 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
             ("two layer norms without bias", layer, None, None),
             ("two layer norms", layer, Some(&bias), Some(&next_bias)),
             ("two layer norms, the second with a bias", layer, None, Some(&next_bias)),
+            ("two L2 norms", spec(Kind::L2), None, None),
+            ("two clamped L2 norms", spec(Kind::L2Clamped), None, None),
         ] {
             let case = format!("{name} of {dtypes} {:?}", x.layout());
             let [of_bias, of_next_bias] = [bias, next_bias].map(|bias| bias.map(Var::as_tensor));
@@ -270,6 +284,10 @@ fn afters<T: Native, W: Native, R: Native>(on: &On) {
                 (Kind::Layer, _) => {
                     let norm = Norm::layer(EPS).bias(of_bias).residual_after(residual);
                     norm.next_norm(&next).next_bias(of_next_bias).apply(&x, &w).unwrap()
+                }
+                (Kind::L2, _) => Norm::l2(EPS).residual_after(residual).next_norm(&next).apply(&x, &w).unwrap(),
+                (Kind::L2Clamped, _) => {
+                    Norm::l2_clamped(EPS).residual_after(residual).next_norm(&next).apply(&x, &w).unwrap()
                 }
             };
             let (y, sum) = both(&r);

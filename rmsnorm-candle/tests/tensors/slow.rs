@@ -18,6 +18,9 @@ const EPS: f64 = 1.0 / 1024.0;
 /// 96 terms.
 const CLOSE: f64 = 256.0 * f64::EPSILON;
 
+/// The median norm of 96 values that are uniform from -1 to 1, in 10 rows: half are clamped.
+const LEAST: f64 = 5.625;
+
 fn assert_close(got: &Tensor, expected: &[f64], closeness: f64, what: &str) {
     let got = f64s(got);
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -38,17 +41,23 @@ fn f64_is_the_definition_with_its_gradients() {
         let (w, b, dy) = (var64(on, &[cols], 2), var64(on, &[cols], 3), var64(on, &[2, 5, cols], 4).detach());
         let [x64, w64, b64, dy64] = [x.as_tensor(), w.as_tensor(), b.as_tensor(), &dy].map(f64s);
         let spec = |norm| NormSpec::new(norm, rows, cols, EPS as f32);
+        let clamped = NormSpec::l2_clamped(rows, cols, LEAST as f32);
         for (what, y, spec, has_bias) in [
             ("rms_norm", rms_norm(&x, &w, EPS), spec(Norm::Rms), false),
             ("gemma_rms_norm", gemma_rms_norm(&x, &w, EPS), spec(Norm::Rms).weight_offset(1.0), false),
             ("layer_norm", layer_norm(&x, &w, Some(&b), EPS), spec(Norm::Layer), true),
             ("layer_norm without bias", layer_norm(&x, &w, None, EPS), spec(Norm::Layer), false),
+            ("l2", rmsnorm_candle::Norm::l2(EPS).apply(&x, &w), spec(Norm::L2), false),
+            // Some rows have a smaller norm, some a larger one.
+            ("l2_clamped", rmsnorm_candle::Norm::l2_clamped(LEAST).apply(&x, &w), clamped, false),
         ] {
             let y = y.unwrap();
             let grads = loss(&y, &dy).backward().unwrap();
             let bias = has_bias.then_some(&b64[..]);
             let inputs = ForwardInputs { x: &x64, residual: None, weight: Some(&w64), bias };
             let forward = reference::forward(&spec, &inputs);
+            let clamped = forward.rstd.iter().filter(|rstd| reference::is_clamped(&spec, **rstd)).count();
+            assert_eq!((1..rows).contains(&clamped), spec.norm == Norm::L2Clamped, "{what}: {clamped}");
             let (mean, rstd) = (&forward.mean[..], &forward.rstd[..]);
             let inputs = BackwardInputs { dy: &dy64, x: &x64, weight: Some(&w64), mean, rstd, dresidual_out: None };
             let backward = reference::backward(&spec, &inputs);

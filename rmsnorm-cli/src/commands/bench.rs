@@ -139,7 +139,7 @@ fn require_points(
 /// The measurements of `rmsnorm` without a command, which take a few seconds on each backend.
 pub fn brief() -> Selection {
     Selection {
-        norms: Norm::ALL.to_vec(),
+        norms: Norm::USUAL.to_vec(),
         ops: vec![Op::Forward, Op::Backward],
         forms: vec![Form::Plain],
         reductions: vec![GradReduction::default()],
@@ -200,7 +200,7 @@ pub fn fill(
 }
 
 fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure> {
-    let norms = backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?;
+    let norms = backends::norms(&args.norm)?;
     let (ops, forms) = (ops(&args.op, &args.quant)?, forms(&args.form)?);
     let reductions = if args.reduction.is_empty() {
         vec![GradReduction::default()]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rmsnorm_bench::{Operation, Shape, problem};
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, Norm, NormBackend, Problem};
+use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, NormBackend, Problem};
 
 use super::bench::{forms, ops};
 use crate::args::WarmArgs;
@@ -22,7 +22,7 @@ pub fn run(args: &WarmArgs) -> Result<(), Failure> {
     let calls = Calls {
         cols: args.cols.iter().map(|cols| cols.get()).collect(),
         operations: Operation::product(
-            &backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?,
+            &backends::norms(&args.norm)?,
             &ops(&args.op, &args.quant)?,
             &forms(&args.form)?,
             &[GradReduction::default()],
@@ -97,6 +97,7 @@ impl HarnessTask for &Calls {
 #[cfg(test)]
 mod tests {
     use rmsnorm_bench::Form;
+    use rmsnorm_core::Norm;
 
     use super::*;
 
@@ -112,7 +113,7 @@ mod tests {
         let calls = Calls {
             cols: vec![64, 4096],
             operations: Operation::product(
-                &Norm::ALL,
+                &Norm::USUAL,
                 &ops(&[], &[]).unwrap(),
                 &[Form::Plain],
                 &[GradReduction::default()],

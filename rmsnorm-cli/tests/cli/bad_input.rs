@@ -206,7 +206,7 @@ fn what_is_about_codes_is_refused_where_there_are_none() {
 #[test]
 fn bad_settings_are_refused_with_their_source() {
     let cases = [
-        ("op", "--op", "batch_norm", "rms_norm or layer_norm"),
+        ("op", "--op", "batch_norm", "rms_norm, layer_norm, l2_norm or l2_norm_clamped"),
         ("eps", "--eps", "small", "a number"),
         ("weight_offset", "--weight-offset", "one", "a number"),
         ("cast_order", "--cast-order", "never", "at_store, before_weight, rstd_first or weight_first"),

@@ -5,6 +5,7 @@
 //! rounded value.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs, round_to};
@@ -70,6 +71,11 @@ impl Inputs {
         };
         let sum = self.sum.as_ref().map(|sum| pick_rows(sum, rows, case.cols));
         Inputs { sum, ..self.clone().map(picked) }
+    }
+
+    /// The same inputs with only `groups` of columns.
+    pub fn with_groups(&self, groups: &Range<usize>, case: &Case) -> Inputs {
+        self.clone().map(|tensor, values| pick_groups(values, tensor, groups, case))
     }
 
     /// The inputs of a forward call of the reference.
@@ -158,6 +164,22 @@ impl Given {
 /// Some rows of a dense matrix, in the order given.
 pub(crate) fn pick_rows<T: Copy>(matrix: &[T], rows: &[usize], cols: usize) -> Vec<T> {
     rows.iter().flat_map(|row| matrix[row * cols..(row + 1) * cols].iter().copied()).collect()
+}
+
+/// The elements that belong to some of the groups of columns of a case, in a tensor whose elements
+/// all belong to one.
+pub(crate) fn pick_groups<T: Copy>(values: &[T], tensor: Tensor, groups: &Range<usize>, case: &Case) -> Option<Vec<T>> {
+    let of_group = match tensor.shape() {
+        TensorShape::Matrix | TensorShape::Cols => case.width(),
+        TensorShape::Rows => 1,
+        TensorShape::Transposed
+        | TensorShape::Workspace
+        | TensorShape::One
+        | TensorShape::Scales
+        | TensorShape::ScalesColumnwise => return None,
+    };
+    let picked = groups.start * of_group..groups.end * of_group;
+    Some(values.chunks(case.groups * of_group).flat_map(|row| row[picked.clone()].iter().copied()).collect())
 }
 
 /// The inputs of `case`.
@@ -260,8 +282,8 @@ impl Painter<'_> {
         let dtype = case.dtypes.activation;
         match case.family {
             Family::Randn | Family::CorrDy => z,
-            Family::NearEps => z * f64::from(case.eps).sqrt(),
-            Family::Large => z * if dtype == DType::F16 { 1.5e3 } else { 3e6 },
+            Family::NearEps => z * self.near_eps(row),
+            Family::Large => z * self.large(),
             Family::Shifted => z + if dtype == DType::F32 { 300.0 } else { 16.0 },
             Family::ShiftedHi => z + [3000.0, 500.0, 64.0][dtype as usize],
             Family::PosDy => z.abs() + 0.25,
@@ -284,6 +306,28 @@ impl Painter<'_> {
             },
             Family::Subnormal => self.subnormal(dtype, z, col),
             Family::Nonfinite => self.nonfinite(dtype, z, row, col),
+        }
+    }
+
+    /// The deviation of an element where the term that eps is added to is about eps. For the clamped
+    /// L2 norm, one where the norm is below eps, or above it.
+    fn near_eps(&self, row: usize) -> f64 {
+        let &Case { norm, eps, .. } = self.case;
+        if norm == Norm::L2Clamped {
+            return f64::from(eps) / (self.case.width() as f64).sqrt() * [0.25, 1.25, 0.8, 4.0][row % 4];
+        }
+        (f64::from(eps) / (self.case.width() / norm.divisor(self.case.width())) as f64).sqrt()
+    }
+
+    /// A deviation far from overflow. L2 norm has no average to bring its sum of squares down: where
+    /// no gate multiplies x, that is about 2^-4 of the sum that is still judged.
+    fn large(&self) -> f64 {
+        let case = self.case;
+        let is_huge = !Norm::USUAL.contains(&case.norm) && case.kind.gate() != Some(Slot::Before);
+        match case.dtypes.activation {
+            DType::F16 => 1.5e3,
+            DType::F32 | DType::Bf16 if is_huge => 3e18 / (case.width() as f64).sqrt(),
+            DType::F32 | DType::Bf16 => 3e6,
         }
     }
 
@@ -361,7 +405,7 @@ impl Painter<'_> {
     fn residual(&self, row: usize, col: usize) -> f64 {
         let z = self.normal(Tensor::Residual, self.at(row, col));
         match self.case.family {
-            Family::NearEps => z * f64::from(self.case.eps).sqrt(),
+            Family::NearEps => z * self.near_eps(row),
             // After the norm, the sum does not enter h; with zeros all values would be zero.
             Family::Const | Family::Zeros if self.case.kind.is_after() => z,
             // These families need exact values of h.

@@ -66,7 +66,7 @@ pub(crate) fn alternate(i: usize) -> Layout {
 
 /// Kinds with each norm.
 pub(crate) fn with_norms(kinds: &[Kind]) -> impl Iterator<Item = (Kind, Norm)> {
-    each(kinds.iter().copied(), Norm::ALL)
+    each(kinds.iter().copied(), Norm::USUAL)
 }
 
 /// `count` cases drawn from a seed. `draw` gets the number of cases so far, and may find none.
@@ -124,7 +124,7 @@ impl Dice {
         let (wide_weight, wide_residual) = (self.one_in(2), self.one_in(2));
         let case = Case {
             kind: self.pick(&Kind::BEFORE),
-            norm: self.pick(&Norm::ALL),
+            norm: self.pick(&Norm::USUAL),
             dtypes: DTypes::uniform(self.pick(&DType::ALL)),
             present: self.present(),
             weight_offset: self.pick(&WEIGHT_OFFSETS),

@@ -72,7 +72,7 @@ fn plain(kind: Kind, norm: Norm, dtype: DType, rows: usize, (groups, width): (us
 }
 
 fn draw(dice: &mut Dice, _: usize) -> Option<Case> {
-    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::USUAL));
     one(dice, |case| Case { kind, norm, ..case })
 }
 

@@ -46,7 +46,7 @@ pub struct Model<'a> {
 /// Absolute error bounds of a forward pass.
 #[derive(Clone, Debug, Default)]
 pub struct ForwardBounds {
-    /// (rows, groups); zeros for RMS norm.
+    /// (rows, groups); zeros for all but layer norm.
     pub mean: Vec<f64>,
     /// (rows, groups)
     pub rstd: Vec<f64>,
@@ -114,7 +114,7 @@ pub fn forward(
         let row = Row { h, errors, mean: outputs.mean[index], var: outputs.var[index], rstd: outputs.rstd[index] };
         let statistics = statistics_error(spec, h_dtype, &row, model);
         bounds.mean.push(match spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => statistics.mean * SECOND_ORDER + TINY,
         });
         bounds.rstd.push(statistics.bound(statistics.rstd * row.rstd * SECOND_ORDER));
@@ -239,10 +239,10 @@ impl Row<'_> {
         self.errors.map_or(0.0, |errors| errors[index])
     }
 
-    /// The average of a function of each element and its error; 0 if there are no errors.
-    fn average_error(&self, of: impl Fn(f64, f64) -> f64) -> f64 {
+    /// The sum of a function of each element and its error; 0 if there are no errors.
+    fn sum_of_errors(&self, of: impl Fn(f64, f64) -> f64) -> f64 {
         let sum = |errors: &[f64]| self.h.iter().zip(errors).map(|(h, error)| of(*h, *error)).sum::<f64>();
-        self.errors.map_or(0.0, sum) / self.h.len() as f64
+        self.errors.map_or(0.0, sum)
     }
 }
 
@@ -263,14 +263,21 @@ impl StatisticsError {
 fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model<'_>) -> StatisticsError {
     let arithmetic = model.arithmetic;
     let u = arithmetic.unit_roundoff;
-    let (cols, eps) = (row.h.len() as f64, f64::from(spec.eps));
-    let depth = (arithmetic.depth_cols)(row.h.len());
-    let division = division_roundings(row.h.len(), arithmetic);
+    let (cols, eps) = (row.h.len(), f64::from(spec.eps));
+    let divisor = spec.norm.divisor(cols) as f64;
+    let depth = (arithmetic.depth_cols)(cols);
+    let division = division_roundings(spec.norm.divisor(cols), arithmetic);
     let mean = match spec.norm {
-        Norm::Rms => MeanError::default(),
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => MeanError::default(),
         Norm::Layer => MeanError::new(row, depth, division, model),
     };
-    let shifted = row.var + eps;
+    // What forward takes the root of.
+    let inside = |var: f64| match spec.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => var + eps,
+        Norm::L2Clamped if var < eps * eps => eps * eps,
+        Norm::L2Clamped => var,
+    };
+    let shifted = inside(row.var);
     if !shifted.is_finite() || shifted == 0.0 {
         // Under IEEE, 1/sqrt(inf) = 0, 1/sqrt(0) = inf and NaN are exact, except for a zero
         // variance if the mean has an error: a computed variance need not be 0 then.
@@ -281,20 +288,21 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     let squares = Sum::of(row.h.iter().map(|h| (h - row.mean) * (h - row.mean)));
     let square_roundings = match (spec.norm, h_dtype) {
         // The square of 11 or 8 significant bits fits the 24 bits of an f32.
-        (Norm::Rms, DType::F16 | DType::Bf16) => 0.0,
-        (Norm::Rms, DType::F32) => 1.0,
+        (Norm::Rms | Norm::L2 | Norm::L2Clamped, DType::F16 | DType::Bf16) => 0.0,
+        (Norm::Rms | Norm::L2 | Norm::L2Clamped, DType::F32) => 1.0,
         // The rounding of the difference counts twice, the square's once, the correction by the
         // first mean's error once.
         (Norm::Layer, DType::F32 | DType::F16 | DType::Bf16) => 4.0,
     };
-    let underflow = TINY + arithmetic.flush_loss(3.0);
+    // Each term and running sum, and eps.
+    let underflow = (TINY + arithmetic.flush_loss(2.0)) * cols as f64 / divisor + arithmetic.flush_loss(1.0);
     // The mean of the computed h.
     let shift = match spec.norm {
-        Norm::Rms => 0.0,
-        Norm::Layer => row.average_error(|_, error| error),
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
+        Norm::Layer => row.sum_of_errors(|_, error| error) / divisor,
     };
-    let of_h = row.average_error(|h, error| (2.0 * (h - row.mean).abs() + error + shift) * (error + shift));
-    let var = squares.error(depth, model) / cols
+    let of_h = row.sum_of_errors(|h, error| (2.0 * (h - row.mean).abs() + error + shift) * (error + shift)) / divisor;
+    let var = squares.error(depth, model) / divisor
         + row.var * (square_roundings + division) * u
         + mean.of_squares(depth, division, u)
         + of_h
@@ -305,8 +313,12 @@ fn statistics_error(spec: &NormSpec, h_dtype: DType, row: &Row<'_>, model: Model
     }
     // A computed sum of squares is never negative, so the computed variance is not below 0.
     let least = if arithmetic.flushes_subnormals && eps < TINY { 0.0 } else { eps };
-    let low = (shifted - var).max(least) * (1.0 - u);
-    let high = (shifted + var) * (1.0 + u);
+    let (low, high) = match spec.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => ((shifted - var).max(least), shifted + var),
+        Norm::L2Clamped => (inside(row.var - var), inside(row.var + var)),
+    };
+    // The addition of eps, or the square of it, is rounded.
+    let (low, high) = (low * (1.0 - u), high * (1.0 + u));
     let rstd_high = (1.0 + arithmetic.rstd_error) / low.sqrt();
     let rstd_low = (1.0 - arithmetic.rstd_error) / high.sqrt();
     StatisticsError { mean, rstd: (rstd_high / row.rstd - 1.0).max(1.0 - rstd_low / row.rstd) }
@@ -341,7 +353,7 @@ impl MeanError {
         };
         let deviations = added + u * sum.of_abs / cols + (depth + 1) as f64 * u * first + loss;
         let before = deviations + division * u * (first + deviations);
-        let of_h = row.average_error(|_, error| error);
+        let of_h = row.sum_of_errors(|_, error| error) / cols;
         let corrected = rounded_apart(row.mean, before + of_h, model.arithmetic);
         MeanError { first, deviations, corrected }
     }
@@ -366,9 +378,9 @@ fn rounded_apart(value: f64, error: f64, arithmetic: &Arithmetic) -> f64 {
     if error.is_finite() { (value - low).max(high - value) } else { error }
 }
 
-/// Number of roundings of the division by `cols`: none for a power of two.
-fn division_roundings(cols: usize, arithmetic: &Arithmetic) -> f64 {
-    if cols.is_power_of_two() { 0.0 } else { arithmetic.mean_roundings }
+/// Number of roundings of the division by `divisor`: none for a power of two, such as L2 norm's 1.
+fn division_roundings(divisor: usize, arithmetic: &Arithmetic) -> f64 {
+    if divisor.is_power_of_two() { 0.0 } else { arithmetic.mean_roundings }
 }
 
 /// Whether an intermediate may overflow f32 although the result is finite. False for infinite
@@ -454,9 +466,9 @@ impl XHat {
         let u = arithmetic.unit_roundoff;
         let value = deviation * rstd;
         let rstd_high = rstd * (1.0 + statistics.rstd);
-        // The operands of the difference (layer norm), or h (RMS norm).
+        // The operands of the difference (layer norm), or h.
         let (subtraction, operands) = match norm {
-            Norm::Rms => (0.0, 1.0),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => (0.0, 1.0),
             Norm::Layer => (rstd_high * u * deviation.abs(), 2.0),
         };
         let common = rstd_high * statistics.mean;
@@ -476,7 +488,7 @@ impl XHat {
 /// difference.
 fn deviation_error(norm: Norm, deviation: f64, h: f64, mean: f64, arithmetic: &Arithmetic) -> f64 {
     match norm {
-        Norm::Rms => h + arithmetic.flush_loss(1.0),
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => h + arithmetic.flush_loss(1.0),
         Norm::Layer => {
             let inherited = h + mean + arithmetic.flush_loss(2.0);
             inherited + (deviation.abs() + inherited) * arithmetic.unit_roundoff + TINY
@@ -516,6 +528,32 @@ struct BackwardRow<'a> {
     mean_wdy: f64,
     mean_wdy_xhat: f64,
     statistics: StatisticsError,
+    clamp: Clamp,
+}
+
+/// Whether the norm of a row was clamped, as backward finds it from rstd.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clamp {
+    No,
+    Yes,
+    /// Its product with eps is so near the limit that it may be on either side.
+    Open,
+}
+
+impl Clamp {
+    fn of(spec: &NormSpec, rstd: f64, error: f64, u: f64) -> Clamp {
+        if spec.norm != Norm::L2Clamped {
+            return Clamp::No;
+        }
+        // The product is rounded; its error is counted twice.
+        let (product, error) = (rstd * f64::from(spec.eps), error + 2.0 * u);
+        let is_from = |product: f64| product >= f64::from(Norm::CLAMPED_FROM);
+        match (is_from(product * (1.0 - error)), is_from(product * (1.0 + error))) {
+            (false, false) => Clamp::No,
+            (true, true) => Clamp::Yes,
+            (false, true) | (true, false) => Clamp::Open,
+        }
+    }
 }
 
 impl<'a> BackwardRow<'a> {
@@ -540,6 +578,7 @@ impl<'a> BackwardRow<'a> {
             mean_wdy: outputs.mean_wdy[row],
             mean_wdy_xhat: outputs.mean_wdy_xhat[row],
             statistics,
+            clamp: Clamp::of(spec, rstd, statistics.rstd, model.arithmetic.unit_roundoff),
         }
     }
 
@@ -547,20 +586,24 @@ impl<'a> BackwardRow<'a> {
     /// whole, and an error of the mean shifts all `x_hat` equally. Both are bounded outside of the
     /// sum: bounded per term, they would be wider by a factor of sqrt(cols).
     fn means_error(&self) -> [f64; 2] {
+        if self.clamp == Clamp::Yes {
+            return [0.0; 2];
+        }
         let Pass { spec, model, .. } = self.pass;
         let u = model.arithmetic.unit_roundoff;
         let cols = self.elements.len();
         let depth = (model.arithmetic.depth_cols)(cols);
-        let division = division_roundings(cols, model.arithmetic);
-        let average =
-            |term: &dyn Fn(&BackwardElement) -> f64| self.elements.iter().map(term).sum::<f64>() / cols as f64;
+        let division = division_roundings(spec.norm.divisor(cols), model.arithmetic);
+        // Of L2 norm these are sums.
+        let divisor = spec.norm.divisor(cols) as f64;
+        let average = |term: &dyn Fn(&BackwardElement) -> f64| self.elements.iter().map(term).sum::<f64>() / divisor;
         let sum_error = |term: &dyn Fn(&BackwardElement) -> f64| {
-            Sum::of(self.elements.iter().map(term)).error(depth, model) / cols as f64
+            Sum::of(self.elements.iter().map(term)).error(depth, model) / divisor
         };
-        // The term, the running sum and the average may be flushed.
-        let sum_loss = model.arithmetic.flush_loss(3.0);
+        // Each term and running sum, and the average, may be flushed.
+        let sum_loss = model.arithmetic.flush_loss(2.0) * cols as f64 / divisor + model.arithmetic.flush_loss(1.0);
         let mean_wdy = match spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => {
                 let terms = average(&|e| e.wdy.abs() * e.weight.roundings * u + e.wdy_loss);
                 sum_error(&|e| e.wdy) + terms + division * u * self.mean_wdy.abs() + sum_loss
@@ -594,11 +637,11 @@ impl<'a> BackwardRow<'a> {
             Some(_) if overflows(scaled) => f64::INFINITY,
             Some(_) => u * dx.abs() + self.pass.model.arithmetic.flush_loss(1.0),
         };
-        if overflows(wdy.abs() + self.mean_wdy.abs() + projection.abs()) {
+        if self.clamp == Clamp::Open || overflows(wdy.abs() + self.mean_wdy.abs() + projection.abs()) {
             return f64::INFINITY;
         }
         let first_subtraction = match self.pass.spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => u * (wdy.abs() + self.mean_wdy.abs()),
         };
         let inner_error = wdy.abs() * weight.roundings * u
@@ -805,6 +848,22 @@ mod tests {
         let model = Model { arithmetic: &flushing, mode: Mode::Worst };
         let bound = backward(&spec, &inputs, InputErrors::default(), &outputs, Statistics::Given, model).dweight[0];
         assert!(outputs.dweight[0].abs() < bound && bound < 2.0 * outputs.dweight[0].abs());
+    }
+
+    /// Backward of the clamped L2 norm may take either side at the kink, and nowhere else.
+    #[test]
+    fn rows_beside_the_kink_are_open() {
+        let kink = f64::from(Norm::CLAMPED_FROM);
+        let bound = |norm: f64| {
+            let spec = NormSpec::l2_clamped(1, 2, 0.5);
+            let (outputs, bounds) = gradient_bounds_of(&spec, &[norm, 0.0], &[1.0, 1.0]);
+            // The derivative along x is 0 beyond the kink.
+            (outputs.dx[0].abs() < 1e-15, bounds.dx[0])
+        };
+        assert!(bound(0.25) == (false, bound(0.25).1) && bound(0.25).1 < 1e-5);
+        assert!(!bound(0.5).0 && bound(0.5).1 < 1e-5, "{:?}", bound(0.5));
+        assert_eq!(bound(0.5 / kink).1, f64::INFINITY);
+        assert!(bound(0.5 * 1.001).0 && bound(0.5 * 1.001).1 < 1e-5, "{:?}", bound(0.5 * 1.001));
     }
 
     #[test]

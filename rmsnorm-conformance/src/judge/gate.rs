@@ -62,7 +62,8 @@ impl Computed {
         let (value, u) = (self.value * other.value, arithmetic.unit_roundoff);
         let inherited = self.value.abs() * other.error + other.value.abs() * self.error + self.error * other.error;
         let error = inherited + u * (value.abs() + inherited) + TINY;
-        Computed { value, error: if overflows(value.abs()) { f64::INFINITY } else { error } }
+        let is_open = overflows(value.abs()) || [self.error, other.error].contains(&f64::INFINITY);
+        Computed { value, error: if is_open { f64::INFINITY } else { error } }
     }
 
     /// The f32 sum with 1. `value` is the exact sum.

@@ -194,7 +194,7 @@ impl<'a> ForwardTruth<'a> {
     fn is_exactly_the_bias(&self, index: usize, col: usize) -> bool {
         let is_bounded = self.bounds.x_hat[index].is_finite();
         let weight = reference::effective_weight(&self.spec, self.inputs.weight, col);
-        let is_bias = is_bounded && (weight == 0.0 || self.spec.norm == Norm::Rms && self.outputs.h[index] == 0.0);
+        let is_bias = is_bounded && (weight == 0.0 || self.spec.norm != Norm::Layer && self.outputs.h[index] == 0.0);
         // A gate multiplies the bias, with an error unless it is zero.
         is_bias && (self.gate_after().is_none() || self.outputs.y[index] == 0.0)
     }
@@ -204,7 +204,7 @@ impl<'a> ForwardTruth<'a> {
     fn is_exactly_the_weight(&self, index: usize, rstd: f64) -> bool {
         let is_one = rstd == 1.0 && self.outputs.h[index].abs() == 1.0;
         let is_plain = self.spec.weight_offset == 0.0 && self.inputs.bias.is_none() && self.gated.is_none();
-        is_one && self.spec.norm == Norm::Rms && is_plain
+        is_one && self.spec.norm != Norm::Layer && is_plain
     }
 
     fn gate_after(&self) -> Option<Gated<'a>> {
@@ -265,7 +265,7 @@ fn forward_due(
         return Due::Nothing;
     }
     // The sums of this row overflow f32, with a factor of two for the rounding of partial sums.
-    let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * width as f64;
+    let squares = (outputs.var[row] + outputs.mean[row] * outputs.mean[row]) * spec.norm.divisor(width) as f64;
     if squares > f64::from(f32::MAX) / 2.0 { Due::Nothing } else { Due::Interval }
 }
 

@@ -299,7 +299,7 @@ pub(crate) fn quant(place: usize) -> Option<QuantSpec> {
 }
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
-    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::USUAL));
     one(dice, 1 << 13, turn, |case| Case { kind, norm, ..case })
 }
 
@@ -423,7 +423,7 @@ fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
         let dtypes = DTypes::uniform(dtype).widened(pick(1, 2) == 0, pick(2, 2) == 0);
         let activation = Activation::ALL[pick(3, 2)];
         let cast_order = if pick(4, 2) == 0 { CastOrder::AtStore } else { CastOrder::BeforeWeight };
-        let plain = plain(kinds[pick(8, kinds.len())], Norm::ALL[(i + j) % 2], activation, dtype, size);
+        let plain = plain(kinds[pick(8, kinds.len())], Norm::USUAL[(i + j) % 2], activation, dtype, size);
         cases.push(Case { layout, dtypes, cast_order, present: [USUAL, BIASED, ALL][pick(16, 3)], ..plain });
     }
     cases.into_iter().map(Case::normalized).collect()

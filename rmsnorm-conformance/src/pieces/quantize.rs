@@ -112,7 +112,7 @@ fn formats_and_scales() -> impl Iterator<Item = (CodeType, ScaleKind)> {
 fn every_scale(seed: u64, count: usize, most_elements: usize) -> Vec<Case> {
     let mut dice = Dice { state: seed };
     let mut cases = Vec::new();
-    for ((codes, scale), norm) in each(formats_and_scales(), Norm::ALL) {
+    for ((codes, scale), norm) in each(formats_and_scales(), Norm::USUAL) {
         let draw = || dice.quantized(norm, scale, codes, most_elements);
         cases.extend(std::iter::repeat_with(draw).filter(is_meaningful).take(count));
     }
@@ -133,17 +133,18 @@ fn core() -> Vec<Case> {
     for (i, scale) in SCALES.into_iter().enumerate() {
         let quant = Some(QuantSpec::new(CodeType::ALL[i % 2], scale));
         for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
-            let case = plain(Norm::ALL[(i + j) % 2], dtypes.activation, 5, 300);
+            let case = plain(Norm::USUAL[(i + j) % 2], dtypes.activation, 5, 300);
             let layout = Layout::Mixed(j as u32);
             cases.push(Case { dtypes, quant, present: all, weight_offset: 0.3, layout, ..case });
         }
         for (j, family) in Family::ALL.into_iter().enumerate() {
-            let case = Case { quant, present: all, family, ..plain(Norm::ALL[j % 2], DType::ALL[(i + j) % 3], 7, 161) };
+            let case =
+                Case { quant, present: all, family, ..plain(Norm::USUAL[j % 2], DType::ALL[(i + j) % 3], 7, 161) };
             cases.push(exact_where_asked(case));
         }
         // Long rows, many rows, and a matrix larger than a cache.
         for (rows, cols) in [(2, 17_389), (3, 65_537), (2050, 33), (1025, 4099)] {
-            let case = plain(Norm::ALL[i % 2], DType::ALL[i % 3], rows, cols);
+            let case = plain(Norm::USUAL[i % 2], DType::ALL[i % 3], rows, cols);
             cases.push(Case { quant, present: all.without(Tensor::Y), ..case });
         }
         // With only a weight, as for the inputs of matrix products. A backend may have a shorter
@@ -154,17 +155,17 @@ fn core() -> Vec<Case> {
             Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::ALL[j % 2], scale) })
         };
         for (j, family) in Family::ALL.into_iter().enumerate() {
-            let case = plain(Norm::ALL[(i + j) % 2], DType::ALL[(i + j / 2) % 3], 5, 257);
+            let case = plain(Norm::USUAL[(i + j) % 2], DType::ALL[(i + j / 2) % 3], 5, 257);
             cases.push(exact_where_asked(Case { quant: with_codes(j), present: weight, family, ..case }));
         }
         let lengths = [1000, 2048, 3000, 4096, 6144, 8192, 12_288, 16_384, 17_389];
         for (j, cols) in lengths.into_iter().enumerate() {
-            let case = plain(Norm::ALL[usize::from(j % 3 == 2)], DType::ALL[(i + j) % 3], 3, cols);
+            let case = plain(Norm::USUAL[usize::from(j % 3 == 2)], DType::ALL[(i + j) % 3], 3, cols);
             cases.push(Case { quant: with_codes(j), present: weight, ..case });
         }
         let trial = Trial::Determinism { repeats: 3 };
         for (j, (rows, cols)) in [(257, 33), (65, 300)].into_iter().enumerate() {
-            let case = plain(Norm::ALL[j], DType::ALL[(i + j) % 3], rows, cols);
+            let case = plain(Norm::USUAL[j], DType::ALL[(i + j) % 3], rows, cols);
             cases.push(Case { trial, quant, present: all, layout: Layout::Mixed(i as u32), ..case });
         }
     }
@@ -186,7 +187,7 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
     };
     let of_blocks = |(codes, scale): &(CodeType, ScaleKind)| QuantSpec::new(*codes, *scale).has_columnwise();
     for (i, (codes, scale)) in formats_and_scales().filter(of_blocks).enumerate() {
-        for norm in Norm::ALL {
+        for norm in Norm::USUAL {
             let draw = || {
                 let case = dice.quantized(norm, scale, codes, most_elements);
                 with_copy(&mut dice, case)
@@ -200,7 +201,7 @@ pub(crate) fn columnwise(seed: u64, count: usize, most_elements: usize) -> Vec<C
             // 191 rows with a stride of 192: columns are whole vectors apart, and end within a
             // vector.
             let layout = Layout::Uniform { pad: usize::from(rows == 191), offset: 0 };
-            let case = Case::plain(Kind::QUANTIZED_FORWARD, Norm::ALL[(i + j) % 2], DType::ALL[j % 3], rows, cols);
+            let case = Case::plain(Kind::QUANTIZED_FORWARD, Norm::USUAL[(i + j) % 2], DType::ALL[j % 3], rows, cols);
             cases.push(with_copy(&mut dice, Case { quant, present, layout, ..case }));
         }
     }

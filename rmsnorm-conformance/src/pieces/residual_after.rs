@@ -86,7 +86,7 @@ fn sum(call: &Call, norm: &[f32], (x, residual): (&[f32], &[f32]), bias: Option<
 }
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
-    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::ALL));
+    let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::USUAL));
     one(dice, 1 << 13, |case| Case { kind, norm, ..case }, turn)
 }
 
@@ -207,7 +207,7 @@ fn presences() -> Vec<Case> {
     const COUNTED: [Tensor; 4] = [Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd];
     let paired: Vec<Tensor> = COUNTED.into_iter().chain(NEXT.iter()).collect();
     let mut cases: Vec<Case> = Vec::new();
-    for ((kind, _), norm) in each(CALLS.iter().copied(), Norm::ALL) {
+    for ((kind, _), norm) in each(CALLS.iter().copied(), Norm::USUAL) {
         let plain = Case::plain(kind, norm, DType::F32, 3, 37);
         let with_y = presence::sets(&paired).map(|present| present.with(Tensor::Y)).step_by(5);
         let sets = presence::sets(&COUNTED).chain(with_y);
@@ -243,7 +243,7 @@ fn mixes(shapes: &[(usize, usize)]) -> Vec<Case> {
 
 fn determinism(shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
-    let calls: Vec<_> = each(CALLS.iter().copied(), Norm::ALL).enumerate().collect();
+    let calls: Vec<_> = each(CALLS.iter().copied(), Norm::USUAL).enumerate().collect();
     for ((i, &(rows, cols)), (j, ((kind, all), norm))) in each(shapes.iter().enumerate(), calls) {
         let plain = Case::plain(kind, norm, DType::ALL[(i + j) % 3], rows, cols);
         let present = if (i + j) % 3 == 0 { ALONE } else { all };
@@ -265,7 +265,7 @@ fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
         let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
         let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
         let present = presents[(drawn >> 4) as usize % presents.len()];
-        let plain = Case::plain(kind, Norm::ALL[(i + j) % 2], dtype, rows, cols);
+        let plain = Case::plain(kind, Norm::USUAL[(i + j) % 2], dtype, rows, cols);
         cases.push(Case { layout, dtypes, present, ..plain });
     }
     cases.into_iter().map(Case::normalized).collect()
@@ -283,7 +283,7 @@ mod tests {
         let cases: Vec<Case> = core().into_iter().map(Case::normalized).collect();
         let of = |case: &Case| (case.kind.name(), case.norm, case.dtypes.activation, case.present.has(Tensor::Y));
         let seen: HashSet<_> = cases.iter().map(of).collect();
-        assert_eq!(seen.len(), KINDS.len() * Norm::ALL.len() * DType::ALL.len() * 2);
+        assert_eq!(seen.len(), KINDS.len() * Norm::USUAL.len() * DType::ALL.len() * 2);
         for tensor in NEXT.iter().chain([Tensor::Weight, Tensor::Bias, Tensor::Mean, Tensor::Rstd]) {
             let with = |is_there| cases.iter().filter(|case| case.present.has(tensor) == is_there).count();
             assert!(with(true) > 40 && with(false) > 40, "{tensor}: {} and {}", with(true), with(false));

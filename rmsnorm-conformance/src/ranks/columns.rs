@@ -100,7 +100,7 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
     let mut cases = Vec::new();
     let kinds = [Kind::FORWARD, Kind::FORWARD_IN_PLACE, Kind::BACKWARD];
     let rounds = if is_whole { 4 } else { 1 };
-    for (norm, (i, kind)) in each(Norm::ALL, kinds.into_iter().enumerate()) {
+    for (norm, (i, kind)) in each(Norm::USUAL, kinds.into_iter().enumerate()) {
         for ((j, &family), round) in each(Family::OF_FLOATS.iter().enumerate(), 0..rounds) {
             let mut drawn = || {
                 let case = Case { kind, norm, family, ..dice.case(1 << 12) };
@@ -119,6 +119,15 @@ pub fn cases(ranks: usize, is_whole: bool) -> Vec<ColumnsCase> {
         let present = TensorSet::of(&[Tensor::Weight, Tensor::Mean, Tensor::Rstd]);
         let case = Case { present, ..Case::plain(kind, Norm::Layer, DType::F32, 33, cols) };
         cases.extend(of_columns(case, ranks, Split::Even).map(|case| ColumnsCase { apart: true, ..case }));
+    }
+    // L2 norms, whose sums over whole rows are not divided.
+    let dtypes = DType::ALL.into_iter().enumerate();
+    for (norm, ((i, kind), (j, dtype))) in
+        each([Norm::L2, Norm::L2Clamped], each(kinds.into_iter().enumerate(), dtypes).collect::<Vec<_>>())
+    {
+        let family = [Family::Randn, Family::NearEps, Family::Mixed][(i + j) % 3];
+        let case = Case { present: ALL_PRESENT, family, ..Case::plain(kind, norm, dtype, 5, 129) };
+        cases.extend(of_columns(case, ranks, Split::ALL[(i + j) % 3]));
     }
     cases
 }

@@ -2,6 +2,8 @@
 //! reference: the answer, the memory around the tensors, and independence from the old content of
 //! outputs.
 
+use std::ops::Range;
+
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{
     self as spec, DTypes, Direction, Error, GradReduction, GradStore, Problem, Role, Tensor, TensorShape,
@@ -55,6 +57,13 @@ impl Scenario {
     pub fn with_rows(&self, rows: &[usize]) -> Self {
         let inputs = self.inputs.with_rows(rows, &self.case);
         Scenario { case: Case { rows: rows.len(), ..self.case }, inputs }
+    }
+
+    /// The same scenario with only `groups` of columns.
+    pub fn with_groups(&self, groups: &Range<usize>) -> Self {
+        let Scenario { case, inputs } = self;
+        let share = Case { groups: groups.len(), cols: groups.len() * case.width(), ..*case };
+        Scenario { case: share, inputs: inputs.with_groups(groups, case) }
     }
 
     /// Makes the calls once, and checks their answers and their memory.

@@ -1,8 +1,8 @@
-//! Trials that need a second call instead of a reference: repetition, batch invariance and
-//! metamorphic relations.
+//! Trials that need a second call instead of a reference: repetition, batch invariance, shares of
+//! groups and metamorphic relations.
 
 use rmsnorm_spec::quant::{ScaleKind, ScaleLayout};
-use rmsnorm_spec::{DType, Tensor, TensorShape};
+use rmsnorm_spec::{DType, Norm, Tensor, TensorShape};
 
 use crate::Arithmetic;
 use crate::case::Case;
@@ -12,10 +12,11 @@ use crate::run::calls::{Context, Scenario, may_vary};
 use crate::run::memory::{Outputs, Poison};
 
 /// Makes the same call `repeats` times, with a call of another shape in between; then calls with
-/// parts of its rows.
+/// parts of its rows, and with shares of its groups of columns.
 pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
     let scenario = Scenario::new(case);
-    let outcome = repeat(context, &scenario, repeats).and_then(|first| batches(context, &scenario, &first));
+    let outcome = repeat(context, &scenario, repeats)
+        .and_then(|first| batches(context, &scenario, &first).and_then(|()| shares(context, &scenario, &first)));
     outcome.err().unwrap_or(Status::Pass)
 }
 
@@ -61,6 +62,30 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
                 let (row, count) = (part[index / width], part.len());
                 let detail = format!("row {row} has different bits in a batch of {count} rows than in one of {rows}");
                 return Err(violated(Check::BatchInvariance, *tensor, detail));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ranks that have whole groups of columns, as under tensor parallelism, have the bits of one device
+/// that has all groups: two ranks, and one for each group. Open are sums over the rows, whose order
+/// follows from the size of the call, and codes, whose scale may be that of a whole row.
+fn shares(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
+    let case = &scenario.case;
+    let of = |ranks: usize| (0..ranks).map(move |rank| rank * case.groups / ranks..(rank + 1) * case.groups / ranks);
+    if case.groups == 1 || case.quant.is_some() {
+        return Ok(());
+    }
+    for share in of(2).chain(of(case.groups)) {
+        let alone = scenario.with_groups(&share).run(context, Poison::Nan)?;
+        for ((tensor, bits), (_, whole)) in alone.tensors.iter().zip(&whole.tensors) {
+            let picked = data::pick_groups(&whole.bits, *tensor, &share, case);
+            let Some(expected) = picked.filter(|_| tensor.shape() != TensorShape::Cols) else { continue };
+            if bits.bits != expected {
+                let index = first_difference(&bits.bits, &expected);
+                let detail = format!("groups {share:?} of {} alone: element {index} has different bits", case.groups);
+                return Err(violated(Check::GroupInvariance, *tensor, detail));
             }
         }
     }
@@ -181,7 +206,12 @@ fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Res
     let scaled = |tensor: Tensor, values: &[f64]| {
         relation.scaled.contains(&tensor).then(|| values.iter().map(|value| value * relation.factor).collect())
     };
-    let changed = Case { eps: case.eps * relation.eps_factor, ..case };
+    let eps_factor = match case.norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => relation.eps_factor,
+        // Its eps is compared with x itself.
+        Norm::L2Clamped => relation.eps_factor.sqrt(),
+    };
+    let changed = Case { eps: case.eps * eps_factor, ..case };
     let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
     let (before, after) = (Scenario { case, inputs }.run(context, Poison::Nan)?, changed.run(context, Poison::Nan)?);
     for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor)) {
@@ -207,7 +237,7 @@ mod tests {
     use crate::case::Kind;
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
-    use rmsnorm_spec::{DTypes, Norm, NormSpec};
+    use rmsnorm_spec::{DTypes, NormSpec};
 
     fn case(kind: Kind) -> Case {
         let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);
@@ -256,6 +286,26 @@ mod tests {
             let status = run(Faulty::new(fault).context(), &case, 1);
             let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::BatchInvariance);
             assert!(is_found, "{row}: {status:?}");
+        }
+    }
+
+    /// A group of columns with different bits where it is alone, or where it is one of two.
+    #[test]
+    fn any_share_of_the_groups_must_have_their_bits() {
+        let mut case = Case { groups: 3, ..case(Kind::END_TO_END) };
+        case.present = case.present.with(Tensor::Rstd);
+        assert_eq!(run(Faulty::correct().context(), &case, 1), Status::Pass);
+        for tensor in [Tensor::Y, Tensor::Rstd, Tensor::Dx] {
+            for groups in [1, 2] {
+                let fault = move |_, spec: &NormSpec, call: &mut Call| {
+                    if spec.groups == groups {
+                        spoil(call, tensor);
+                    }
+                };
+                let status = run(Faulty::new(fault).context(), &case, 1);
+                let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::GroupInvariance);
+                assert!(is_found, "{tensor}, {groups}: {status:?}");
+            }
         }
     }
 

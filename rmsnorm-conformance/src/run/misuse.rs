@@ -14,7 +14,7 @@ use crate::run::device::Device;
 use crate::run::memory::Guarded;
 
 /// The ways to misuse every call.
-const OF_ALL: [Misuse; 13] = [
+const OF_ALL: [Misuse; 15] = [
     ("nan_eps", Refusal::Eps, |call| call.spec.eps = f32::NAN),
     ("negative_eps", Refusal::Eps, |call| call.spec.eps = -1e-5),
     ("infinite_eps", Refusal::Eps, |call| call.spec.eps = f32::INFINITY),
@@ -31,6 +31,10 @@ const OF_ALL: [Misuse; 13] = [
     }),
     ("bf16_residual_for_f16", Refusal::Unsupported, |call| {
         call.change_dtypes(DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F16) });
+    }),
+    ("mean_for_l2_norm", Refusal::Unexpected("mean"), |call| call.spec.norm = Norm::L2),
+    ("eps_whose_square_is_too_small", Refusal::Invalid("eps"), |call| {
+        (call.spec.norm, call.spec.eps) = (Norm::L2Clamped, 1e-20);
     }),
     // Every call here has a residual, a gate before the norm or parts.
     ("weight_first_beside_what_makes_h", Refusal::Unsupported, |call| call.spec.cast_order = CastOrder::WeightFirst),

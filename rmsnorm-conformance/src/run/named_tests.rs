@@ -21,6 +21,8 @@ use crate::testing::{TestFailure, available, swept};
 
 /// A slow device runs one case in `SWEPT`.
 const SWEPT: usize = 16;
+/// The same of the cases of one norm, which are fewer.
+const SWEPT_OF_NORM: usize = 4;
 
 /// The self-test, as a named test; prints its table. It runs once per process, for any number of
 /// backends.
@@ -75,6 +77,21 @@ fn bounds_cases(device: &dyn Device, kind: Kind, norm: Norm, dtype: DType) -> Ve
     let all: Vec<Case> = Profile::Smoke.cases(0).into_iter().filter(chosen).chain(more).collect();
     // A software adapter would compile thousands of shaders.
     if is_slow { swept(&all, SWEPT, |_| ()) } else { all }
+}
+
+/// Runs the smoke cases of a norm that most models do not have, in every kind and dtype, as a named
+/// test.
+///
+/// # Errors
+/// As [`test_bounds`].
+pub fn test_norm<H: Harness>(harness: Result<H, Error>, norm: Norm) -> Result<(), TestFailure> {
+    on_backend(harness, |harness| test_items(harness, norm_cases(harness, norm).into_iter().map(Item::Case)))
+}
+
+fn norm_cases(device: &dyn Device, norm: Norm) -> Vec<Case> {
+    let chosen = |case: &Case| case.trial == Trial::Bounds && case.norm == norm;
+    let all: Vec<Case> = Profile::Smoke.cases(0).into_iter().filter(chosen).collect();
+    if device.about().is_slow { swept(&all, SWEPT_OF_NORM, |_| ()) } else { all }
 }
 
 /// Runs the smoke cases about repeated calls and batch invariance of one norm, as a named test.
@@ -186,6 +203,12 @@ macro_rules! conformance {
         $crate::conformance! { @norms
             Rms determinism_rms_norm_repeats_bits metamorphic_rms_norm_relations_hold;
             Layer determinism_layer_norm_repeats_bits metamorphic_layer_norm_relations_hold;
+            L2 determinism_l2_norm_repeats_bits metamorphic_l2_norm_relations_hold;
+            L2Clamped determinism_l2_norm_clamped_repeats_bits metamorphic_l2_norm_clamped_relations_hold;
+        }
+        $crate::conformance! { @others
+            L2 l2_norm_within_bounds;
+            L2Clamped l2_norm_clamped_within_bounds;
         }
         $crate::conformance! { @kinds
             FORWARD forward;
@@ -222,6 +245,14 @@ macro_rules! conformance {
             #[test]
             fn $metamorphic() -> Result<(), $crate::TestFailure> {
                 $crate::test_metamorphic(backend_under_test(), $crate::spec::Norm::$norm)
+            }
+        )*
+    };
+    (@others $($norm:ident $name:ident;)*) => {
+        $(
+            #[test]
+            fn $name() -> Result<(), $crate::TestFailure> {
+                $crate::test_norm(backend_under_test(), $crate::spec::Norm::$norm)
             }
         )*
     };
@@ -264,13 +295,16 @@ mod tests {
         device.breakpoints = (vec![1234], vec![99]);
         let mut all: Vec<String> = Vec::new();
         for kind in Kind::ALL.into_iter().filter(|kind| !Kind::PAIRS.contains(kind)) {
-            for norm in Norm::ALL {
+            for norm in Norm::USUAL {
                 for dtype in DType::ALL {
                     let cases = bounds_cases(&device, kind, norm, dtype);
                     assert!(!cases.is_empty(), "{} of {} and {dtype:?} has no case", kind.name(), norm.name());
                     all.extend(cases.iter().map(Case::to_string));
                 }
             }
+        }
+        for norm in Norm::ALL.into_iter().filter(|norm| !Norm::USUAL.contains(norm)) {
+            all.extend(norm_cases(&device, norm).iter().map(Case::to_string));
         }
         let smoke = Profile::Smoke.cases(0).into_iter().filter(|case| case.trial == Trial::Bounds);
         let due = smoke.chain(combinations_in_small()).chain(breakpoints(&[1234], &[99]));

@@ -72,13 +72,20 @@ pub(crate) mod scope {
     use crate::case::Kind;
     use crate::case::kind::Calls;
 
-    pub(crate) const BOTH: &[Norm] = &Norm::ALL;
+    /// The two norms that every bug is tried in.
+    pub(crate) const BOTH: &[Norm] = &Norm::USUAL;
+    pub(crate) const L2: &[Norm] = &[Norm::L2];
+    pub(crate) const CLAMPED: &[Norm] = &[Norm::L2Clamped];
+    /// Both L2 norms.
+    pub(crate) const SUMMED: &[Norm] = &[Norm::L2, Norm::L2Clamped];
     pub(crate) const LAYER: &[Norm] = &[Norm::Layer];
     /// Bugs that show only if nothing is rounded before: in rows whose rstd is 1.
     pub(crate) const RMS: &[Norm] = &[Norm::Rms];
 
     type Kinds = fn(Kind) -> bool;
 
+    pub(crate) const ANY_FORWARD: Kinds = Kind::has_forward;
+    pub(crate) const ANY_BACKWARD: Kinds = |kind| !kind.has_forward();
     /// Kinds without a gate; kinds with one have bugs of their own.
     pub(crate) const EVERY_STAGE: Kinds = |kind| kind.gate().is_none();
     /// All kinds with float results.

@@ -78,8 +78,8 @@ fn numbers_of<'a, B: SliceBackend>(view: AnyOut<'a, B>, count: usize) -> Result<
 
 /// The tensors of a second phase, and the numbers of all ranks.
 fn given<'g, B: SliceBackend, A>(call: Checked<WithStatistics<'g, Untyped<B>, A>>) -> Result<(A, Found<'g>), Error> {
-    let (rows, cols) = (call.spec().rows, call.whole_cols() as f32);
+    let (rows, divisor) = (call.spec().rows, call.spec().norm.divisor(call.whole_cols()) as f32);
     let WithStatistics { args, statistics, columns, .. } = call.into_args();
     let numbers = input::<B, f32>(statistics)?;
-    Ok((args, Found { numbers, columns, cols, of_rows: rows, rows: Section { first: 0, len: rows } }))
+    Ok((args, Found { numbers, columns, divisor, of_rows: rows, rows: Section { first: 0, len: rows } }))
 }

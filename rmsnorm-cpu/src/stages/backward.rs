@@ -276,6 +276,7 @@ impl<'a, A: PullAfter, B: PullBefore, G: Stored> BackwardRows<'a, A, B, G> {
     ) -> RowOf<'a, M, A::Row<'r, M>, B::Row<'r, M>> {
         RowOf {
             norm: self.call.spec.norm,
+            eps: self.call.spec.eps,
             cols: self.call.spec.cols,
             dy: self.dy.row(r, &self.call, after),
             x: self.x.row(r, &self.call, before),
@@ -288,6 +289,7 @@ impl<'a, A: PullAfter, B: PullBefore, G: Stored> BackwardRows<'a, A, B, G> {
 /// A row of the inputs.
 pub(super) struct RowOf<'a, M: Mix, A, B> {
     norm: Norm,
+    eps: f32,
     cols: usize,
     dy: A,
     x: B,
@@ -299,16 +301,17 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
     /// Equations (8) and (9), or (18) with columns divided among ranks: mean_wdy and mean_wdy_xhat.
     #[inline(always)]
     fn means<S: Simd>(&mut self, r: usize, found: Option<Found<'_>>) -> [f32; 2] {
-        match found {
+        let [wdy, products] = match found {
             Some(found) => found.mean_wdy_and_wdy_xhat(self.norm, r),
             None => {
-                let ([wdy, products], cols) = (self.sums::<S>(), self.cols as f32);
-                [wdy / cols, products / cols]
+                let ([wdy, products], divisor) = (self.sums::<S>(), self.norm.divisor(self.cols) as f32);
+                [wdy / divisor, products / divisor]
             }
-        }
+        };
+        [wdy, if self.norm.is_clamped(self.statistics.rstd, self.eps) { 0.0 } else { products }]
     }
 
-    /// The sums of `wdy` (0 for RMS norm), equation (7), and of `wdy * x_hat`: equation (17).
+    /// The sums of `wdy` (0 for all but layer norm), equation (7), and of `wdy * x_hat`: equation (17).
     #[inline(always)]
     pub(super) fn sums<S: Simd>(&mut self) -> [f32; 2] {
         lanes::sum_up!(S, self.cols, piece => {

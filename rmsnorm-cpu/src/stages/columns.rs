@@ -28,7 +28,7 @@ impl Stage for SumsRows<'_> {
             let mut row = before.row::<M, true>(r, 0, call);
             let mut sums = sums.row(r, norm.statistics_len(Direction::Forward));
             match norm {
-                Norm::Rms => sums.set(0, sum_of::<S, _>(&mut row, cols, true)),
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => sums.set(0, sum_of::<S, _>(&mut row, cols, true)),
                 Norm::Layer => {
                     let sum = sum_of::<S, _>(&mut row, cols, false);
                     sums.copy_from_slice(&sums_about_mean::<S>(&row, cols, sum));
@@ -56,7 +56,7 @@ impl Stage for BackwardSumsRows<'_> {
             let [wdy, products] = self.rows.row::<M>(r, [None, None]).sums::<S>();
             let mut sums = self.sums.row(r, norm.statistics_len(Direction::Backward));
             match norm {
-                Norm::Rms => sums.set(0, products),
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => sums.set(0, products),
                 Norm::Layer => sums.copy_from_slice(&[wdy, products]),
             }
         }

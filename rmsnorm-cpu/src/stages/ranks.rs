@@ -13,14 +13,14 @@ pub(crate) struct Found<'a> {
     pub(crate) numbers: &'a [f32],
     /// Columns of each rank.
     pub(crate) columns: &'a [usize],
-    /// Columns of all ranks: the length of whole rows.
-    pub(crate) cols: f32,
+    /// What sums over whole rows are divided by: for most norms the columns of all ranks.
+    pub(crate) divisor: f32,
     /// Rows of the call.
     pub(crate) of_rows: usize,
     pub(crate) rows: Section,
 }
 
-split!(['a] Found<'a> { rows; numbers, columns, cols, of_rows });
+split!(['a] Found<'a> { rows; numbers, columns, divisor, of_rows });
 
 /// The statistics of whole rows.
 impl Statistic for Found<'_> {
@@ -29,7 +29,7 @@ impl Statistic for Found<'_> {
     #[inline(always)]
     fn of<S: Simd, H: Source>(&self, r: usize, call: &Call, _: &mut H) -> Statistics {
         let (mean, var) = self.mean_and_var(call.spec.norm, r);
-        Statistics { mean, rstd: rstd_of(var, call.spec.eps) }
+        Statistics { mean, rstd: rstd_of(call.spec.norm, var, call.spec.eps) }
     }
 }
 
@@ -44,16 +44,21 @@ impl Found<'_> {
         self.columns.iter().enumerate().map(move |(rank, &columns)| (columns as f32, numbers(rank)))
     }
 
-    /// Equation (16): the mean (0 for RMS norm) and the variance.
+    /// Equation (16): the mean (0 for all but layer norm) and the variance.
     fn mean_and_var(&self, norm: Norm, row: usize) -> (f32, f32) {
-        let cols = self.cols;
+        let divisor = self.divisor;
         match norm {
-            Norm::Rms => (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / cols),
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => {
+                (0.0, sum(self.of_row(row).map(|(_, [squares])| squares)) / divisor)
+            }
             Norm::Layer => {
-                let average = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / cols;
-                let first = Moments::about(average, self.about(row, average), cols);
-                let Moments { mean, var, .. } =
-                    if first.is_near { first } else { Moments::about(first.mean, self.about(row, first.mean), cols) };
+                let average = sum(self.of_row(row).map(|(_, [sum, _, _])| sum)) / divisor;
+                let first = Moments::about(average, self.about(row, average), divisor);
+                let Moments { mean, var, .. } = if first.is_near {
+                    first
+                } else {
+                    Moments::about(first.mean, self.about(row, first.mean), divisor)
+                };
                 (mean, var)
             }
         }
@@ -69,15 +74,17 @@ impl Found<'_> {
         of_ranks.reduce(|[a, b], [c, d]| [a + c, b + d]).unwrap_or([0.0; 2])
     }
 
-    /// Equation (18): `mean_wdy` (0 for RMS norm) and `mean_wdy_xhat`.
+    /// Equation (18): `mean_wdy` (0 for all but layer norm) and `mean_wdy_xhat`.
     pub(crate) fn mean_wdy_and_wdy_xhat(&self, norm: Norm, row: usize) -> [f32; 2] {
-        let cols = self.cols;
+        let divisor = self.divisor;
         match norm {
-            Norm::Rms => [0.0, sum(self.of_row(row).map(|(_, [products])| products)) / cols],
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => {
+                [0.0, sum(self.of_row(row).map(|(_, [products])| products)) / divisor]
+            }
             Norm::Layer => {
                 let wdy = sum(self.of_row(row).map(|(_, [wdy, _])| wdy));
                 let products = sum(self.of_row(row).map(|(_, [_, products])| products));
-                [wdy / cols, products / cols]
+                [wdy / divisor, products / divisor]
             }
         }
     }
@@ -96,7 +103,7 @@ mod tests {
     fn var(deviations: f32) -> f32 {
         let numbers = [1.0, 0.0, 0.0, 3.0, deviations, 0.0];
         let found =
-            Found { numbers: &numbers, columns: &[1, 1], cols: 2.0, of_rows: 1, rows: Section { first: 0, len: 1 } };
+            Found { numbers: &numbers, columns: &[1, 1], divisor: 2.0, of_rows: 1, rows: Section { first: 0, len: 1 } };
         found.mean_and_var(Norm::Layer, 0).1
     }
 

@@ -65,7 +65,8 @@ impl<'a> Work<'a> {
         //   tensor; a cleared range lies in the workspace, or in an output that has at least its
         //   bytes; the key has groups of rows exactly where the problem has, and their rows fit the
         //   32 bits in which the kernel counts them; it has groups of columns exactly where the grid
-        //   has several, each with `cols` columns and a workspace of its own; no output overlaps another; the workspace has the
+        //   has several, each with `cols` columns and a workspace of its own, or where rows are the
+        //   groups, with the strides and the number of those; no output overlaps another; the workspace has the
         //   plan's length; statistics are as long as the ranks and rows of `Columns` and `Params`
         //   require;
         // - alignment: the key's access_bytes divide all addresses and strides; for codes, those

@@ -42,7 +42,7 @@ fn in_one_kernel(
     let access_bytes = launch::access_bytes(&problem, &params);
     let plan = forward_exchange::plan(&problem, tile, access_bytes, &group.group, kernels.caps())?;
     launch::set_call(&mut params, &here, &problem)?;
-    params.inv_cols = launch::inv_cols(columns.iter().sum());
+    params.inv_cols = launch::inv_cols(here.norm, columns.iter().sum());
     let of_ranks = launch::of_ranks(0, columns)?;
     // SAFETY:
     // - arguments: a `Columns`, whose size was checked where the kernel was compiled. It has as many

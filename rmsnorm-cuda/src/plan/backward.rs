@@ -6,7 +6,7 @@ use std::ops::Range;
 use rmsnorm_gpu::program::Accumulate;
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::find;
-use rmsnorm_spec::{Direction, GradReduction, Problem, Storage, Tensor, TensorSet};
+use rmsnorm_spec::{Direction, GradReduction, Problem, Slot, Storage, Tensor, TensorSet};
 
 use super::tuning::{Ladders, Tuning};
 use super::{COLUMN_LANES, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
@@ -339,8 +339,29 @@ pub(super) fn most_rows(rows: u64, groups: u32) -> u64 {
     (2 * root - root / 64 + 32) * u64::from(groups)
 }
 
+/// The tile of a call with a gate: a thread has one pack where a block has several rows, and two rows
+/// of a gate after the norm where a row has 1024 threads. On an H200, RMS norm of 64 MiB of bf16, in
+/// us:
+///
+/// | columns | gate after, tile without a gate | this tile | gate before, tile without a gate | this tile |
+/// |---|---|---|---|---|
+/// | 4096 | 95.4 | 90.4 | 91.6 | 88.6 |
+/// | 8192 | 94.0 | 90.7 | 88.8 | 88.8 |
+fn gated(problem: &Problem, tile: Tile) -> Tile {
+    let is_after = problem.gate.is_some_and(|gate| gate.slot == Slot::After);
+    match (tile.packs, tile.threads_per_row, tile.groups) {
+        (2, 256..=512, 2) => {
+            let (threads_per_row, blocks_per_sm) = (2 * tile.threads_per_row, 2 * tile.blocks_per_sm);
+            Tile { packs: 1, threads_per_row, groups: 1, blocks_per_sm, ..tile }
+        }
+        (1, 1024, 1) if is_after => Tile { unroll: 2, ..tile },
+        _ => tile,
+    }
+}
+
 /// Removes stages, then blocks, until the ring fits the shared memory. With a gate, removes blocks,
-/// then stages, until a multiprocessor has at most [`GATED_RINGS`] in flight, if that is possible.
+/// then stages, until a multiprocessor has at most [`GATED_RINGS`] in flight, if that is possible and
+/// [`gated`] gives a thread no second row.
 fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
     let bytes = |tile: &Tile| shared_bytes(problem, tile) + RESERVED_BYTES;
     let fits = |tile: &Tile| {
@@ -349,11 +370,14 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
             && tile.threads() * tile.blocks_per_sm <= caps.threads_per_sm
     };
     if problem.gate.is_some() {
+        let (tile, one_row) = (gated(problem, tile), tile.unroll);
         let stages = (2..=tile.stages).rev();
         let mut tiles = stages.flat_map(|stages| {
             (1..=tile.blocks_per_sm).rev().map(move |blocks_per_sm| Tile { blocks_per_sm, stages, ..tile })
         });
-        let is_light = |tile: &Tile| shared_bytes(problem, tile) * tile.blocks_per_sm as usize <= GATED_RINGS;
+        let is_light = |tile: &Tile| {
+            tile.unroll > one_row || shared_bytes(problem, tile) * tile.blocks_per_sm as usize <= GATED_RINGS
+        };
         if let Some(tile) = tiles.find(|tile| is_light(tile) && fits(tile)) {
             return Some(tile);
         }

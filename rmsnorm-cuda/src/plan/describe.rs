@@ -14,7 +14,7 @@ impl fmt::Display for Plan {
 }
 
 fn step(step: &Step, groups: u32) -> String {
-    let (KernelKey { program, tile, call, has_column_groups: _, ranks: _ }, grid, cluster, shared_bytes) = match *step {
+    let (KernelKey { program, tile, call, column_groups: _, ranks: _ }, grid, cluster, shared_bytes) = match *step {
         Step::Clear { bytes, .. } => return format!("clear={bytes}"),
         Step::Launch { key, grid, cluster, shared_bytes, .. } => (key, grid, cluster, shared_bytes),
     };

@@ -13,7 +13,7 @@ impl Tile {
     pub(super) fn holds_rows(&self, norm: Norm, matrices: u32) -> bool {
         let packs = self.packs * self.unroll;
         let needed = match (norm, matrices) {
-            (Norm::Rms, _) => 40 + 4 * matrices * (packs + 1),
+            (Norm::Rms | Norm::L2 | Norm::L2Clamped, _) => 40 + 4 * matrices * (packs + 1),
             (Norm::Layer, ..2) => 28 + 17 * packs,
             (Norm::Layer, 2..) => 36 + packs + 4 * matrices * (packs + 1) + if self.is_ragged { 4 } else { 0 },
         };
@@ -25,7 +25,7 @@ impl Tile {
     pub(super) fn holds_gated(&self, norm: Norm) -> bool {
         let packs = self.packs * self.unroll;
         let needed = match norm {
-            Norm::Rms => 40 + 8 * packs,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 40 + 8 * packs,
             Norm::Layer => 48 + 9 * packs,
         };
         needed <= self.registers()
@@ -37,9 +37,9 @@ impl Tile {
     pub(super) fn holds_parts(&self, program: Program, norm: Norm) -> bool {
         let packs = if program == Program::ForwardLong { 3 } else { self.packs };
         let needed = match (self.pack, norm) {
-            (8, Norm::Rms) => 44 + 16 * packs,
+            (8, Norm::Rms | Norm::L2 | Norm::L2Clamped) => 44 + 16 * packs,
             (8, Norm::Layer) => 48 + 16 * packs,
-            (_, Norm::Rms) => 56 + 4 * packs,
+            (_, Norm::Rms | Norm::L2 | Norm::L2Clamped) => 56 + 4 * packs,
             (_, Norm::Layer) => 44 + 12 * packs,
         };
         needed <= self.registers()

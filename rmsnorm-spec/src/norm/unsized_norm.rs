@@ -52,9 +52,9 @@ impl NormParams {
         NormParams { residual_placement: ResidualPlacement::After, ..self }
     }
 
-    /// Whether a call accepts `eps`: not negative, and finite as an f32.
+    /// Whether a call accepts `eps`, as an f32: [`Norm::takes_eps`].
     pub const fn has_valid_eps(&self) -> bool {
-        (self.eps as f32).is_finite() && self.eps >= 0.0
+        self.eps >= 0.0 && self.norm.takes_eps(self.eps as f32)
     }
 
     /// The spec of this norm for these rows.
@@ -64,7 +64,7 @@ impl NormParams {
         NormSpec { weight_offset, residual_placement, gate, groups, ..spec }
     }
 
-    /// `rms_norm`, `layer_norm`.
+    /// The norm's [`name`](Norm::name).
     pub const fn name(&self) -> &'static str {
         self.norm.name()
     }

@@ -1,7 +1,7 @@
 //! Validation of the two halves of a call whose columns are divided among ranks.
 
 use super::layout::{Layout, Placed};
-use super::{Checked, check_spec, forbid_mean_for_rms, problem};
+use super::{Checked, check_spec, forbid_mean, problem};
 use crate::args::{SpanVisitor, View, Views};
 use crate::{
     Access, AnyElement, AnyPartialBackwardStatistics, AnyPartialStatistics, Backward, Direction, Element, Error,
@@ -45,7 +45,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         check_spec(&spec)?;
         check_columns_form(&spec, None)?;
         args.dtypes.check()?;
-        forbid_mean_for_rms(&spec, "mean", args.mean.is_some())?;
+        forbid_mean(&spec, "mean", args.mean.is_some())?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing { arg: "mean", why: "layer norm's backward pass needs the mean of whole rows" });
         }

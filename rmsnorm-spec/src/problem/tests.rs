@@ -852,7 +852,7 @@ fn the_problem_says_what_is_computed() {
                 for (weight_offset, has_weight_offset) in [(0.0, false), (-0.0, false), (-0.5, true), (1e-30, true)] {
                     for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst] {
                         let mut call = Call::full(form);
-                        if norm == Norm::Rms {
+                        if norm != Norm::Layer {
                             call = call.without("mean").without("next_mean");
                         }
                         call.spec = NormSpec { norm, weight_offset, cast_order, ..call.spec };
@@ -1329,13 +1329,13 @@ fn statistics_are_asked_for_and_refused_by_norm_and_direction() {
                 let what = format!("{form:?} {norm:?}, mean: {has_mean}, rstd: {has_rstd}: {result:?}");
                 let is_backward = form.direction() == Direction::Backward;
                 match (norm, is_backward) {
-                    (Norm::Rms, _) if has_mean => {
+                    (Norm::Rms | Norm::L2 | Norm::L2Clamped, _) if has_mean => {
                         assert!(matches!(result, Err(Error::Unexpected { arg: "mean", .. })), "{what}");
                     }
                     (Norm::Layer, true) if !has_mean => {
                         assert!(matches!(result, Err(Error::Missing { arg: "mean", .. })), "{what}");
                     }
-                    (Norm::Rms | Norm::Layer, _) => assert!(result.is_ok(), "{what}"),
+                    (Norm::Rms | Norm::Layer | Norm::L2 | Norm::L2Clamped, _) => assert!(result.is_ok(), "{what}"),
                 }
             }
         }

@@ -40,7 +40,7 @@ fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<u32> {
     match problem.norm {
         _ if is_wide(problem) => wide,
         _ if problem.quant.is_some() => &tuning.to_codes,
-        Norm::Rms => rms,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => rms,
         Norm::Layer if problem.tensors.adds_residual() => layer_add,
         Norm::Layer => layer,
     }
@@ -99,7 +99,7 @@ pub(super) fn visits_once(problem: &Problem, caps: &Caps) -> bool {
 pub(super) fn streaming_tile(problem: &Problem, access: Access, caps: &Caps) -> Tile {
     // For the longest rows fewer rows at a time, so that the L2 cache still has them for the second
     // pass, as far as arithmetic can hide the latency.
-    let threads = if problem.norm == Norm::Rms && pairs(problem) > 8192 { 1024 } else { 512 };
+    let threads = if problem.norm != Norm::Layer && pairs(problem) > 8192 { 1024 } else { 512 };
     let threads_per_row = caps.threads_with(threads, THREAD_BYTES);
     let packs = access.most_packs().min(STREAMING_PACKS);
     Tile::new(threads_per_row, 1, packs, reduction(threads_per_row, 1, caps))

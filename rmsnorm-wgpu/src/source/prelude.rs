@@ -7,12 +7,12 @@
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{Activation, DType, Tensor};
+use rmsnorm_spec::{Activation, DType, Norm, Tensor};
 
 use super::substitute::substitute;
 use super::{
-    dtypes, gradients, holds_gate, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms, of_h, segment,
-    set_lanes, shuffled_lanes,
+    dtypes, gradients, holds_gate, is_clamped, is_folded, is_layer, is_shuffled_twice, is_split, magnitudes, norms,
+    of_h, segment, set_lanes, shuffled_lanes,
 };
 use crate::caps::F16;
 use crate::plan::{Access, KernelKey, MOST_PACKS, PAIR};
@@ -26,6 +26,9 @@ pub(super) fn prelude(key: &KernelKey, f16: F16) -> String {
     }
     if key.has_groups {
         text += COLUMN_GROUP;
+    }
+    if is_clamped(key) {
+        text += &format!("const CLAMPED_FROM = {:?};\n", Norm::CLAMPED_FROM);
     }
     if let Some(gate) = key.call.gate {
         text += &declared(&[("IS_SILU", gate.activation == Activation::Silu)], &[]);
@@ -46,6 +49,7 @@ fn constants(key: &KernelKey, f16: F16) -> String {
     let (tile, tensors) = (&key.tile, key.call.tensors);
     let flags = [
         ("IS_LAYER", is_layer(key)),
+        ("IS_CLAMPED", is_clamped(key)),
         ("IS_SPLIT", is_split(key)),
         ("IS_ALIGNED", key.access == Access::Aligned),
         ("IS_WHOLE", key.is_whole),

@@ -141,7 +141,7 @@ impl DrawKeys for Draw {
         let uses_stream = is_backward || tensors.adds_residual();
         let dtypes = activation.widened(uses_weight && self.yes(), uses_stream && self.yes());
         let has_norm = program.is_forward() || is_backward;
-        let norm = if has_norm { self.of(Norm::ALL) } else { Norm::Rms };
+        let norm = if has_norm { self.of([Norm::Rms, Norm::Layer, Norm::L2Clamped]) } else { Norm::Rms };
         // Backward has a mean exactly if the norm has one.
         let tensors = if is_backward { tensors.set(Tensor::Mean, norm == Norm::Layer) } else { tensors };
         let access = self.of([Access::Aligned, Access::Words, Access::Parts]);

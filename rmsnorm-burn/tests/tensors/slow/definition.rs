@@ -86,6 +86,7 @@ fn f64_with_a_residual_is_the_definition_with_its_gradients() {
             let ((x_in, r_in, w_in), bias) = (leaves(), has_bias.then(|| b.clone()));
             let (y, sum) = match norm {
                 Norm::Rms => add_rms_norm(x_in, r_in, w_in, EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
                 Norm::Layer => add_layer_norm(x_in, r_in, w_in, bias, EPS),
             };
             let grads = (loss(y.clone(), dy) + loss(sum.clone(), dsum)).backward();
@@ -116,6 +117,7 @@ fn f64_with_a_residual_is_the_definition_with_its_gradients() {
             let sum = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add(x_in, r_in, w_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add(x_in, r_in, w_in, EPS),
+                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
                 (Norm::Layer, _) => layer_norm_add(x_in, r_in, w_in, bias, EPS),
             };
             let grads = loss(sum.clone(), dsum).backward();

@@ -83,11 +83,7 @@ fn cases(args: &BenchArgs) -> Result<Vec<RanksCase>, Failure> {
     } else {
         backends::choose("--op", &args.op, &RanksOp::ALL, RanksOp::name)?
     };
-    let norms = if args.norm.is_empty() {
-        vec![Norm::Rms]
-    } else {
-        backends::choose("--norm", &args.norm, &Norm::ALL, Norm::name)?
-    };
+    let norms = if args.norm.is_empty() { vec![Norm::Rms] } else { backends::norms(&args.norm)? };
     let dtypes = if args.dtype.is_empty() {
         vec![DType::Bf16]
     } else {

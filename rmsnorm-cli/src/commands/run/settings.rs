@@ -69,7 +69,7 @@ fn missing(key: &str, example: &str) -> String {
 }
 
 fn parse_norm(name: &str) -> Result<Norm, &'static str> {
-    Norm::from_name(name).ok_or("the op rms_norm or layer_norm")
+    Norm::from_name(name).ok_or("the op rms_norm, layer_norm, l2_norm or l2_norm_clamped")
 }
 
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {

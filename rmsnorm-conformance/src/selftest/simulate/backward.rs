@@ -1,13 +1,14 @@
 //! The backward pass of one row, in f32: math.md, equations (7) to (10), and its terms of (11) and
 //! (12).
 
-use rmsnorm_spec::{DType, Norm, Slot, Tensor};
+use rmsnorm_spec::{DType, Norm, NormSpec, Slot, Tensor};
 
 use super::call::Call;
 use super::gradients::Gradients;
 use super::rows::BackwardRow;
 use super::tensors::Tensors;
 use crate::case::groups::GroupBug;
+use crate::case::l2::L2Bug;
 use crate::pieces;
 use crate::pieces::gate::GateBug;
 use crate::pieces::weight_first::{dweight_terms, weight_of_norm};
@@ -92,7 +93,7 @@ impl<'c> BackwardKernel<'c> {
         let weight = |col: usize| self.weight[self.call.affine_col(first_col + col)];
         let wdy: Vec<f32> = of_dx.iter().enumerate().map(|(col, dy)| dy * weight(col)).collect();
         let mean_wdy = match self.call.spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => self.average(&wdy, DType::F32),
         };
         let mut row = Row { index, first_col, given, dy, x, centred, x_hat, rstd, wdy, mean_wdy, mean_wdy_xhat: 0.0 };
@@ -113,8 +114,22 @@ impl<'c> BackwardKernel<'c> {
 
     fn average(&self, terms: &[f32], accumulator: DType) -> f32 {
         let cols = if self.call.has(GroupBug::DividedByCols) { self.call.spec.cols } else { self.call.width() };
-        let divisor = if self.call.has(NormBug::BwdNPadded8) { cols.next_multiple_of(8) } else { cols };
+        let divisor = match self.call.bug() {
+            Some(NormBug::BwdNPadded8) => cols.next_multiple_of(8),
+            Some(_) | None if self.call.has(L2Bug::BackwardAverages) => cols,
+            Some(_) | None => self.call.spec.norm.divisor(cols),
+        };
         self.call.sum(terms, accumulator) * (1.0 / divisor as f64) as f32
+    }
+
+    /// Whether rstd is a constant, because the norm was clamped.
+    fn is_clamped(&self, rstd: f32) -> bool {
+        let NormSpec { norm, eps, .. } = self.call.spec;
+        match self.call.bug() {
+            Some(L2Bug::BackwardNotClamped) => false,
+            Some(L2Bug::BackwardClampedBeyond) => norm.is_clamped(2.0 * rstd, eps),
+            Some(_) | None => norm.is_clamped(rstd, eps),
+        }
     }
 
     fn mean_wdy_xhat(&self, row: &Row) -> f32 {
@@ -133,6 +148,9 @@ impl<'c> BackwardKernel<'c> {
         }
         if call.has(NormBug::CWarpLost) && row.index == 0 {
             products.truncate(products.len().saturating_sub(32));
+        }
+        if self.is_clamped(row.rstd) {
+            return 0.0;
         }
         if call.has(NormBug::CSumNotMean) {
             return call.sum(&products, DType::F32);

@@ -6,6 +6,7 @@ use super::call::Call;
 use super::tensors::Tensors;
 use crate::case::cast_orders::CastOrderBug;
 use crate::case::groups::GroupBug;
+use crate::case::l2::L2Bug;
 use crate::pieces::weight_first::weight_of_norm;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
@@ -117,7 +118,7 @@ impl<'c> NormKernel<'c> {
         let call = self.call;
         let counted = self.counted(h);
         let mut mean = match call.spec.norm {
-            Norm::Rms => 0.0,
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => 0.0,
             Norm::Layer => self.divide_by_cols(call.sum(&counted, call.accumulator(NormBug::MeanLowacc))),
         };
         let squares = self.squares(row, &counted, mean);
@@ -176,7 +177,8 @@ impl<'c> NormKernel<'c> {
             Some(NormBug::NMinusOne) => (cols - 1).max(1),
             Some(NormBug::NPadded8) => cols.next_multiple_of(8),
             Some(NormBug::NPow2) => cols.next_power_of_two(),
-            Some(_) | None => cols,
+            Some(_) | None if self.call.has(L2Bug::DividedByCols) => cols,
+            Some(_) | None => self.call.spec.norm.divisor(cols),
         };
         // A multiplication with the rounded reciprocal, as in most kernels.
         sum * (1.0 / divisor as f64) as f32
@@ -190,15 +192,27 @@ impl<'c> NormKernel<'c> {
             Some(_) | None => self.eps,
         };
         let inverse_root = |value: f32| 1.0 / value.sqrt();
+        // NaN stays.
+        let at_least = |least: f32| if var < least { least } else { var };
+        let inside = match (call.spec.norm, call.bug()) {
+            (Norm::Rms | Norm::Layer | Norm::L2, _) => var + eps,
+            (Norm::L2Clamped, Some(L2Bug::ClampIgnored)) => var,
+            (Norm::L2Clamped, Some(L2Bug::ClampAdds)) => var + eps * eps,
+            (Norm::L2Clamped, Some(L2Bug::ClampOfEps)) => at_least(eps),
+            (Norm::L2Clamped, Some(_) | None) => at_least(eps * eps),
+        };
+        if call.has(L2Bug::EpsOutside) {
+            return 1.0 / (var.sqrt() + eps);
+        }
         match call.bug() {
             Some(NormBug::EpsOutside) => 1.0 / (var.sqrt() + eps),
             Some(NormBug::EpsMissing) => inverse_root(var),
             Some(NormBug::EpsBeforeDiv) => inverse_root(self.divide_by_cols(sum + eps)),
             Some(NormBug::EpsAfter) => inverse_root(var) + eps,
             Some(NormBug::EpsMax) => inverse_root(var.max(eps)),
-            Some(NormBug::Rsqrt12) => f32::from_bits(inverse_root(var + eps).to_bits() & !0xfff),
-            Some(NormBug::RsqrtF16) => round(inverse_root(var + eps), DType::F16),
-            Some(_) | None => round(inverse_root(var + eps), call.accumulator(NormBug::RsqrtStore)),
+            Some(NormBug::Rsqrt12) => f32::from_bits(inverse_root(inside).to_bits() & !0xfff),
+            Some(NormBug::RsqrtF16) => round(inverse_root(inside), DType::F16),
+            Some(_) | None => round(inverse_root(inside), call.accumulator(NormBug::RsqrtStore)),
         }
     }
 

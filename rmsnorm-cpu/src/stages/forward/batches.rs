@@ -104,7 +104,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             values: PhantomData::<M::T>,
         };
         let (mut means, mut vars, mut sums) = ([0f32; MOST_ROWS], [0f32; MOST_ROWS], [[0f32; 2]; MOST_ROWS]);
-        let count = cols as f32;
+        let count = call.spec.norm.divisor(cols) as f32;
         let mut first = 0;
         while first < call.spec.rows {
             let rows = most.min(call.spec.rows - first);
@@ -119,7 +119,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             // Quotients and roots of all MOST_ROWS rows, so that they are computed in parallel.
             // Entries after the last row are never read.
             match call.spec.norm {
-                Norm::Rms => {
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => {
                     for i in 0..rows {
                         vars[i] = sum_of::<S, _>(&mut row!(i), cols, true);
                     }
@@ -152,7 +152,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             }
             let mut rstds = vars;
             for rstd in &mut rstds {
-                *rstd = rstd_of(*rstd, call.spec.eps);
+                *rstd = rstd_of(call.spec.norm, *rstd, call.spec.eps);
             }
             for i in 0..rows {
                 let (r, statistics) = (first + i, Statistics { mean: means[i], rstd: rstds[i] });

@@ -96,7 +96,7 @@ impl Statistic for Elsewhere {
 
 #[derive(Clone, Copy)]
 pub(crate) struct Statistics {
-    /// 0 for RMS norm: subtracting it costs less than a branch.
+    /// 0 for all but layer norm: subtracting it costs less than a branch.
     pub(crate) mean: f32,
     pub(crate) rstd: f32,
 }
@@ -128,25 +128,34 @@ impl Statistics {
     pub(super) fn of<S: Simd, H: Source>(row: &mut H, call: &Call) -> Self {
         let (norm, cols, eps) = (call.spec.norm, call.spec.cols, call.spec.eps);
         let sum = match (H::IS_LONG, norm) {
-            (true, _) => sum_of::<S, H>(row, cols, norm == Norm::Rms),
-            (false, Norm::Rms) => sum_of::<S, H>(row, cols, true),
+            (true, _) => sum_of::<S, H>(row, cols, norm != Norm::Layer),
+            (false, Norm::Rms | Norm::L2 | Norm::L2Clamped) => sum_of::<S, H>(row, cols, true),
             (false, Norm::Layer) => sum_of::<S, H>(row, cols, false),
         };
         match norm {
-            Norm::Rms => Statistics { mean: 0.0, rstd: rstd_of(sum / cols as f32, eps) },
+            Norm::Rms | Norm::L2 | Norm::L2Clamped => {
+                Statistics { mean: 0.0, rstd: rstd_of(norm, sum / norm.divisor(cols) as f32, eps) }
+            }
             Norm::Layer => {
                 let Moments { mean, var, .. } = Moments::of::<S>(row, cols, sum);
-                Statistics { mean, rstd: rstd_of(var, eps) }
+                Statistics { mean, rstd: rstd_of(norm, var, eps) }
             }
         }
     }
 }
 
-/// Equation (4). The square root and the division are correctly rounded, so rstd is within 2 units
+/// Equations (4) and (23). The square root and the division are correctly rounded, so rstd is within 2 units
 /// of roundoff.
 #[inline(always)]
-pub(crate) fn rstd_of(var: f32, eps: f32) -> f32 {
-    1.0 / (var + eps).sqrt()
+pub(crate) fn rstd_of(norm: Norm, var: f32, eps: f32) -> f32 {
+    let inside = norm.inside_root(eps);
+    let inside = match norm {
+        Norm::Rms | Norm::Layer | Norm::L2 => var + inside,
+        // NaN stays.
+        Norm::L2Clamped if var < inside => inside,
+        Norm::L2Clamped => var,
+    };
+    1.0 / inside.sqrt()
 }
 
 /// The first visit of a row: the sum of its elements, or of their squares.

@@ -108,7 +108,7 @@ fn tuned() -> Vec<Job> {
     // bf16 stands for f16: they have the same tiles, and a conversion takes one instruction for
     // either.
     for dtype in [DType::Bf16, DType::F32] {
-        for norm in Norm::ALL {
+        for norm in Norm::USUAL {
             let is_layer = norm == Norm::Layer;
             let weight = TensorSet::of(&[Tensor::Weight]);
             let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
@@ -152,7 +152,7 @@ fn tuned_to_codes() -> Vec<Job> {
         ScaleKind::Mx { rounding: ScaleRounding::Up },
     ];
     let mut jobs = Vec::new();
-    for norm in Norm::ALL {
+    for norm in Norm::USUAL {
         let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, norm == Norm::Layer);
         let add = weight.with(Tensor::Residual).with(Tensor::ResidualOut);
         for (kind, cols) in kinds.into_iter().flat_map(|kind| COLS_TO_CODES.map(|cols| (kind, cols))) {
@@ -173,7 +173,7 @@ fn tuned_to_codes() -> Vec<Job> {
 fn of_parts() -> Vec<Job> {
     let bf16 = DTypes::uniform(DType::Bf16);
     let mut jobs = Vec::new();
-    for norm in Norm::ALL {
+    for norm in Norm::USUAL {
         let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, norm == Norm::Layer);
         let add = weight.with(Tensor::Residual).with(Tensor::ResidualOut);
         for dtypes in [bf16, bf16.widened(false, true), DTypes::uniform(DType::F32)] {
@@ -193,7 +193,7 @@ fn of_parts() -> Vec<Job> {
 /// Calls with a gate in either slot, as tuned.
 fn with_gates() -> Vec<Job> {
     let mut jobs = Vec::new();
-    for (norm, slot) in Norm::ALL.into_iter().flat_map(|norm| [(norm, Slot::Before), (norm, Slot::After)]) {
+    for (norm, slot) in Norm::USUAL.into_iter().flat_map(|norm| [(norm, Slot::Before), (norm, Slot::After)]) {
         let is_layer = norm == Norm::Layer;
         let weight = TensorSet::of(&[Tensor::Weight, Tensor::Gate]).set(Tensor::Bias, is_layer);
         let forward = weight.with(Tensor::Rstd).set(Tensor::Mean, is_layer);
@@ -556,7 +556,7 @@ fn programs_by_any_legal_table_compile() {
     let mut jobs = Vec::new();
     for caps in drawn_devices() {
         for (number, cols) in [24, 128, 1000, 3072, 8192, 30_000].into_iter().enumerate() {
-            let norm = Norm::ALL[number % 2];
+            let norm = Norm::USUAL[number % 2];
             let layer = |tensors: TensorSet| tensors.set(Tensor::Mean, norm == Norm::Layer);
             let backward = layer(tensors.with(Tensor::Dweight).with(Tensor::Dbias));
             let problem = match number % 3 {
@@ -580,7 +580,7 @@ const ODD_COLS_OF_A_RANK: [usize; 4] = [7, 129, 1001, 140_001];
 fn of_columns() -> Vec<Job> {
     let bf16 = DTypes::uniform(DType::Bf16);
     let mut jobs = Vec::new();
-    for norm in Norm::ALL {
+    for norm in Norm::USUAL {
         let is_layer = norm == Norm::Layer;
         let weight =
             TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
@@ -652,7 +652,7 @@ fn halves_of_a_wide_sample_compile() {
 #[cfg(feature = "peers")]
 fn tuned_of_ranks() -> Vec<Job> {
     let mut jobs = Vec::new();
-    for (norm, ranks) in Norm::ALL.into_iter().flat_map(|norm| [2, 4, 8].map(|ranks| (norm, ranks))) {
+    for (norm, ranks) in Norm::USUAL.into_iter().flat_map(|norm| [2, 4, 8].map(|ranks| (norm, ranks))) {
         let tensors = TensorSet::of(&[Tensor::Weight, Tensor::Residual, Tensor::ResidualOut, Tensor::Rstd]);
         let tensors = tensors.set(Tensor::Bias, norm == Norm::Layer).set(Tensor::Mean, norm == Norm::Layer);
         for (dtype, cols) in
@@ -691,7 +691,7 @@ fn wide_sample_of_ranks() -> Vec<Job> {
             }
         }
         // A row in shared memory.
-        let long = Problem::forward(draw.of(Norm::ALL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
+        let long = Problem::forward(draw.of(Norm::USUAL), ROWS, 12_001, DType::Bf16, &[Tensor::Residual]);
         jobs.extend(of_ranks(&long, 2, draw.of([2, 4, 8]), &caps));
         jobs.push(gather_of_ranks(draw.of([1, 2, 3, 4, 8]), &caps));
     }
@@ -743,6 +743,35 @@ fn tuned_programs_of_ranks_compile_and_spill_nothing() {
 fn programs_of_a_wide_sample_of_ranks_compile() {
     let Some(nvrtc) = nvrtc() else { return };
     report("wide sample of ranks", &compile_all(nvrtc, &wide_sample_of_ranks()));
+}
+
+/// The programs of the clamped L2 norm, for calls that RMS norm's are listed for: one in eight.
+fn clamped() -> Vec<Job> {
+    let lists = [tuned(), tuned_to_codes(), of_parts(), with_gates(), of_columns()].into_iter().flatten();
+    #[cfg(feature = "peers")]
+    let lists = lists.chain(tuned_of_ranks());
+    let has_norm = |job: &Job| job.key.call.norm == Norm::Rms && !job.key.program.info().is_reduction;
+    let jobs = lists.filter(has_norm).map(|mut job| {
+        job.key.call.norm = Norm::L2Clamped;
+        job
+    });
+    swept_by_program(unique(jobs.collect()))
+}
+
+/// One in eight jobs, and one of each program.
+fn swept_by_program(jobs: Vec<Job>) -> Vec<Job> {
+    let mut seen = HashSet::new();
+    let is_taken = |(index, job): &(usize, Job)| seen.insert(job.key.program) || index % 8 == 0;
+    jobs.into_iter().enumerate().filter(is_taken).map(|(_, job)| job).collect()
+}
+
+#[test]
+fn programs_of_the_clamped_norm_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let outcomes = compile_all(nvrtc, &clamped());
+    report("clamped L2 norm", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_TO_CODES).count();
+    assert_eq!(spilling, 0, "programs spill more than {MOST_SPILLED_TO_CODES} bytes; the table has them");
 }
 
 #[test]

@@ -53,7 +53,11 @@ fn a_group_of_columns_is_a_problem_of_its_own() {
         let (problem, one) = (call.problem(rows, GROUPS * cols), call.problem(rows, cols));
         let (planned, one) = (plan(&Problem { groups: GROUPS, ..problem }, 16, &caps), plan(&one, 16, &share));
         let text = || format!("{rows}x{cols} {call:?}: {planned:?}");
-        let keys = one.keys().map(|key| KernelKey { has_column_groups: key.program != Program::Clear, ..key });
+        let of_key = |key: &KernelKey| match key.program == Program::Clear {
+            true => ColumnGroups::None,
+            false => ColumnGroups::Blocks,
+        };
+        let keys = one.keys().map(|key| KernelKey { column_groups: of_key(&key), ..key });
         assert!(planned.keys().eq(keys), "{}", text());
         assert_eq!(
             (planned.groups, planned.chunks, planned.partial_rows),
@@ -73,6 +77,38 @@ fn a_group_of_columns_is_a_problem_of_its_own() {
                 assert!(first + bytes <= 4 * len, "{}", text());
             }
         }
+    }
+}
+
+/// In forward, groups of columns are rows wherever a block has whole rows. All rows of a thread have
+/// the weights of one group, and the threads of a row are those of a call whose rows they are.
+#[test]
+fn groups_of_columns_are_rows_of_forward() {
+    let caps = Caps::h200();
+    let problem = |rows, cols| Problem::forward(Norm::Rms, rows, cols, DType::Bf16, &[Tensor::Weight]);
+    for (rows, groups, cols) in [(4096, 8, 16), (4096, 3, 16), (4096, 16, 64), (300, 2, 1024), (1 << 20, 12, 8192)] {
+        let planned = plan(&Problem { groups, ..problem(rows, groups * cols) }, 16, &caps);
+        let of_rows = plan(&problem(rows * groups, cols), 16, &caps);
+        let ([Some(Step::Launch { key, grid, .. }), ..], [Some(Step::Launch { key: of_row, .. }), ..]) =
+            (planned.steps, of_rows.steps)
+        else {
+            panic!("{planned:?}")
+        };
+        assert_eq!((key.column_groups, planned.groups), (ColumnGroups::Rows, 1), "{planned:?}");
+        let (Tile { groups: at_once, unroll, .. }, threads) =
+            (key.tile, |tile: Tile| (tile.threads_per_row, tile.packs));
+        assert!(unroll == 1 || at_once.is_multiple_of(groups as u32), "{planned:?}");
+        assert!((grid * at_once * unroll) as usize >= rows * groups, "{planned:?}");
+        assert_eq!(threads(key.tile), threads(of_row.tile), "{planned:?}");
+    }
+    // Rows in groups, rows of several blocks, and more rows than 32 bits count.
+    let grouped = Problem { rows_per_group: Some(4), groups: 8, ..problem(4096, 1024) };
+    for problem in
+        [grouped, Problem { groups: 2, ..problem(64, 1 << 18) }, Problem { groups: 4, ..problem(1 << 30, 64) }]
+    {
+        let planned = plan(&problem, 16, &caps);
+        assert!(planned.keys().all(|key| key.column_groups == ColumnGroups::Blocks), "{planned:?}");
+        assert_eq!(planned.groups as usize, problem.groups, "{planned:?}");
     }
 }
 

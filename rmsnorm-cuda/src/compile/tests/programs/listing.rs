@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::{env, fs};
 
 use super::*;
+use crate::plan::ColumnGroups;
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/code.txt");
 
@@ -79,7 +80,7 @@ impl Job {
             program,
             call: CallKey { norm, dtypes, tensors, form, gate, has_parts, quant, .. },
             tile,
-            has_column_groups,
+            column_groups,
             ranks,
         } = self.key;
         let (stem, norm, parts) = (program.info().stem, norm.name(), if has_parts { " parts" } else { "" });
@@ -95,7 +96,11 @@ impl Job {
         let gate = gate.map_or(String::new(), |Gate { activation, slot }| {
             format!(" {}.{}", if slot == Slot::Before { "gate_before" } else { "gate_after" }, activation.name())
         });
-        let of_groups = if has_column_groups { " groups" } else { "" };
+        let of_groups = match column_groups {
+            ColumnGroups::None => "",
+            ColumnGroups::Blocks => " groups",
+            ColumnGroups::Rows => " groups_as_rows",
+        };
         let quant = quant.map_or(String::new(), |quant| {
             let QuantNumbers { scale, form, set, .. } = QuantNumbers::of(&quant);
             format!(" scale{scale}.{form}.{set}")
