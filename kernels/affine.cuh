@@ -19,7 +19,7 @@ __device__ inline void normalize(
     }
 }
 
-// A weight before the norm: replaces x with h, math.md, equation (22). The product does not
+// A weight before the norm: replaces x with h, math.md, equation (24). The product does not
 // contract with a sum or a difference, so that forward and backward have one h.
 __device__ inline void weigh(float (&values)[PACK], const float (&weight)[PACK]) {
     #pragma unroll

@@ -59,7 +59,7 @@ struct Gradients {
     }
 
     // A weight before the norm: adds to dweight, and replaces the gradient of h with that of x. See
-    // math.md, equation (23).
+    // math.md, equation (25).
     __device__ void pull_weight(int k, const float (&x)[PACK], const float (&weight)[PACK], float (&dx)[PACK]) {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {

@@ -1,4 +1,4 @@
-// Before the statistics: h = x * weight', rounded to the dtype of x: math.md, equation (22).
+// Before the statistics: h = x * weight', rounded to the dtype of x: math.md, equation (24).
 struct WeightFirst {
     using Value = T;
     using First = X;
@@ -17,7 +17,7 @@ struct WeightFirst {
 
     template <Hint HINT>
     __device__ static Addend load_addend(const At& at, int k) {
-        return {load_parameter<true>(Norm::weight(at.p) + at.first, k, at.left), at.p.weight_offset};
+        return {load_parameter<true>(Norm::weight(at.p) + row_column(at.p, at.row) + at.first, k, at.left), at.p.weight_offset};
     }
 
     __device__ static Pack<T> add(const Pack<T>& x, const Addend& addend) {

@@ -185,7 +185,7 @@ pub fn gated_backward(activation: Activation, gradient: &[f64], values: &[f64], 
     (gated(activation, gradient, gate), gradient.iter().zip(values).zip(gate).map(of_gate).collect())
 }
 
-/// Equation (22): `x * weight'`, rounded to `dtype`, for a weight before the norm
+/// Equation (24): `x * weight'`, rounded to `dtype`, for a weight before the norm
 /// ([`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst)). `x` and the result are (rows,
 /// cols), `weight` is (cols). The norm of the result has no weight.
 ///
@@ -209,7 +209,7 @@ pub fn weighted(spec: &NormSpec, x: &[f64], weight: &[f64], dtype: DType) -> Vec
     x.iter().enumerate().map(product).collect()
 }
 
-/// Equation (23): the gradients of `x` and of the weight of [`weighted`], from that of its result,
+/// Equation (25): the gradients of `x` and of the weight of [`weighted`], from that of its result,
 /// which is the `dx` of [`backward`] without a weight. `dh`, `x` and the first result are (rows,
 /// cols), `weight` and the second result are (cols).
 pub fn weighted_backward(spec: &NormSpec, dh: &[f64], x: &[f64], weight: &[f64]) -> (Vec<f64>, Vec<f64>) {

@@ -1,4 +1,4 @@
-// The weight before the norm: math.md, equations (22) and (23).
+// The weight before the norm: math.md, equations (24) and (25).
 
 // h, rounded to the dtype of x.
 fn weight_first_put(x: Pair, weight: Kept_W) -> Pair {

@@ -87,7 +87,7 @@ fn plain(kind: Kind, norm: Norm, cast_order: CastOrder, dtype: DType, (rows, col
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
     let (cast_order, kinds) = dice.pick(&ORDERS);
-    let (kind, norm) = (dice.pick(kinds), dice.pick(&Norm::ALL));
+    let (kind, norm) = (dice.pick(kinds), dice.pick(&Norm::USUAL));
     one(dice, turn, |case| Case { kind, norm, cast_order, ..case })
 }
 
@@ -117,7 +117,7 @@ fn smoke() -> Vec<Case> {
             cases.extend([Case { activation: Activation::ALL[i % 2], ..first }, groups]);
         }
         for (i, cols) in COLS.into_iter().chain([65_537]).enumerate() {
-            let norm = if cols < 8 { Norm::Rms } else { Norm::ALL[i % 2] };
+            let norm = if cols < 8 { Norm::Rms } else { Norm::USUAL[i % 2] };
             let case = plain(kinds[0], norm, cast_order, [DType::F16, DType::Bf16][i / 2 % 2], (3, cols));
             cases.push(Case { dtypes: case.dtypes.widened(i % 3 == 0, false), ..with_tensors(case, i) });
         }
@@ -151,7 +151,7 @@ fn core() -> Vec<Case> {
         }
         for (i, cols) in COLS.into_iter().chain([65_537, 262_147]).enumerate() {
             for (j, dtype) in [DType::F16, DType::Bf16].into_iter().enumerate() {
-                let case = plain(kinds[(i + j) % 4], Norm::ALL[(i / 2 + j) % 2], cast_order, dtype, (4, cols));
+                let case = plain(kinds[(i + j) % 4], Norm::USUAL[(i / 2 + j) % 2], cast_order, dtype, (4, cols));
                 cases.push(Case { layout: Layout::Mixed((i + j) as u32), ..with_tensors(case, i + j) });
             }
         }

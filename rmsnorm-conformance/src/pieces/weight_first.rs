@@ -1,4 +1,4 @@
-//! A weight before the norm: math.md, equations (22) and (23), and its bounds in section 5.7. It is
+//! A weight before the norm: math.md, equations (24) and (25), and its bounds in section 5.7. It is
 //! a cast order, and has no kinds of its own: [`cast_orders`](crate::case::cast_orders) has its cases.
 
 use rmsnorm_spec::Tensor;
