@@ -321,6 +321,7 @@ impl<T: Native, W: Native, R: Native> Check for Gates<T, W, R> {
             let norm = match spec.norm {
                 Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
                 Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
             };
             let (norm, x_in, z_in, w_in) =
                 (norm.groups(spec.groups).bias(bias.cloned()), of(base.clone()), of(gates.clone()), weight.clone());

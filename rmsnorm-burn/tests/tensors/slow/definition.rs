@@ -62,6 +62,7 @@ fn gates_and_groups_in_f64_are_the_definition_with_their_gradients() {
             let norm = match kind {
                 Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
                 Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
             };
             let norm = norm.bias(b.clone()).groups(groups);
             let norm = match is_before {
