@@ -35,28 +35,12 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let mut args = call.into_args();
     let (gate, spec) = (gate::<B>(args.gate.take(), &this.spec)?, this.spec);
     let weight = args.weight.take_if(|_| spec.cast_order.is_weight_first()).map(numbers::<B>).transpose()?;
-    if spec.groups == 1 {
-        return match (gate, weight) {
-            (None, None) => {
+    if spec.groups == 1 && weight.is_none() {
+        return match gate {
+            None => {
                 quantized(backend, (this, plan), args, OfRow, |x, _| (x, (), None), |isa, work| kernel::mix(isa, work))
             }
-            (None, Some(weight)) => quantized(
-                backend,
-                (this, plan),
-                args,
-                OfRow,
-                |of, _| (Weighted { of, weight }, (), None),
-                |isa, work| kernel::any(isa, work),
-            ),
-            (Some((Slot::After, gate)), Some(weight)) => quantized(
-                backend,
-                (this, plan),
-                args,
-                OfRow,
-                |of, _| (Weighted { of, weight }, gate, None),
-                |isa, work| kernel::any(isa, work),
-            ),
-            (Some((Slot::Before, gate)), _) => quantized(
+            Some((Slot::Before, gate)) => quantized(
                 backend,
                 (this, plan),
                 args,
@@ -64,7 +48,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
                 |of, _| (Gated { of, gate }, (), None),
                 |isa, work| kernel::any(isa, work),
             ),
-            (Some((Slot::After, gate)), None) => quantized(
+            Some((Slot::After, gate)) => quantized(
                 backend,
                 (this, plan),
                 args,
@@ -74,7 +58,8 @@ pub(super) fn quantized_forward<B: SliceBackend>(
             ),
         };
     }
-    // All statistics come before the first code, because sets that share a scale may lie in several groups.
+    // All statistics come before the first code, because sets that share a scale may lie in several groups. A weight before
+    // the norm, which few models have, goes the same way, with one group.
     let len = |wanted: bool| if wanted { spec.rows * spec.groups } else { 0 };
     let (mut mean, mut rstd) =
         (memory::zeros("mean", len(spec.norm == Norm::Layer))?, memory::zeros("rstd", len(true))?);
