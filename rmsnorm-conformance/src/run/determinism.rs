@@ -292,10 +292,16 @@ mod tests {
     /// A group of columns with different bits where it is alone, or where it is one of two.
     #[test]
     fn any_share_of_the_groups_must_have_their_bits() {
-        let mut case = Case { groups: 3, ..case(Kind::END_TO_END) };
-        case.present = case.present.with(Tensor::Rstd);
-        assert_eq!(run(Faulty::correct().context(), &case, 1), Status::Pass);
-        for tensor in [Tensor::Y, Tensor::Rstd, Tensor::Dx] {
+        let grouped = |kind| {
+            let mut case = Case { groups: 3, ..case(kind) };
+            case.present = case.present.with(Tensor::Rstd);
+            case.normalized()
+        };
+        for (tensor, kind) in
+            [(Tensor::Y, Kind::FORWARD), (Tensor::Rstd, Kind::FORWARD), (Tensor::Dx, Kind::END_TO_END)]
+        {
+            let case = grouped(kind);
+            assert_eq!(run(Faulty::correct().context(), &case, 1), Status::Pass);
             for groups in [1, 2] {
                 let fault = move |_, spec: &NormSpec, call: &mut Call| {
                     if spec.groups == groups {
