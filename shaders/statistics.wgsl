@@ -6,7 +6,6 @@ fn sum_of(h: Pair) -> f32 { return total(h.lo + h.hi); }
 // The thread's part of sum((h - mean)^2) and, for layer norm, of sum(h - mean), which corrects the
 // mean.
 fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
-    if (IS_CLAMPED) { return RowStatistics(0.0, inverseSqrt(max(sums.x, params.eps))); }
     if (!IS_LAYER) { return sum_from(total(h.lo * h.lo + h.hi * h.hi), 0.0); }
     // Past the end h is 0, but h - mean is not.
     let lo = within(column(thread, k, 0u), h.lo - mean);
