@@ -72,9 +72,8 @@ impl Span {
 /// - `gate`, the tensor, is there exactly with `gate`, the field; then there is one part of `x`, and
 ///   no residual after the norm; with a gate before the norm there is no residual, and the residual
 ///   dtype is the activations';
-/// - with a weight before the norm ([`CastOrder::WeightFirst`]) there are a weight, one part of
-/// `x`,
-///   no residual and no gate before the norm, and the residual dtype is the activations';
+/// - with a weight before the norm ([`CastOrder::WeightFirst`]) there are a weight and one part of
+///   `x`, no residual and no gate before the norm, and the residual dtype is the activations';
 /// - backward has `bias` only with a gate after the norm, and `dgate` only with a gate;
 /// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
 ///   reaches to the end of the last part;
