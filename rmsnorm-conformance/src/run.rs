@@ -316,14 +316,14 @@ mod tests {
         assert_eq!(hash(&ids), "c032c6841b03be46b15c651774747a56a106eff542b8ae687781cfca11a95ad9");
         // Cases with gates or groups of columns follow those that were there before, and L2 norms, later
         // cast orders and casts follow these.
-        let is_newest = |case: &Case| {
+        fn is_newest(case: &Case) -> bool {
             let is_usual = matches!(case.cast_order, CastOrder::AtStore | CastOrder::BeforeWeight);
             case.casts || !is_usual || !Norm::USUAL.contains(&case.norm)
-        };
+        }
         let is_new = |case: &Case| is_newest(case) || case.kind.gate().is_some() || case.groups > 1;
-        let lists: [(&dyn Fn(&Case) -> bool, _); 2] = [
-            (&is_new, "34d9bdc6f828612abec9494bba7b8e55ea3253555a6957b1f53c18505b21759b"),
-            (&is_newest, "782b9a6c2eb79aa06b26ac9fa5f140ec374811af160d401d81a88e336af2fd31"),
+        let lists: [(fn(&Case) -> bool, _); 2] = [
+            (is_new, "34d9bdc6f828612abec9494bba7b8e55ea3253555a6957b1f53c18505b21759b"),
+            (is_newest, "782b9a6c2eb79aa06b26ac9fa5f140ec374811af160d401d81a88e336af2fd31"),
         ];
         for (is_later, digest) in lists {
             let before = cases.iter().take_while(|case| !is_later(case)).count();

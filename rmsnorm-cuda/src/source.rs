@@ -472,8 +472,11 @@ mod tests {
     fn every_file_is_part_of_a_program() {
         let there: BTreeSet<&str> = kernels::ALL.iter().map(|source| source.path).collect();
         let of_programs = Program::ALL.into_iter().flat_map(files).copied();
+        let tensors = TensorSet::of(&[Tensor::Weight]);
+        let weighed = CallKey { cast_order: CastOrder::WeightFirst, tensors, ..CALL };
         let of_calls = [Program::Forward, Program::Backward].into_iter().flat_map(|program| {
-            calls().into_iter().flat_map(move |call| pieces(&KernelKey { program, call, ..KEY }).0)
+            let calls = calls().into_iter().chain([weighed]);
+            calls.flat_map(move |call| pieces(&KernelKey { program, call, ..KEY }).0)
         });
         let used = HEADERS.into_iter().chain(of_programs).chain(of_calls).map(|source| source.path).collect();
         assert_eq!(there, used);
