@@ -11,6 +11,8 @@ class Form(NamedTuple):
     residual_after: the norm is added to the residual. has_next: and the sum is normalized as well.
     activation: of the gate, None without one. gate_before: the gate multiplies x, not the result.
     groups: the number of groups of columns, each with its own statistics.
+    l2: "l2_norm" or "l2_norm_clamped", in place of an RMS norm. cast_order: "rstd_first" or "weight_first", which `cast_before_weight`
+    does not tell. out_dtype: of y, None for that of x.
     """
 
     is_layer: bool
@@ -22,21 +24,39 @@ class Form(NamedTuple):
     activation: str | None = None
     gate_before: bool = False
     groups: int = 1
+    l2: str | None = None
+    cast_order: str | None = None
+    out_dtype: Any = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither a gate nor groups."""
-        return self.activation is None and self.groups == 1
+        """Whether it is an RMS or layer norm with none of the last six, and a layer norm that rounds once."""
+        return self[6:] == _PLAIN and not (self.is_layer and self.cast_before_weight)
 
     @property
     def name(self) -> str:
         """The native library's name of the norm."""
-        return "layer_norm" if self.is_layer else "rms_norm"
+        return self.l2 or ("layer_norm" if self.is_layer else "rms_norm")
 
     @property
     def has_y(self) -> bool:
         """Whether the call has a y: only a sum after the norm has none."""
         return self.has_next or not self.residual_after
+
+
+_PLAIN = Form(False, 0.0)[6:]
+#: The kinds of norms and the cast orders, by their numbers in the native library.
+NORMS = "rms_norm", "layer_norm", "l2_norm", "l2_norm_clamped"
+CAST_ORDERS = "at_store", "before_weight", "rstd_first", "weight_first"
+
+
+def order_of(cast_before_weight: bool, cast_order: str | None) -> tuple[bool, str | None]:
+    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
+    if cast_order is None or cast_order in CAST_ORDERS[2:]:
+        return cast_before_weight, cast_order
+    if cast_order not in CAST_ORDERS:
+        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
+    return cast_order == "before_weight", None
 
 
 class Value:
@@ -48,14 +68,23 @@ class Value:
         self._options = options
 
     @classmethod
-    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> _V:
+    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False,
+            cast_order: str | None = None, out_dtype: Any = None) -> _V:
         """An RMS norm, with the options of `rms_norm`."""
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+        more = _given(cast_order=cast_order, out_dtype=out_dtype)
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight, **more)
 
     @classmethod
-    def layer(cls: type[_V], eps: float | None = None) -> _V:
-        """A layer norm, with the option of `layer_norm`."""
-        return cls(is_layer=True, eps=eps)
+    def layer(cls: type[_V], eps: float | None = None, *, cast_order: str | None = None, out_dtype: Any = None) -> _V:
+        """A layer norm, with the options of `layer_norm`, and a cast order."""
+        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
+
+    @classmethod
+    def l2(cls: type[_V], eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
+           out_dtype: Any = None) -> _V:
+        """An L2 norm, with the options of `l2_norm`."""
+        more = _given(cast_order=cast_order, out_dtype=out_dtype)
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=l2_name(clamped), **more)
 
     def residual(self: _V, residual: Any) -> _V:
         """Normalizes `h = x + residual`. `apply` returns (y, h)."""
@@ -84,6 +113,18 @@ class Value:
         given = ", ".join(f"{name}={value if isinstance(value, (bool, float, int)) else '..'}"
                           for name, value in self._options.items() if value is not None)
         return f"{type(self).__name__}({given})"
+
+
+def l2_name(clamped: bool) -> str:
+    """The kind of an L2 norm."""
+    if not isinstance(clamped, bool):
+        raise TypeError(f"clamped: expected a bool, got {type(clamped).__name__}; pass True or False")
+    return NORMS[2 + clamped]
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _there(residual: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._norm import Form
+from .._norm import NORMS, Form
 
 #: The activations of gates.
 ACTIVATIONS = "silu", "sigmoid"
@@ -54,9 +54,13 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
     flag("cast_before_weight", cast_before_weight)
-    _values(eps, weight_offset)
-    if gate is not None and gate.dtype != x.dtype:
-        raise TypeError(f"gate: expected the dtype of x, {x.dtype}, got {gate.dtype}; call gate.to(x.dtype)")
+    _values(eps, weight_offset, form.l2 == NORMS[3])
+    y_dtype, of = (x.dtype, "x") if form.out_dtype is None else (form.out_dtype, "y")
+    if gate is not None and gate.dtype != y_dtype:
+        raise TypeError(f"gate: expected the dtype of {of}, {y_dtype}, got {gate.dtype}; call gate.to({of}.dtype)")
+    if form.cast_order == "weight_first" and weight is None:
+        raise ValueError("weight: expected a tensor with cast_order=\"weight_first\", which normalizes x * weight, got None; pass a weight, "
+                         "or leave cast_order out")
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
@@ -71,7 +75,7 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
 
 
 def pieces(form, residual, gate):
-    """Raises if the gate or the groups are wrong in themselves or beside the residual."""
+    """Raises if the options of a norm that is not plain are wrong in themselves or beside the residual and the gate."""
     if form.activation not in ACTIVATIONS and gate is not None:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
     flag("gate_before", form.gate_before)
@@ -79,11 +83,22 @@ def pieces(form, residual, gate):
         raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
     if form.groups < 1:
         raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
+    if form.out_dtype is not None and not (isinstance(form.out_dtype, torch.dtype) and form.out_dtype.is_floating_point
+                                           and form.out_dtype.itemsize > 1):
+        raise TypeError(f"out_dtype: expected a floating-point dtype of at least 16 bits, got {form.out_dtype!r}; None is the dtype of x")
+    name = ("gate" if gate is not None else "groups" if form.groups != 1 else "cast_order" if form.cast_order is not None
+            else "out_dtype" if form.out_dtype is not None else "l2_norm")
     if residual is not None and form.residual_after:
-        name = "groups" if gate is None else "gate"
         raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
-    if residual is not None and gate is not None and form.gate_before:
+    is_before = gate is not None and form.gate_before
+    if residual is not None and is_before:
         raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
+    if form.out_dtype is not None and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"out_dtype: expected no {what}, got one; leave out_dtype out and call y.to(out_dtype)")
+    if form.cast_order == "weight_first" and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"cast_order: expected no {what} with weight_first, got one; apply it to x before the call")
 
 
 def group_width(dims: list[int], groups: int) -> int:
@@ -119,8 +134,11 @@ def flag(name, value):
         raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
 
 
-def _values(eps, weight_offset):
-    """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32."""
+def _values(eps, weight_offset, is_clamped=False):
+    """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32, or float32 cannot hold the square of a
+    clamped L2 norm's eps."""
+    if is_clamped and not (eps == 0 or 2.0**-63 <= eps <= 2.0**63):
+        raise ValueError(f"eps: expected 0 or a number from 2**-63 to 2**63 of a clamped L2 norm, got {eps}; float32 holds its square")
     if not 0 <= eps <= LARGEST:
         raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; a negative eps makes small rows NaN in "
                          "torch.nn.functional")
@@ -185,7 +203,7 @@ def operands(given):
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     name, main = next(iter(tensors.items()))
     devices(tensors, main)
-    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0))
+    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0), given.get("kind") == 3)
     if main.ndim == 0:
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):
