@@ -104,6 +104,7 @@ struct Worker {
             BeforePull::unpack_h(slot.x[k][threadIdx.x], BeforePull::values(slot, k), x);
             unpack(slot.dy[k][threadIdx.x], dy);
             unpack_weight(weights[k], p.weight_offset, weight);
+            if constexpr (IS_WEIGHT_FIRST) weigh(x, weight);
             const AfterPull::Values values = AfterPull::values<false>(slot, at, k);
             // Each pack has separate sums: in short rows, one sum over all packs would be a longer
             // chain than math.md allows.
@@ -132,23 +133,29 @@ struct Worker {
             if (exists(step, u)) first_pass(ring[slot][u], at(step, u), statistics[u], totals + u * SUMS);
     }
 
-    // dx of one pack before rounding. Stores the gradients of what follows the norm.
+    // dx of one pack before rounding. Stores the gradients of what follows the norm, and adds to
+    // dweight if the weight comes before it.
     __device__ void gradient(
         const Slot& slot, const At& at, int k, Statistics row, float mean_wdy, float mean_wdy_xhat, float (&dx)[PACK]
-    ) const {
+    ) {
         float x[PACK], weight[PACK];
         BeforePull::unpack_h(slot.x[k][threadIdx.x], BeforePull::values(slot, k), x);
         unpack(slot.dy[k][threadIdx.x], dx);
         unpack_weight(weights[k], p.weight_offset, weight);
+        if constexpr (IS_WEIGHT_FIRST) weigh(x, weight);
         AfterPull::Values values = AfterPull::values<true>(slot, at, k);
         #pragma unroll
         for (int i = 0; i < PACK; ++i) {
             const float x_hat = (x[i] - row.mean) * row.rstd;
-            AfterPull::find(values, i, x_hat * weight[i], dx[i]);
+            AfterPull::find(values, i, weighted(x_hat, weight[i]), dx[i]);
             dx[i] = AfterPull::pull(values, i, dx[i]);
             dx[i] = row.rstd * ((weighted_gradient(dx[i], weight[i]) - mean_wdy) - x_hat * mean_wdy_xhat);
         }
         AfterPull::store(at, k, values);
+        if constexpr (IS_WEIGHT_FIRST) {
+            unpack(slot.x[k][threadIdx.x], x);
+            gradients.pull_weight(k, x, weight, dx);
+        }
         BeforePull::pull(slot, at, k, slot.x[k][threadIdx.x], dx);
     }
 

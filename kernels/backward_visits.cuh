@@ -23,12 +23,13 @@ __device__ inline void load_terms(
     const auto load = [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); };
     BeforePull::unpack_h(load(ROW(x, row) + col), BeforePull::values(at(), load), x_hat);
     unpack(load(ROW(dy, row) + col), dy);
+    if constexpr (IS_WEIGHT_FIRST) weigh(x_hat, weight);
     AfterPull::Values values = AfterPull::values<STORES>(at(), load);
     #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         // Past the end x and dy are zero, but an infinite x_hat would make the product NaN.
         x_hat[i] = IS_LAYER && i >= left ? 0.0f : (x_hat[i] - statistics.mean) * statistics.rstd;
-        if constexpr (STORES) AfterPull::find(values, i, x_hat[i] * weight[i], dy[i]);
+        if constexpr (STORES) AfterPull::find(values, i, weighted(x_hat[i], weight[i]), dy[i]);
         dy[i] = AfterPull::pull(values, i, dy[i]);
         wdy[i] = weighted_gradient(dy[i], weight[i]);
     }
@@ -71,6 +72,11 @@ __device__ inline void write_columns(const Params& p, const AveragesOf& averages
                     if (i < left) gradients.add(0, i, dy[i], x_hat[i]);
                 }
                 const auto at = [&] { return At{p, row, col, left}; };
+                if constexpr (IS_WEIGHT_FIRST) {
+                    float x[PACK];
+                    unpack(load_pack<Hint::EvictFirst>(ROW(x, row) + col, 0, left), x);
+                    gradients.pull_weight(0, x, weight, dx);
+                }
                 BeforePull::pull(at(), [&](const auto* from) { return load_pack<Hint::EvictFirst>(from, 0, left); }, dx);
                 BeforePull::store(at(), 0, dx);
             }

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             rstds[r] = p.rstd[at(r).row];
         }
         float weight[PACK], bias[PACK], values[ROWS_OF_THREAD][PACK];
-        unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
+        unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
         unpack(load_parameter<HAS_BIAS>(p.bias + col0 + pack, 0, left), bias);
         float largest[PACK] = {};
         #pragma unroll

@@ -9,9 +9,18 @@ constexpr int KEPT = IS_SPLIT ? 0 : GRADIENTS;
 // and a pack is two vectors of four.
 constexpr bool CAN_TRADE = PACK == 8 && THREADS_PER_ROW % 2 == 0;
 
-// wdy of equation (7). In layer norm it must not contract with the subtraction of its mean: in a
-// row of one column the two are equal.
-__device__ inline float weighted_gradient(float dy, float weight) { return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight; }
+// wdy of equation (7); dy if the weight comes before the norm. In layer norm it must not contract
+// with the subtraction of its mean: in a row of one column the two are equal.
+__device__ inline float weighted_gradient(float dy, float weight) {
+    if constexpr (IS_WEIGHT_FIRST) return dy;
+    return IS_LAYER ? __fmul_rn(dy, weight) : dy * weight;
+}
+
+// The normalized value times the weight, if that does not come before the norm.
+__device__ inline float weighted(float x_hat, float weight) {
+    if constexpr (IS_WEIGHT_FIRST) return x_hat;
+    return x_hat * weight;
+}
 
 // mean_wdy_xhat of a row, equation (9), which is 0 where the clamped L2 norm was clamped: (23).
 __device__ inline float unless_clamped(const Params& p, float rstd, float mean_wdy_xhat) {
@@ -45,8 +54,18 @@ struct Gradients {
     }
 
     __device__ void add(int k, int i, float dy, float x_hat) {
-        if constexpr (KEPT > 0 && HAS_DWEIGHT) sums[0][k][i] += dy * x_hat;
+        if constexpr (KEPT > 0 && HAS_DWEIGHT && !IS_WEIGHT_FIRST) sums[0][k][i] += dy * x_hat;
         if constexpr (KEPT > 0 && HAS_DBIAS) sums[HAS_DWEIGHT][k][i] += dy;
+    }
+
+    // A weight before the norm: adds to dweight, and replaces the gradient of h with that of x. See
+    // math.md, equation (25).
+    __device__ void pull_weight(int k, const float (&x)[PACK], const float (&weight)[PACK], float (&dx)[PACK]) {
+        #pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            if constexpr (KEPT > 0 && HAS_DWEIGHT) sums[0][k][i] += dx[i] * x[i];
+            dx[i] *= weight[i];
+        }
     }
 
     // For packs of eight. Two lanes trade halves, so that each access to a partial row fills whole

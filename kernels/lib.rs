@@ -51,5 +51,6 @@ rmsnorm_gpu::sources! {
     STORE = "pieces/store.cuh",
     SUM_OVER_RANKS = "sum_over_ranks.cuh",
     TRANSPOSE_CODES = "transpose_codes.cu",
+    WEIGHT_FIRST = "pieces/weight_first.cuh",
     X = "pieces/x.cuh",
 }

@@ -32,7 +32,7 @@ __device__ inline Pack<H> load_last(const Params& p, const Part& part, int k) {
 template <bool IS_PRODUCT, bool KEEPS_Y>
 __device__ inline void values_of(const Params& p, const Part& at, int k, const Pack<H>& h, float (&values)[PACK]) {
     float weight[PACK];
-    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.first, k, at.left), p.weight_offset, weight);
+    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + at.first, k, at.left), p.weight_offset, weight);
     unpack(h, values);
     if constexpr (IS_PRODUCT) {
         #pragma unroll

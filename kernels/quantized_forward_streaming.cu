@@ -3,7 +3,7 @@
 // magnitude if the scale needs it first, and once more for the codes.
 
 __device__ inline void load_parameters(const Params& p, const Visit& at, float (&weight)[PACK], float (&bias)[PACK]) {
-    unpack_weight(load_parameter<HAS_WEIGHT>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
+    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
     unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
 }
 

@@ -8,7 +8,7 @@ struct RowStatistics {
 fn x_hat_of(h: vec4<f32>, statistics: RowStatistics) -> vec4<f32> {
     var x_hat = h;
     if (IS_LAYER) { x_hat -= statistics.mean; }
-    x_hat *= statistics.rstd;
+    if (IS_RSTD_CAST) { x_hat *= rounded_T(vec4(statistics.rstd)); } else { x_hat *= statistics.rstd; }
     if (IS_CAST_BEFORE_WEIGHT) { return rounded_T(x_hat); }
     return x_hat;
 }

@@ -52,7 +52,9 @@ fn main(me: Me) {
             @unroll(K) {
                 let terms_J_K = terms_of(thread, K, held_J_K, weight_K, statistics_J);
                 sums_J += sums_of(terms_J_K);
-                if (!IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat)); }
+                if (!IS_READ_AGAIN && HAS_DWEIGHT && !IS_WEIGHT_FIRST) {
+                    dweight_K = plus(dweight_K, times(terms_J_K.dy, terms_J_K.x_hat));
+                }
                 if (!IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, terms_J_K.dy); }
             }
         }
@@ -69,12 +71,18 @@ fn main(me: Me) {
                         held_J_K = load_late_0(held_J_K, row_J, thread, K);
                     }
                     let again_K = terms_of(thread, K, held_J_K, weight_K, statistics_J);
-                    if (IS_READ_AGAIN && HAS_DWEIGHT) { dweight_K = plus(dweight_K, times(again_K.dy, again_K.x_hat)); }
+                    if (IS_READ_AGAIN && HAS_DWEIGHT && !IS_WEIGHT_FIRST) {
+                        dweight_K = plus(dweight_K, times(again_K.dy, again_K.x_hat));
+                    }
                     if (IS_READ_AGAIN && HAS_DBIAS) { dbias_K = plus(dbias_K, again_K.dy); }
                     @unroll(AFTER) {
                         store_after(row_J, thread, K, held_J_K, again_K, weight_K);
                     }
-                    pull_before(row_J, thread, K, held_J_K, dx_pair_of(again_K, statistics_J.rstd, averages_J));
+                    let dh_K = dx_pair_of(again_K, statistics_J.rstd, averages_J);
+                    if (HAS_DWEIGHT && IS_WEIGHT_FIRST) {
+                        dweight_K = plus(dweight_K, terms_before(thread, K, held_J_K, dh_K));
+                    }
+                    pull_before(row_J, thread, K, held_J_K, weight_K, dh_K);
                 }
             }
         }

@@ -22,8 +22,9 @@ fn main(me: Me) {
         @unroll(AFTER) {
             store_after(row, thread, k, held, terms, weight);
         }
-        pull_before(row, thread, k, load_late_0(held, row, thread, k), dx);
-        if (HAS_DWEIGHT) { dweight = plus(dweight, times(terms.dy, terms.x_hat)); }
+        pull_before(row, thread, k, load_late_0(held, row, thread, k), weight, dx);
+        if (HAS_DWEIGHT && !IS_WEIGHT_FIRST) { dweight = plus(dweight, times(terms.dy, terms.x_hat)); }
+        if (HAS_DWEIGHT && IS_WEIGHT_FIRST) { dweight = plus(dweight, terms_before(thread, k, held, dx)); }
         if (HAS_DBIAS) { dbias = plus(dbias, terms.dy); }
     }
     if (HAS_DWEIGHT) { hand_on_pair(0u, chunk, k, dweight, lane); }

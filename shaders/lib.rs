@@ -42,4 +42,5 @@ rmsnorm_gpu::sources! {
     TENSOR_SCALE = "tensor_scale.wgsl",
     THREADS = "threads.wgsl",
     TRANSPOSE_CODES = "transpose_codes.wgsl",
+    WEIGHT_FIRST = "pieces/weight_first.wgsl",
 }

@@ -421,7 +421,8 @@ impl Judge<'_> {
         inputs: &BackwardInputs<'_>,
         gated: Option<(Gated<'_>, Option<&[f64]>)>,
     ) -> BackwardTruth {
-        BackwardTruth::gated(spec, inputs, gated, Statistics::Given, self.operation.reduction, self.model())
+        let reduction = self.operation.reduction;
+        BackwardTruth::gated(spec, inputs, gated, self.dtype, Statistics::Given, reduction, self.model())
     }
 
     /// Groups of columns.

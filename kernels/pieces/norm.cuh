@@ -1,6 +1,7 @@
-// The norm of a call: where its weight, bias and statistics are.
+// The norm of a call: where its weight, bias and statistics are. A weight before the norm scales x,
+// not the normalized row.
 struct Norm {
-    static constexpr bool IS_FIRST = true, SCALES = HAS_WEIGHT, SHIFTS = HAS_BIAS;
+    static constexpr bool IS_FIRST = true, SCALES = HAS_WEIGHT && !IS_WEIGHT_FIRST, SHIFTS = HAS_BIAS;
 
     __device__ static const W* weight(const Params& p) { return p.weight + group_column(p); }
     __device__ static const W* bias(const Params& p) { return p.bias + group_column(p); }

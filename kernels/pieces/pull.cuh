@@ -72,8 +72,14 @@ struct SumPull {
 #endif
     }
 
+    // dx is of T, in a cast of R.
+    template <class E>
+    __device__ static void store_dx(E* row, const At& at, int k, const float (&dx)[PACK]) {
+        store_pack(row, k, at.left, pack<E>(dx));
+    }
+
     __device__ static void store(const At& at, int k, const float (&dx)[PACK]) {
-        store_pack(AT(dx), k, at.left, pack<T>(dx));
+        store_dx(AT(dx), at, k, dx);
 #if HAS_DRESIDUAL
         store_pack(AT(dresidual), k, at.left, pack<R>(dx));
 #endif

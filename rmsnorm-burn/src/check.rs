@@ -4,12 +4,13 @@ use std::fmt::Display;
 
 use burn::tensor::Tensor;
 
-use rmsnorm_core::{Error, NormParams};
+use rmsnorm_core::{Error, NormParams, ResidualPlacement, Slot};
 
 /// The tensors of a call.
 pub(crate) struct Args<const D: usize> {
     pub(crate) x: Tensor<D>,
     pub(crate) residual: Option<Tensor<D>>,
+    pub(crate) gate: Option<Tensor<D>>,
     pub(crate) weight: Tensor<1>,
     pub(crate) bias: Option<Tensor<1>>,
     /// The weight of the next norm.
@@ -18,9 +19,9 @@ pub(crate) struct Args<const D: usize> {
 }
 
 impl<const D: usize> Args<D> {
-    /// The tensors of a norm without a residual.
+    /// The tensors of a norm without a residual and a gate.
     pub(crate) const fn of(x: Tensor<D>, weight: Tensor<1>, bias: Option<Tensor<1>>) -> Self {
-        Args { x, residual: None, weight, bias, next_weight: None, next_bias: None }
+        Args { x, residual: None, gate: None, weight, bias, next_weight: None, next_bias: None }
     }
 
     /// The vectors with their names.
@@ -38,7 +39,8 @@ impl<const D: usize> Args<D> {
         of_matrix: fn(&Tensor<D>) -> T,
         of_vector: fn(&Tensor<1>) -> T,
     ) -> impl Iterator<Item = (&'static str, T)> {
-        let matrices = [("x", Some(&self.x)), ("residual", self.residual.as_ref())].into_iter();
+        let optional = [("residual", self.residual.as_ref()), ("gate", self.gate.as_ref())];
+        let matrices = [("x", Some(&self.x))].into_iter().chain(optional);
         let matrices = matrices.filter_map(move |(name, tensor)| Some((name, of_matrix(tensor?))));
         matrices.chain(self.vectors().map(move |(name, tensor)| (name, of_vector(tensor))))
     }
@@ -67,10 +69,23 @@ impl<const D: usize> Args<D> {
                 "{name}: the last dimension of x must have at least 1 element, got the shape {dims:?}"
             ));
         }
-        if let Some(residual) = &self.residual
-            && residual.dims() != dims
-        {
-            return Err(format!("{name}: residual must have the shape {dims:?} of x, got {:?}", residual.dims()));
+        for (arg, tensor) in [("residual", &self.residual), ("gate", &self.gate)] {
+            if let Some(tensor) = tensor
+                && tensor.dims() != dims
+            {
+                return Err(format!("{name}: {arg} must have the shape {dims:?} of x, got {:?}", tensor.dims()));
+            }
+        }
+        if spec.groups == 0 || !cols.is_multiple_of(spec.groups) {
+            return Err(format!("{name}: groups must divide the {cols} columns of a row, got {}", spec.groups));
+        }
+        if spec.groups > 1 && spec.residual_placement == ResidualPlacement::After {
+            return Err(format!("{name}: a residual after the norm goes with one group: add it to the result"));
+        }
+        if self.residual.is_some() && spec.gate.is_some_and(|gate| gate.slot == Slot::Before) {
+            return Err(format!(
+                "{name}: a gate before the norm goes with no residual: add it to x, or use gate_after"
+            ));
         }
         for (vector, tensor) in self.vectors() {
             let got = tensor.dims();

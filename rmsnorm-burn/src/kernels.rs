@@ -39,12 +39,30 @@ pub(crate) struct ForwardCall<B: Backend> {
     pub(crate) spec: NormParams,
     pub(crate) x: FloatTensor<B>,
     pub(crate) residual: Option<FloatTensor<B>>,
+    /// In the dtype of x.
+    pub(crate) gate: Option<FloatTensor<B>>,
     pub(crate) weight: FloatTensor<B>,
     pub(crate) bias: Option<FloatTensor<B>>,
     /// The weight of the next norm, if there is one, in the dtype of the weight.
     pub(crate) next_weight: Option<FloatTensor<B>>,
     pub(crate) next_bias: Option<FloatTensor<B>>,
     pub(crate) wanted: TensorSet,
+}
+
+/// The tensors that a forward call may lack.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "wgpu"))]
+pub(crate) struct Optional<B: Backend> {
+    #[extension_type]
+    pub(crate) residual: Maybe<B>,
+    #[extension_type]
+    pub(crate) gate: Maybe<B>,
+    #[extension_type]
+    pub(crate) bias: Maybe<B>,
+    #[extension_type]
+    pub(crate) next_weight: Maybe<B>,
+    #[extension_type]
+    pub(crate) next_bias: Maybe<B>,
 }
 
 /// The tensors of a backward call.
@@ -54,13 +72,40 @@ pub(crate) struct BackwardCall<B: Backend> {
     /// The tensor that forward normalized.
     pub(crate) x: FloatTensor<B>,
     pub(crate) weight: FloatTensor<B>,
-    /// Only of layer norm.
-    pub(crate) mean: Option<FloatTensor<B>>,
     pub(crate) rstd: FloatTensor<B>,
+    pub(crate) saved: Saved<B>,
+    /// The wanted gradients: `Dweight`, `Dbias`, `Dgate`.
     pub(crate) wanted: TensorSet,
 }
 
+/// The tensors that a backward call may lack.
+#[derive(Clone, Debug, ExtensionType)]
+#[extension_type(fusion: cfg(feature = "wgpu"))]
+pub(crate) struct Saved<B: Backend> {
+    /// Only of layer norm.
+    #[extension_type]
+    pub(crate) mean: Maybe<B>,
+    #[extension_type]
+    pub(crate) gate: Maybe<B>,
+    /// Only with a gate after the norm.
+    #[extension_type]
+    pub(crate) bias: Maybe<B>,
+}
+
 impl<B: Backend> ForwardCall<B> {
+    pub(crate) fn new(
+        spec: NormParams,
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        optional: Optional<B>,
+        wanted: TensorSet,
+    ) -> Self {
+        let Optional { residual, gate, bias, next_weight, next_bias } = optional;
+        let optional = [residual, gate, bias, next_weight, next_bias].map(Maybe::into_option);
+        let [residual, gate, bias, next_weight, next_bias] = optional;
+        ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted }
+    }
+
     /// The dtypes of its tensors, if they have kernels.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
         dtypes([self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()])
@@ -92,7 +137,7 @@ pub(crate) trait Run: Backend {
     fn run_backward(call: BackwardCall<Self>) -> Result<Gradients<Self>, Error>;
 }
 
-/// The wanted results of a forward call. Matrices have the shape of x, statistics (rows).
+/// The wanted results of a forward call. Matrices have the shape of x, statistics (rows * groups).
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "wgpu"))]
 pub(crate) struct Forwarded<B: Backend> {
@@ -131,6 +176,9 @@ pub(crate) struct Gradients<B: Backend> {
     pub(crate) dweight: Maybe<B>,
     #[extension_type]
     pub(crate) dbias: Maybe<B>,
+    /// In the dtype of the gate, if wanted.
+    #[extension_type]
+    pub(crate) dgate: Maybe<B>,
 }
 
 /// The calls of rmsnorm's trait. Callers have checked the arguments and that kernels exist;
@@ -142,23 +190,21 @@ pub(crate) trait Kernels: Backend {
     #[fusion(id = "rmsnorm_forward", meta = forwarded)]
     fn forward(
         x: FloatTensor<Self>,
-        #[extension_type] residual: Maybe<Self>,
         weight: FloatTensor<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        #[extension_type] next_weight: Maybe<Self>,
-        #[extension_type] next_bias: Maybe<Self>,
-        norm: (NormParams, TensorSet),
+        #[extension_type] optional: Optional<Self>,
+        spec: NormParams,
+        wanted: TensorSet,
     ) -> Forwarded<Self>;
 
-    /// Computes dx, and dweight and dbias if `wanted`. `x` is the normalized tensor; layer norm
-    /// needs `mean`.
+    /// Computes dx, and dweight, dbias and dgate if `wanted`. `x` is the tensor that forward
+    /// normalized.
     #[fusion(id = "rmsnorm_backward", meta = gradients)]
     fn backward(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        #[extension_type] mean: Maybe<Self>,
         rstd: FloatTensor<Self>,
+        #[extension_type] saved: Saved<Self>,
         spec: NormParams,
         wanted: TensorSet,
     ) -> Gradients<Self>;
@@ -167,28 +213,24 @@ pub(crate) trait Kernels: Backend {
 impl<B: Run> Kernels for B {
     fn forward(
         x: FloatTensor<B>,
-        residual: Maybe<B>,
         weight: FloatTensor<B>,
-        bias: Maybe<B>,
-        next_weight: Maybe<B>,
-        next_bias: Maybe<B>,
-        (spec, wanted): (NormParams, TensorSet),
+        optional: Optional<B>,
+        spec: NormParams,
+        wanted: TensorSet,
     ) -> Forwarded<B> {
-        let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
-        let [residual, bias, next_weight, next_bias] = optional;
-        or_panic(B::run_forward(ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted }))
+        or_panic(B::run_forward(ForwardCall::new(spec, x, weight, optional, wanted)))
     }
 
     fn backward(
         dy: FloatTensor<B>,
         x: FloatTensor<B>,
         weight: FloatTensor<B>,
-        mean: Maybe<B>,
         rstd: FloatTensor<B>,
+        saved: Saved<B>,
         spec: NormParams,
         wanted: TensorSet,
     ) -> Gradients<B> {
-        or_panic(B::run_backward(BackwardCall { spec, dy, x, weight, mean: mean.into_option(), rstd, wanted }))
+        or_panic(B::run_backward(BackwardCall { spec, dy, x, weight, rstd, saved, wanted }))
     }
 }
 
@@ -196,22 +238,20 @@ impl<B: Run> Kernels for B {
 #[cfg(feature = "wgpu")]
 fn forwarded(
     x: &TensorSpec,
-    residual: &MaybeMetadata,
     _: &TensorSpec,
-    _: &MaybeMetadata,
-    _: &MaybeMetadata,
-    _: &MaybeMetadata,
-    (_, wanted): &(NormParams, TensorSet),
+    optional: &OptionalMetadata,
+    spec: &NormParams,
+    wanted: &TensorSet,
 ) -> ForwardedMetadata {
     let give = |name: Tensor, spec: TensorSpec| {
         if wanted.has(name) { MaybeMetadata::Some(spec) } else { MaybeMetadata::None }
     };
-    let stream = match residual {
+    let stream = match &optional.residual {
         MaybeMetadata::Some(residual) => residual.clone(),
         MaybeMetadata::None => x.clone(),
     };
-    let rows = x.shape.as_slice().split_last().map_or(0, |(_, batch)| batch.iter().product());
-    let statistic = TensorSpec::new(Shape::from([rows]), DType::F32);
+    let rows: usize = x.shape.as_slice().split_last().map_or(0, |(_, batch)| batch.iter().product());
+    let statistic = TensorSpec::new(Shape::from([rows * spec.groups]), DType::F32);
     ForwardedMetadata {
         y: give(Tensor::Y, x.clone()),
         residual_out: give(Tensor::ResidualOut, stream),
@@ -225,16 +265,21 @@ fn forwarded(
 /// Shapes and dtypes of the results of [`Kernels::backward`].
 #[cfg(feature = "wgpu")]
 fn gradients(
-    _: &TensorSpec,
+    dy: &TensorSpec,
     x: &TensorSpec,
     weight: &TensorSpec,
-    _: &MaybeMetadata,
     _: &TensorSpec,
+    _: &SavedMetadata,
     _: &NormParams,
     wanted: &TensorSet,
 ) -> GradientsMetadata {
-    let give = |name: Tensor| {
-        if wanted.has(name) { MaybeMetadata::Some(weight.clone()) } else { MaybeMetadata::None }
+    let give = |name: Tensor, spec: &TensorSpec| {
+        if wanted.has(name) { MaybeMetadata::Some(spec.clone()) } else { MaybeMetadata::None }
     };
-    GradientsMetadata { dx: x.clone(), dweight: give(Tensor::Dweight), dbias: give(Tensor::Dbias) }
+    GradientsMetadata {
+        dx: x.clone(),
+        dweight: give(Tensor::Dweight, weight),
+        dbias: give(Tensor::Dbias, weight),
+        dgate: give(Tensor::Dgate, dy),
+    }
 }

@@ -22,15 +22,15 @@
 //! Our kernels run on burn's CPU backend, `Device::flex()`, and with the feature `wgpu` on shared
 //! wgpu devices (Vulkan, Metal, Direct3D 12; see the module `wgpu`). They take activations in f32,
 //! f16 or bf16; the weight (with the bias, or the next norm's weight) and the residual have the
-//! dtype of `x` or f32. They compute in f32 and round once. All other calls run as burn's own
+//! dtype of `x` or f32, and a gate that of `x`. They compute in f32 and round once. All other calls run as burn's own
 //! operations, in f32, or in f64 if a tensor is f64, with the same gradients: the other backends
 //! (CUDA, ROCm and unshared wgpu devices through CubeCL, which fuses these operations like any
 //! others; LibTorch; remote devices), f64, and mixes such as an f64 weight.
 //!
 //! # Gradients
-//! x, residual, weights and bias have gradients if burn tracks them; none is computed for an
-//! untracked parameter. Besides the results, the graph keeps x, the weights, and 4 bytes a row for
-//! each RMS norm or 8 for a layer norm; with a residual before the norm, it keeps the sum instead
+//! x, residual, gate, weights and bias have gradients if burn tracks them; none is computed for an
+//! untracked parameter or gate. Besides the results, the graph keeps x, the gate, the weights, and 4
+//! bytes a row and group of columns for each RMS norm or 8 for a layer norm; with a residual before the norm, it keeps the sum instead
 //! of x. With gradient checkpointing, y is recomputed if another operation needs it, on the CPU
 //! with the same bits. y is kept if an input is untracked, or if the residual is wider. Sums are
 //! always kept.
@@ -44,8 +44,8 @@
 //!
 //! # Panics
 //! As burn's operations, these functions panic on wrong arguments, with the name of the tensor: a
-//! wrong length or dtype, an `eps` that is negative or not finite, or a tensor that is not on the
-//! shared wgpu device of `x`. Nothing is broadcast. `eps` has no default, except in the configs of
+//! wrong length or dtype, an `eps` that is negative or not finite, groups that do not divide the
+//! columns, or a tensor that is not on the shared wgpu device of `x`. Nothing is broadcast. `eps` has no default, except in the configs of
 //! [`nn`], which have burn's.
 //!
 //! # Threads
@@ -88,3 +88,5 @@ pub use functions::{
     layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 pub use norm::Norm;
+#[doc(no_inline)]
+pub use rmsnorm_core::Activation;

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 
 use burn::backend::Dispatch;
 use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{NormParams, ResidualPlacement};
+use rmsnorm_core::{Activation, Gate, NormParams, ResidualPlacement, Slot};
 
 use crate::check::{Args, given, or_panic};
-use crate::kernels::Maybe;
+use crate::kernels::{Maybe, Optional};
 use crate::native::mix;
 use crate::ops::NormOps;
 use crate::slow;
@@ -20,10 +20,12 @@ use crate::slow;
 /// | none | y |
 /// | [`residual`](Norm::residual) | `(y, h)`: `h = residual + x`, y is the norm of h |
 /// | [`residual_after`](Norm::residual_after) | `h = residual + norm(x)` |
+/// | [`gate_after`](Norm::gate_after), also with `residual` | y is multiplied by an activation of the gate |
+/// | [`gate_before`](Norm::gate_before) | y is the norm of `x` times an activation of the gate |
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
 /// each is rounded once. On the CPU the bits equal those of a call for each piece.
 ///
 /// # Gradients
@@ -61,9 +63,16 @@ pub trait Pieces: Clone + Debug {}
 #[derive(Clone, Debug)]
 pub struct Alone;
 
+/// [`Pieces`] of [`Norm::gate_after`] and [`Norm::gate_before`]: [`Norm::apply`] returns y.
+#[derive(Clone, Debug)]
+pub struct Gated<const D: usize>(Tensor<D>);
+
 /// [`Pieces`] of [`Norm::residual`]: [`Norm::apply`] returns y and h.
 #[derive(Clone, Debug)]
-pub struct Added<const D: usize>(Tensor<D>);
+pub struct Added<const D: usize> {
+    residual: Tensor<D>,
+    gate: Option<Tensor<D>>,
+}
 
 /// [`Pieces`] of [`Norm::residual_after`]: [`Norm::apply`] returns h.
 #[derive(Clone, Debug)]
@@ -78,6 +87,7 @@ pub struct NormedAgain<const D: usize> {
 }
 
 impl Pieces for Alone {}
+impl<const D: usize> Pieces for Gated<D> {}
 impl<const D: usize> Pieces for Added<D> {}
 impl<const D: usize> Pieces for AddedAfter<D> {}
 impl<const D: usize> Pieces for NormedAgain<D> {}
@@ -104,7 +114,30 @@ impl Norm {
 
     /// Normalizes `h = residual + x`, rounded to the dtype of the residual.
     pub fn residual<const D: usize>(self, residual: Tensor<D>) -> Norm<Added<D>> {
-        Norm { params: self.params, bias: self.bias, pieces: Added(residual) }
+        Norm { params: self.params, bias: self.bias, pieces: Added { residual, gate: None } }
+    }
+
+    /// Multiplies the norm by an activation of the gate, as Qwen3-Next does: `y = norm(x) * activation(gate)`.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use rmsnorm_burn::{Activation, Norm};
+    ///
+    /// let device = Device::flex();
+    /// let (x, gate) = (Tensor::<2>::from_floats([[3.0, -3.0]], &device), Tensor::<2>::zeros([1, 2], &device));
+    /// let weight = Tensor::<1>::from_floats([1.0, 2.0], &device);
+    /// let y = Norm::rms(0.0).gate_after(gate, Activation::Sigmoid).apply(x, weight);
+    /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [0.5, -1.0]);
+    /// ```
+    pub fn gate_after<const D: usize>(self, gate: Tensor<D>, activation: Activation) -> Norm<Gated<D>> {
+        Norm { params: gated(self.params, activation, Slot::After), bias: self.bias, pieces: Gated(gate) }
+    }
+
+    /// Multiplies `x` by an activation of the gate before the norm, as Mamba2 does. The product is not rounded. Not with a
+    /// residual.
+    pub fn gate_before<const D: usize>(self, gate: Tensor<D>, activation: Activation) -> Norm<Gated<D>> {
+        Norm { params: gated(self.params, activation, Slot::Before), bias: self.bias, pieces: Gated(gate) }
     }
 
     /// Adds the norm to the residual: `h = residual + norm(x)`.
@@ -121,13 +154,36 @@ impl Norm {
     }
 }
 
+impl<const D: usize> Norm<Gated<D>> {
+    /// Normalizes `h = residual + x`, rounded to the dtype of the residual. Not with a gate before the norm.
+    pub fn residual(self, residual: Tensor<D>) -> Norm<Added<D>> {
+        Norm { params: self.params, bias: self.bias, pieces: Added { residual, gate: Some(self.pieces.0) } }
+    }
+
+    /// Computes y of the rows of `x`.
+    ///
+    /// # Panics
+    /// As [the crate](crate#panics) says.
+    pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+        let args = Args { gate: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
+        given("y", args.run(self.params).0)
+    }
+}
+
 impl<const D: usize> Norm<Added<D>> {
+    /// Multiplies the norm of h by an activation of the gate.
+    pub fn gate_after(self, gate: Tensor<D>, activation: Activation) -> Self {
+        let pieces = Added { gate: Some(gate), ..self.pieces };
+        Norm { params: gated(self.params, activation, Slot::After), pieces, ..self }
+    }
+
     /// Computes y and h of the rows of `x`.
     ///
     /// # Panics
     /// As [the crate](crate#panics) says.
     pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> (Tensor<D>, Tensor<D>) {
-        let args = Args { residual: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
+        let Added { residual, gate } = self.pieces;
+        let args = Args { residual: Some(residual), gate, ..Args::of(x, weight, self.bias) };
         both(args.run(self.params))
     }
 }
@@ -172,6 +228,17 @@ impl<P: Pieces> Norm<P> {
     pub fn bias(self, bias: impl Into<Option<Tensor<1>>>) -> Self {
         Norm { bias: bias.into(), ..self }
     }
+
+    /// Normalizes this number of groups of columns, each with its own statistics. It divides the columns. Not with a residual
+    /// after the norm.
+    pub fn groups(self, groups: usize) -> Self {
+        Norm { params: NormParams { groups, ..self.params }, ..self }
+    }
+}
+
+/// The norm with a gate in that slot.
+const fn gated(params: NormParams, activation: Activation, slot: Slot) -> NormParams {
+    NormParams { gate: Some(Gate { activation, slot }), ..params }
 }
 
 /// y and the sum of a call that has both.
@@ -186,21 +253,21 @@ impl<const D: usize> Args<D> {
         if !self.has_kernels(&spec) {
             return self.run_slowly(&spec);
         }
-        let Args { x, residual, weight, bias, next_weight, next_bias } = self;
-        let residual = Maybe::of(residual.map(Tensor::into_dispatch));
+        let Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
+        let [residual, gate] = [residual, gate].map(|rows| Maybe::of(rows.map(Tensor::into_dispatch)));
         let vectors = [bias, next_weight, next_bias].map(|vector| Maybe::of(vector.map(Tensor::into_dispatch)));
         let ([bias, next_weight, next_bias], x, weight) = (vectors, x.into_dispatch(), weight.into_dispatch());
-        let made = Dispatch::norm(x, residual, weight, bias, next_weight, next_bias, spec);
+        let made = Dispatch::norm(x, weight, Optional { residual, gate, bias, next_weight, next_bias }, spec);
         let [y, sum] = [made.y, made.residual_out].map(|tensor| tensor.into_option().map(Tensor::from_dispatch));
         (y, sum)
     }
 
     /// The same with burn's operations.
     fn run_slowly(self, spec: &NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
-        let Args { x, residual, weight, bias, next_weight, next_bias } = self;
+        let Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
         let dtype = x.dtype();
         let Some(residual) = residual else {
-            return (Some(slow::normalize(spec, x, weight, bias, dtype)), None);
+            return (Some(slow::normalize(spec, x, gate, weight, bias, dtype)), None);
         };
         let (sum, of_sum) = match spec.residual_placement {
             ResidualPlacement::Before => (slow::add(x, residual), Some((weight, bias))),
@@ -209,14 +276,15 @@ impl<const D: usize> Args<D> {
                 (sum, next_weight.map(|weight| (weight, next_bias)))
             }
         };
-        let y = of_sum.map(|(weight, bias)| slow::normalize(spec, sum.clone(), weight, bias, dtype));
+        let y = of_sum.map(|(weight, bias)| slow::normalize(spec, sum.clone(), gate, weight, bias, dtype));
         (y, Some(sum))
     }
 
     /// Whether our kernels take these tensors: their device and dtypes.
     fn has_kernels(&self, spec: &NormParams) -> bool {
-        let Args { x, residual, weight, .. } = self;
-        self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
+        let Args { x, residual, gate, weight, .. } = self;
+        gate.as_ref().is_none_or(|gate| gate.dtype() == x.dtype())
+            && self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
             && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
             // With or without autodiff.
             && (x.device() == Device::flex() || self.is_shared(spec))

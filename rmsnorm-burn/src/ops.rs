@@ -5,7 +5,7 @@
 //!
 //! | operation | node | state |
 //! |---|---|---|
-//! | [`normalize`] | y from x, weight and bias | the statistics |
+//! | [`normalize`] | y from x, weight, gate and bias | the statistics |
 //! | [`sum`] | x + residual, or residual + norm(x); y of the sum has the node of `normalize`: one kernel for both | the dtype of x, and the statistics of its norm |
 
 mod call;
@@ -19,7 +19,7 @@ use burn::backend::{Backend, Flex, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 use rmsnorm_core::{NormParams, TensorSet};
 
-use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
+use crate::kernels::{ForwardCall, Forwarded, Kernels, Optional};
 
 #[cfg(feature = "wgpu")]
 use burn::backend::Cube;
@@ -32,11 +32,8 @@ pub(crate) trait NormOps: Backend {
     /// The latter has a y only with a next weight.
     fn norm(
         x: FloatTensor<Self>,
-        #[extension_type] residual: Maybe<Self>,
         weight: FloatTensor<Self>,
-        #[extension_type] bias: Maybe<Self>,
-        #[extension_type] next_weight: Maybe<Self>,
-        #[extension_type] next_bias: Maybe<Self>,
+        #[extension_type] optional: Optional<Self>,
         spec: NormParams,
     ) -> Forwarded<Self>;
 }
@@ -48,16 +45,11 @@ macro_rules! without_autodiff {
         impl NormOps for $backend {
             fn norm(
                 x: FloatTensor<Self>,
-                residual: Maybe<Self>,
                 weight: FloatTensor<Self>,
-                bias: Maybe<Self>,
-                next_weight: Maybe<Self>,
-                next_bias: Maybe<Self>,
+                optional: Optional<Self>,
                 spec: NormParams,
             ) -> Forwarded<Self> {
-                let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
-                let ([residual, bias, next_weight, next_bias], wanted) = (optional, TensorSet::NONE);
-                ForwardCall::<Self> { spec, x, residual, weight, bias, next_weight, next_bias, wanted }.call()
+                ForwardCall::<Self>::new(spec, x, weight, optional, TensorSet::NONE).call()
             }
         }
     };
@@ -71,21 +63,13 @@ without_autodiff!(Cube);
 type Tracked<B> = FloatTensor<Autodiff<B>>;
 
 impl<B: Kernels, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
-    fn norm(
-        x: Tracked<B>,
-        residual: Maybe<Self>,
-        weight: Tracked<B>,
-        bias: Maybe<Self>,
-        next_weight: Maybe<Self>,
-        next_bias: Maybe<Self>,
-        spec: NormParams,
-    ) -> Forwarded<Self> {
-        let optional = [residual, bias, next_weight, next_bias].map(Maybe::into_option);
-        let [residual, bias, next_weight, next_bias] = optional;
+    fn norm(x: Tracked<B>, weight: Tracked<B>, optional: Optional<Self>, spec: NormParams) -> Forwarded<Self> {
+        let call = ForwardCall::<Self>::new(spec, x, weight, optional, TensorSet::NONE);
+        let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, .. } = call;
         match residual {
-            None => Forwarded::of(Some(normalize::apply::<B, C>(spec, x, weight, bias, None)), None),
+            None => Forwarded::of(Some(normalize::apply::<B, C>(spec, x, weight, gate, bias, None)), None),
             Some(residual) => {
-                let (y, sum) = sum::apply::<B, C>(spec, x, residual, weight, bias, [next_weight, next_bias]);
+                let (y, sum) = sum::apply::<B, C>(spec, x, residual, weight, [gate, bias, next_weight, next_bias]);
                 Forwarded::of(y, Some(sum))
             }
         }

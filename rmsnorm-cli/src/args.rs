@@ -331,7 +331,8 @@ pub struct SettingArgs {
     /// Added to every weight; 1 for Gemma; or metadata "weight_offset" [default: 0]
     #[arg(long, value_name = "O", allow_hyphen_values = true)]
     pub weight_offset: Option<String>,
-    /// Where y is rounded: at_store, or before_weight as Llama does; or metadata "cast_order"
+    /// Where y is rounded: at_store, before_weight as Llama does, rstd_first as DeepSeek-V4 does,
+    /// or weight_first, which normalizes x * weight as Muse Spark does; or metadata "cast_order"
     /// [default: at_store]
     #[arg(long, value_name = "ORDER")]
     pub cast_order: Option<String>,
@@ -347,6 +348,11 @@ pub struct SettingArgs {
     /// metadata "groups" [default: 1]
     #[arg(long, value_name = "N")]
     pub groups: Option<String>,
+    /// The dtype of y: f32, f16 or bf16. It may differ from that of x if one of the two is f32 and
+    /// there is no residual; gate and dy then have it too; or metadata "out_dtype" [default: that
+    /// of x]
+    #[arg(long, value_name = "DTYPE")]
+    pub out_dtype: Option<String>,
     /// 8-bit results.
     #[command(flatten)]
     pub quantize: QuantizeArgs,

@@ -4,6 +4,8 @@
 //! exactly one case, on any machine and backend. [`profiles`](crate::case::profiles) has the list
 //! of cases of each profile.
 
+pub(crate) mod cast;
+pub(crate) mod cast_orders;
 pub(crate) mod coverage;
 pub(crate) mod data;
 pub(crate) mod dice;
@@ -29,7 +31,6 @@ use rmsnorm_spec::{
 pub use self::family::Family;
 use self::kind::Calls;
 pub use self::kind::Kind;
-use crate::names::{name_of, named};
 use crate::run::memory::Placement;
 use crate::testing::draw;
 
@@ -125,7 +126,7 @@ pub struct Case {
     pub present: TensorSet,
     /// Added to the weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded to 16 bits.
+    /// Where forward rounds to 16 bits on the way to `y`, and the place of the weight.
     pub cast_order: CastOrder,
     /// Added to the variance.
     pub eps: f32,
@@ -145,6 +146,8 @@ pub struct Case {
     pub activation: Activation,
     /// The number of groups of columns, each with its own statistics.
     pub groups: usize,
+    /// Whether `x` and `dx` have the dtype of the residual stream, which differs from that of `y`.
+    pub casts: bool,
 }
 
 impl Case {
@@ -169,6 +172,7 @@ impl Case {
             parts: if kind.has_parts() { 2 } else { 1 },
             activation: Activation::Silu,
             groups: 1,
+            casts: false,
         }
     }
 
@@ -180,6 +184,7 @@ impl Case {
     /// The dtype of `x`. In a single backward call `x` is the tensor that was normalized.
     pub(crate) const fn x_dtype(&self) -> DType {
         match self.kind.direction {
+            Direction::Forward | Direction::QuantizedForward if self.casts => self.dtypes.residual,
             Direction::Forward | Direction::QuantizedForward => self.dtypes.activation,
             Direction::Backward => self.dtypes.residual,
         }
@@ -201,6 +206,10 @@ impl Case {
     /// id.
     pub fn normalized(mut self) -> Self {
         let layer = self.norm == Norm::Layer;
+        self.casts = self.casts && cast::KINDS.contains(&self.kind) && self.dtypes.residual != self.dtypes.activation;
+        if !self.casts && self.dtypes.activation == DType::F32 {
+            self.dtypes.residual = DType::F32;
+        }
         // A backward call after a sum of parts needs the sum, which only a call with a residual
         // stores.
         let has_sum = self.kind.is_after() || self.kind.has_parts() && self.kind.has_backward();
@@ -209,7 +218,15 @@ impl Case {
         // A gate before the norm has no residual, and the statistics are of the activations.
         let of_residual = sum.with(Tensor::DresidualOut).with(Tensor::Dresidual);
         let is_gated_before = self.kind.gate() == Some(Slot::Before);
-        let given = if is_gated_before { given.difference(of_residual) } else { given };
+        if is_gated_before || has_sum || self.kind.has_parts() || self.casts {
+            // These make what is normalized, and so does a weight before the norm.
+            self.cast_order = if self.cast_order.is_weight_first() { CastOrder::AtStore } else { self.cast_order };
+        }
+        let is_weight_first = self.cast_order.is_weight_first();
+        let has_no_residual = is_gated_before || is_weight_first;
+        let given = if has_no_residual { given.difference(of_residual) } else { given };
+        let given = if is_weight_first { given.with(Tensor::Weight) } else { given };
+        let given = if self.casts { given.difference(sum).with(Tensor::Dresidual) } else { given };
         let mut present = TensorSet::NONE;
         let ends = self.kind.has_backward();
         if self.kind.has_forward() {
@@ -222,17 +239,17 @@ impl Case {
             present = given.intersection(presence::of_norm(self.kind.direction, self.kind.pieces));
             present = present.set(Tensor::ResidualOut, given.has(Tensor::Residual) && sum_is_kept);
             present = statistics(present, Tensor::Mean, Tensor::Rstd);
-            if !given.has(Tensor::Residual) {
+            if !given.has(Tensor::Residual) && !self.casts {
                 self.dtypes.residual = self.dtypes.activation;
             }
             if self.kind.is_after() && given.has(Tensor::Y) {
                 let next = given.intersection(presence::NEXT).with(Tensor::Y);
                 present = present.union(statistics(next, Tensor::NextMean, Tensor::NextRstd));
             }
-        } else {
+        } else if !is_weight_first {
             self.cast_order = CastOrder::AtStore;
         }
-        if is_gated_before {
+        if has_no_residual {
             self.dtypes.residual = self.dtypes.activation;
         }
         if self.kind.gate().is_none() {
@@ -319,15 +336,12 @@ impl fmt::Display for Layout {
     }
 }
 
-const CAST_ORDERS: [(CastOrder, &str); 2] =
-    [(CastOrder::AtStore, "at_store"), (CastOrder::BeforeWeight, "before_weight")];
-
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { trial, kind, norm, rows, cols, dtypes, weight_offset, eps, layout, family, seed, .. } = self;
         let (kind, norm, family, present) = (kind.name(), norm.name(), family.name(), presence::letters(self.present));
         write!(f, "{trial}:{kind}:{norm}:{dtypes}:{rows}x{cols}:{family}:eps{eps:e}:{present}:offset{weight_offset}:")?;
-        write!(f, "{}:", name_of(&CAST_ORDERS, self.cast_order))?;
+        write!(f, "{}:", self.cast_order.name())?;
         match self.grad_reduction {
             GradReduction::Partials => f.write_str("partials")?,
             GradReduction::Locks { groups } => write!(f, "locks{groups}")?,
@@ -343,12 +357,18 @@ impl fmt::Display for Case {
         if self.groups > 1 {
             write!(f, ":{OF_COLUMNS}{}", self.groups)?;
         }
+        if self.casts {
+            write!(f, ":{CASTS}")?;
+        }
         self.quant.map_or(Ok(()), |quant| write!(f, ":{}", quantized::Id(quant)))
     }
 }
 
 /// What is before the number of groups of columns in an id.
 const OF_COLUMNS: &str = "colgroups";
+
+/// What an id of a case that [`casts`](Case::casts) has.
+const CASTS: &str = "cast";
 
 /// The error for a string that is not the id of a case.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -405,7 +425,7 @@ fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Res
         eps: field(fields, "eps", |field| parse_after("eps", field))?,
         present: field(fields, "the optional tensors", presence::parse)?,
         weight_offset: field(fields, "the weight offset", |field| parse_after("offset", field))?,
-        cast_order: field(fields, "the cast order", |field| named(&CAST_ORDERS, field))?,
+        cast_order: field(fields, "the cast order", CastOrder::from_name)?,
         grad_reduction: field(fields, "the reduction", parse_reduction)?,
         layout: field(fields, "the layout", parse_layout)?,
         seed: field(fields, "the seed", |field| parse_after("seed", field))?,
@@ -418,6 +438,7 @@ fn parse_fields<'a>(fields: &mut Peekable<impl Iterator<Item = &'a str>>) -> Res
             Some(groups) => parse_after(OF_COLUMNS, groups).ok_or("the groups of columns")?,
             None => 1,
         },
+        casts: fields.next_if_eq(&CASTS).is_some(),
         quant: kind.is_quantized().then(|| field(fields, "the quantization", quantized::parse)).transpose()?,
         ..plain
     })
@@ -441,7 +462,7 @@ fn parse_shape(field: &str) -> Option<(usize, usize)> {
 }
 
 fn parse_dtypes(field: &str) -> Option<DTypes> {
-    DTypes::ALL.into_iter().find(|dtypes| dtypes.to_string() == field)
+    DTypes::ALL.into_iter().chain(DTypes::CASTS).find(|dtypes| dtypes.to_string() == field)
 }
 
 fn parse_reduction(field: &str) -> Option<GradReduction> {

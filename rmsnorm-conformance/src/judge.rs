@@ -10,6 +10,7 @@ pub(crate) mod gate;
 pub(crate) mod quantized;
 pub(crate) mod trial;
 pub(crate) mod truth;
+pub(crate) mod weight_first;
 
 use rmsnorm_spec::reference::round_to;
 use rmsnorm_spec::{DType, Element, f16};
@@ -197,6 +198,29 @@ impl Expected {
                 Expected { reference, low, high }.rounded(u)
             }
         }
+    }
+
+    /// The range of `x_hat` from that of `h - mean`, if `rstd` is rounded to `dtype` before it
+    /// multiplies ([`CastOrder::RstdFirst`](rmsnorm_spec::CastOrder::RstdFirst)). The rounding is
+    /// monotone, so the rounded `rstd` lies between the rounded ends. A rounded `rstd` may be
+    /// infinite.
+    fn times_rounded(self, rstd: Expected, dtype: DType, arithmetic: &Arithmetic) -> Expected {
+        let rounded = if rstd.reference.is_finite() { round_to(rstd.reference, dtype) } else { rstd.reference };
+        let reference = self.reference * rounded;
+        let (least, most) = rstd.interval_with_flush(dtype, arithmetic);
+        let may_vanish = self.low <= 0.0 && self.high >= 0.0 && self.low < self.high;
+        // An infinity times what may be zero may be NaN or an infinity of either sign.
+        let is_open = most.is_infinite() && (least != most || may_vanish);
+        if self.is_unbounded() || rstd.is_unbounded() || is_open {
+            return Expected::unbounded(reference);
+        }
+        if !reference.is_finite() {
+            return Expected { reference, low: reference, high: reference };
+        }
+        let ends = [self.low * least, self.low * most, self.high * least, self.high * most];
+        let low = ends.into_iter().fold(f64::INFINITY, f64::min);
+        let high = ends.into_iter().fold(f64::NEG_INFINITY, f64::max);
+        Expected { reference, low, high }.rounded(arithmetic.unit_roundoff)
     }
 
     /// The range with both ends moved outwards by a relative error and by an underflow.

@@ -8,14 +8,17 @@ pub(crate) mod parts;
 pub(crate) mod quantize;
 pub(crate) mod residual;
 pub(crate) mod residual_after;
+pub(crate) mod weight_first;
 
 use rmsnorm_spec::{Piece, Slot};
 
 use self::math::PieceMath;
+use crate::case::cast::{self, CastBug};
+use crate::case::cast_orders::CastOrderBug;
 use crate::case::dice::{Lists, drawn};
 use crate::case::groups::{self, GroupBug};
 use crate::case::l2::{self, L2Bug};
-use crate::case::{Case, Family, Kind, sums};
+use crate::case::{Case, Family, Kind, cast_orders, sums};
 use crate::run::bad_call::Misuse;
 use crate::selftest::planted::{Bug, BugList, NormBug, StrideBug};
 use crate::selftest::simulate::call::Call;
@@ -45,14 +48,15 @@ const fn math(piece: Piece) -> Math {
         Piece::NextNorm => of::<next_norm::NextNorm>(),
         Piece::Quantize => of::<quantize::Quantize>(),
         Piece::GateBefore => of::<gate::GateBefore>(),
+        Piece::WeightFirst => of::<weight_first::WeightFirst>(),
         Piece::GateAfter => of::<gate::GateAfter>(),
     }
 }
 
 /// The cases of the pieces, the last piece first, of gradients as sums, of gates, of groups of
-/// columns, and of L2 norm.
+/// columns, of L2 norm, of cast orders, and of casts.
 pub(crate) fn lists() -> impl Iterator<Item = Lists> {
-    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS];
+    let others = [sums::LISTS, gate::LISTS, groups::LISTS, l2::LISTS, cast_orders::LISTS, cast::LISTS];
     Piece::ALL.into_iter().rev().map(|piece| math(piece).lists).chain(others)
 }
 
@@ -72,11 +76,12 @@ pub(crate) fn pairs(seed: u64, count: usize) -> Vec<Case> {
 }
 
 /// Every planted bug: of the norm, of groups of columns, of each piece, of the strides of each
-/// tensor, then of L2 norm.
+/// tensor, then of L2 norm, of cast orders and of casts.
 pub(crate) fn bugs() -> impl Iterator<Item = Bug> {
     let of_pieces = Piece::ALL.into_iter().flat_map(|piece| math(piece).bugs);
     let of_norms = NormBug::BUGS.iter().chain(GroupBug::BUGS).chain(of_pieces).copied();
-    of_norms.chain(StrideBug::of_tensors()).chain(L2Bug::BUGS.iter().copied())
+    let others = L2Bug::BUGS.iter().chain(CastOrderBug::BUGS).chain(CastBug::BUGS).copied();
+    of_norms.chain(StrideBug::of_tensors()).chain(others)
 }
 
 /// Computes the pieces of a slot, in their order.

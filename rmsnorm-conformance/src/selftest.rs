@@ -178,16 +178,15 @@ fn cases(norm: Norm, kind: Kind) -> Vec<Case> {
     cases.into_iter().map(Case::normalized).collect()
 }
 
-/// The small cases of the pieces: of gates, which have no others; of groups of columns; of parts, because two are too few for some bugs, and of tensors
-/// that bring a piece.
+/// The small cases of the pieces: of gates, which have no others; of groups of columns; of rare
+/// cast orders; of parts, because two are too few for some bugs, and of tensors that bring a piece.
 fn of_pieces(norm: Norm, kind: Kind) -> impl Iterator<Item = Case> {
     let is_of = move |case: &Case| {
         let is_small = case.trial == Trial::Bounds && case.rows > 0 && case.rows * case.cols < 1 << 13;
-        let has_some = !Norm::USUAL.contains(&norm)
-            || case.groups > 1
-            || kind.has_parts()
-            || kind.gate().is_some()
-            || Kind::BEFORE.contains(&kind);
+        let is_rare =
+            !Norm::USUAL.contains(&norm) || !matches!(case.cast_order, CastOrder::AtStore | CastOrder::BeforeWeight);
+        let has_some =
+            is_rare || case.groups > 1 || kind.has_parts() || kind.gate().is_some() || Kind::BEFORE.contains(&kind);
         is_small && case.norm == norm && case.kind == kind && has_some
     };
     pieces::lists().flat_map(|lists| (lists.smoke)()).filter(is_of)

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rmsnorm_core::conformance::{Arithmetic, Harness, Options, run};
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, round_to};
 use rmsnorm_core::{
-    AnyCall, AnyElement, Backward, CastOrder, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec,
-    Piece, PieceSet, Problem, Rows, Source, Span, with_types,
+    AnyCall, AnyElement, Backward, Checked, Element, Error, Forward, GradReduction, NormBackend, NormSpec, Piece,
+    PieceSet, Problem, Rows, Source, Span, with_types,
 };
 
 /// Computes the definition in f64.
@@ -52,8 +52,15 @@ fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, 
     call.problem().require_one_group(Loops.name())?;
     call.problem().require_pieces(Loops.name(), PieceSet::of(&[Piece::Residual]))?;
     let (spec, args) = (*call.spec(), call.into_args());
-    let (x, mut y) = split(args.x, args.y, &spec);
-    let (residual, mut residual_out) = match args.residual {
+    let ((x, mut y), residual) = match (args.x, args.residual) {
+        (Some(x), residual) => (split(x, args.y, &spec), residual),
+        // x has the dtype of the residual stream.
+        (None, Some(Source::Read(x))) => ((matrix(&x, &spec), args.y), None),
+        (None, Some(Source::Overwrite(_)) | None) => {
+            return Err(Error::Missing { arg: "x", why: "a checked call has it" });
+        }
+    };
+    let (residual, mut residual_out) = match residual {
         Some(source) => {
             let (values, out) = split(source, args.residual_out, &spec);
             (Some(values), out)
@@ -68,11 +75,15 @@ fn forward<T: Element, W: Element, R: Element>(call: Checked<Forward<'_, Loops, 
         bias: bias.as_deref(),
     };
     let mut out = reference::forward(&spec, &inputs);
-    if spec.cast_order == CastOrder::BeforeWeight {
+    if spec.cast_order.rounds_x_hat() {
         for (i, y) in out.y.iter_mut().enumerate() {
-            let col = i % spec.cols;
+            let (row, col) = (i / spec.cols, i % spec.cols);
             let weight = reference::effective_weight(&spec, weight.as_deref(), col);
-            *y = round_to(out.x_hat[i], T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
+            let x_hat = match spec.cast_order.rounds_rstd() {
+                true => (out.h[i] - out.mean[row]) * round_to(out.rstd[row], T::DTYPE),
+                false => out.x_hat[i],
+            };
+            *y = round_to(x_hat, T::DTYPE) * weight + bias.as_ref().map_or(0.0, |bias| bias[col]);
         }
     }
     store(&mut y, &out.y, &spec);
@@ -101,7 +112,8 @@ fn backward<T: Element, W: Element, R: Element>(call: Checked<Backward<'_, Loops
         dresidual_out: dresidual_out.as_deref(),
     };
     let out = reference::backward(&spec, &inputs);
-    store(&mut Some(args.dx), &out.dx, &spec);
+    let mut dx = args.dx;
+    store(&mut dx, &out.dx, &spec);
     // The same gradient in the residual stream's own dtype.
     let mut dresidual = args.dresidual;
     store(&mut dresidual, &out.dx, &spec);

@@ -88,7 +88,9 @@ pub(crate) fn mix<W: Common>(isa: Isa, work: &mut W) {
     }
     let DTypes { activation, residual, .. } = work.dtypes();
     match (activation, residual) {
-        (DType::F32, _) => run::<(f32, f32, f32), (f32, f32, f32)>(isa, work),
+        (DType::F32, DType::F32) => run::<(f32, f32, f32), (f32, f32, f32)>(isa, work),
+        // Only calls whose y is wider than their x, which run in `any`.
+        (DType::F32, _) => any(isa, work),
         (DType::F16, DType::F32) => run_mix!((f16, Any, f32)),
         (DType::F16, _) => run_mix!((f16, Any, f16)),
         (DType::Bf16, DType::F32) => run_mix!((bf16, Any, f32)),

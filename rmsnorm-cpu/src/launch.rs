@@ -68,7 +68,9 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
     match (gate, problem.groups, problem.parts) {
         (None, 1, 2..) => spread(backend, tasks, rows, work.with(parts, |y| y), kernel::any),
-        (None, 1, _) => spread(backend, tasks, rows, work, kernel::mix),
+        // x and y have the dtypes of their tags.
+        (None, 1, _) if problem.tensors.is_cast() => spread(backend, tasks, rows, work, kernel::any),
+        (None, 1, _) if !problem.cast_order.is_weight_first() => spread(backend, tasks, rows, work, kernel::mix),
         (gate, _, _) => groups::forward(backend, tasks, work, gate),
     }
     Ok(())
@@ -91,13 +93,19 @@ fn forward_rows<'a, B: SliceBackend, F: Statistic>(
     args: AnyForward<'a, B>,
 ) -> Result<ForwardRows<'a, Summed<'a, Matrix<'a>>, Store<'a>, F>, Error> {
     let spec = &call.spec;
-    let (x, y) = match (args.x, args.y) {
+    let (x, residual) = match (args.x, args.residual) {
+        (Some(x), residual) => (x, residual),
+        // The residual stream is normalized alone.
+        (None, Some(x)) => (x, None),
+        // A `Checked` forward call has one of the two; the type system needs the error.
+        (None, None) => return Err(Error::Missing { arg: "x", why: "every call reads it" }),
+    };
+    let (x, y) = match (x, args.y) {
         (Source::Read(x), Some(y)) => (matrix::<B>(x, spec)?, matrix_mut::<B>(y, spec)?),
         (Source::Overwrite(y), _) => overwritten::<B>(y, spec)?,
-        // A `Checked` forward call has one of the two; the type system needs the error.
         (Source::Read(_), None) => return Err(Error::Missing { arg: "y", why: "x is not overwritten" }),
     };
-    let (residual, out) = residual_of::<B>(args.residual, args.residual_out, spec)?;
+    let (residual, out) = residual_of::<B>(residual, args.residual_out, spec)?;
     Ok(ForwardRows {
         call,
         before: Summed { x, residual, out },
@@ -132,9 +140,9 @@ fn forward_after<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward
     let (this, plan) = call_and_plan(backend, &call);
     let (args, spec) = (call.into_args(), &this.spec);
     let x = match args.x {
-        Source::Read(x) => matrix::<B>(x, spec)?,
+        Some(Source::Read(x)) => matrix::<B>(x, spec)?,
         // A `Checked` call reads `x`; the type system needs the error.
-        Source::Overwrite(_) => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
+        Some(Source::Overwrite(_)) | None => return Err(Error::Unexpected { arg: "x", why: "it is overwritten" }),
     };
     let (Some(residual), Some(out)) = residual_of::<B>(args.residual, args.residual_out, spec)? else {
         // A `Checked` call has both; the type system needs the error.
@@ -245,6 +253,13 @@ fn run_backward<B: SliceBackend>(
     let gate = gate::<B>(args.gate, spec)?;
     let dgate = args.dgate.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?;
 
+    // Without dx, dresidual is stored in its place.
+    let (dx, dresidual) = if args.dx.is_some() { (args.dx, args.dresidual) } else { (args.dresidual, None) };
+    let Some(dx) = dx else {
+        // A `Checked` call has one of the two; the type system needs the error.
+        return Err(Error::Missing { arg: "dx", why: "every call writes it" });
+    };
+
     let work = BackwardBlocks {
         rows: BackwardRows {
             call: Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming },
@@ -257,8 +272,8 @@ fn run_backward<B: SliceBackend>(
         block_rows: plan.block_rows,
         stream: Gradients {
             dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
-            dx: matrix_mut::<B>(args.dx, spec)?,
-            dresidual: args.dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
+            dx: matrix_mut::<B>(dx, spec)?,
+            dresidual: dresidual.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?,
         },
         partials: Partials {
             dweight: has_dweight.then_some(Sums { sums: &mut *dweight_partials, cols: spec.cols }),
@@ -267,7 +282,10 @@ fn run_backward<B: SliceBackend>(
     };
     let groups = problem.groups;
     match (gate, groups) {
-        (None, 1) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
+        (None, 1) if problem.tensors.is_cast() => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
+        (None, 1) if !spec.cast_order.is_weight_first() => {
+            spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
+        }
         (gate, _) => groups::backward(backend, &plan, work, gate, dgate),
     }
     let accumulates = problem.grad_store == GradStore::Accumulated;

@@ -1,5 +1,6 @@
-//! Gates: results have the same bits on every instruction set, for every number of threads and place
-//! in memory, and are close to the reference. Codes are those of the gated norm.
+//! Gates, and the roundings beside them: results have the same bits on every instruction set, for
+//! every number of threads and place in memory, and are close to the reference. Codes are those of
+//! the gated norm.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
 use rmsnorm_conformance::testing::{exact, values};
@@ -15,11 +16,11 @@ struct Setup {
     slot: Slot,
     activation: Activation,
     cast_order: CastOrder,
-    /// With a bias and, if the gate comes after the norm, a residual.
+    /// With a bias and, if the gate comes after the norm and the weight does, too, a residual.
     is_full: bool,
 }
 
-const SETUPS: [Setup; 4] = {
+const SETUPS: [Setup; 7] = {
     let full = Setup {
         norm: Norm::Layer,
         slot: Slot::After,
@@ -33,6 +34,9 @@ const SETUPS: [Setup; 4] = {
         Setup { activation: Activation::Sigmoid, ..plain },
         Setup { slot: Slot::Before, activation: Activation::Sigmoid, ..full },
         Setup { slot: Slot::Before, ..plain },
+        Setup { cast_order: CastOrder::RstdFirst, ..full },
+        Setup { cast_order: CastOrder::WeightFirst, ..full },
+        Setup { cast_order: CastOrder::WeightFirst, ..plain },
     ]
 };
 
@@ -46,7 +50,7 @@ impl Setup {
     }
 
     fn has_residual(self) -> bool {
-        self.is_full && self.slot == Slot::After
+        self.is_full && self.slot == Slot::After && !self.cast_order.is_weight_first()
     }
 }
 
@@ -150,19 +154,26 @@ impl<T: Element, W: Element> Outputs<T, W> {
         Outputs { y, h, statistics: [mean, rstd], dx, dgate, dweight, dbias }
     }
 
-    /// Compares with the reference. An output of 16 bits may be one rounding off. With two roundings
-    /// before it, `y` may be four off.
+    /// Compares with the reference. An output of 16 bits may be one rounding off. With two or three
+    /// roundings before it, `y` may be four off.
     fn assert_near(&self, inputs: &Inputs<T, W>, setup: Setup, shape: (usize, usize)) {
         let spec = setup.spec(shape);
         let [x, residual, gate, dy] = [&inputs.x, &inputs.residual, &inputs.gate, &inputs.dy].map(|of| exact(of));
         let (weight, bias) = (exact(&inputs.weight), exact(&inputs.bias));
         let (activation, is_before) = (setup.activation, setup.slot == Slot::Before);
+        let is_first = setup.cast_order.is_weight_first();
+        let weights = (!is_first).then_some(&weight[..]);
+        let h = match (is_before, is_first) {
+            (true, _) => reference::gated(activation, &x, &gate),
+            (false, true) => reference::weighted(&spec, &x, &weight, T::DTYPE),
+            (false, false) => x.clone(),
+        };
         let out = reference::forward(
             &spec,
             &ForwardInputs {
-                x: &if is_before { reference::gated(activation, &x, &gate) } else { x.clone() },
+                x: &h,
                 residual: setup.has_residual().then_some((&residual, T::DTYPE)),
-                weight: Some(&weight),
+                weight: weights,
                 bias: setup.is_full.then_some(&bias),
             },
         );
@@ -173,12 +184,16 @@ impl<T: Element, W: Element> Outputs<T, W> {
                 (gradient, Some(of_gate))
             }
         };
-        let (weights, mean, rstd) = (Some(&weight[..]), &out.mean[..], &out.rstd[..]);
+        let (mean, rstd) = (&out.mean[..], &out.rstd[..]);
         let given = BackwardInputs { dy: &gradient, x: &out.h, weight: weights, mean, rstd, dresidual_out: None };
         let norm = reference::backward(&spec, &given);
         let (dx, dgate) = match of_gate {
             Some(of_gate) => (norm.dx, of_gate),
             None => reference::gated_backward(activation, &norm.dx, &x, &gate),
+        };
+        let (dx, dweight) = match is_first {
+            true => reference::weighted_backward(&spec, &dx, &x, &weight),
+            false => (dx, norm.dweight),
         };
         // The sum with the bias may cancel what was rounded before it.
         let sizes = out.y.iter().enumerate().map(|(i, v)| {
@@ -203,15 +218,15 @@ impl<T: Element, W: Element> Outputs<T, W> {
         }
         let (slack, of_sums) = (2e-5, 2e-5 * (shape.0 as f64).sqrt());
         match setup.cast_order {
-            CastOrder::AtStore => near("y", &self.y, &y, &y, slack),
-            CastOrder::BeforeWeight => {
+            CastOrder::AtStore | CastOrder::WeightFirst => near("y", &self.y, &y, &y, slack),
+            CastOrder::BeforeWeight | CastOrder::RstdFirst => {
                 let sizes: Vec<f64> = sizes.iter().map(|size| 4.0 * size).collect();
                 near("y", &self.y, &y, &sizes, slack);
             }
         }
         near("dx", &self.dx, &dx, &dx, slack);
         near("dgate", &self.dgate, &dgate, &dgate, slack);
-        near("dweight", &self.dweight, &norm.dweight, &norm.dweight, of_sums);
+        near("dweight", &self.dweight, &dweight, &dweight, of_sums);
         near("dbias", &self.dbias, &norm.dbias, &norm.dbias, of_sums);
     }
 }

@@ -83,12 +83,13 @@ struct Setup {
 
 /// Both norms with and without a residual, on the kernels' short path (no bias, one rounding) and
 /// the long one.
-const SETUPS: [Setup; 5] = [
+const SETUPS: [Setup; 6] = [
     Setup { norm: Norm::Rms, residual: false, bias: false, cast_order: CastOrder::AtStore },
     Setup { norm: Norm::Layer, residual: false, bias: true, cast_order: CastOrder::AtStore },
     Setup { norm: Norm::Rms, residual: true, bias: false, cast_order: CastOrder::AtStore },
     Setup { norm: Norm::Layer, residual: true, bias: true, cast_order: CastOrder::AtStore },
     Setup { norm: Norm::Rms, residual: true, bias: true, cast_order: CastOrder::BeforeWeight },
+    Setup { norm: Norm::Layer, residual: false, bias: true, cast_order: CastOrder::RstdFirst },
 ];
 
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::ops::{Index, IndexMut};
 
 use rmsnorm_gpu::program::Accumulate;
-use rmsnorm_spec::{Access, Direction, Piece, PieceSet, Role, Tensor, TensorSet};
+use rmsnorm_spec::{Access, Piece, PieceSet, Role, Tensor, TensorSet};
 
 use crate::plan::{ColumnGroups, KernelKey};
 
@@ -129,19 +129,21 @@ impl Field {
         }
     }
 
-    /// The type in C++, for a program of that direction.
-    fn c_type(self, direction: Direction) -> String {
+    /// The type in C++, for the program of a key.
+    fn c_type(self, key: &KernelKey) -> String {
         match self {
-            Field::Matrix(tensor) => format!("Matrix<{}>", element(tensor, direction)),
-            Field::Vector(tensor) => format!("{}*", element(tensor, direction)),
+            Field::Matrix(tensor) => format!("Matrix<{}>", element(tensor, key)),
+            Field::Vector(tensor) => format!("{}*", element(tensor, key)),
             Field::Number(number) => number.c_type.into(),
         }
     }
 }
 
-/// The C++ type of a tensor's elements.
-fn element(tensor: Tensor, direction: Direction) -> String {
+/// The C++ type of a tensor's elements. In a cast, x and dx have the residual stream's.
+fn element(tensor: Tensor, key: &KernelKey) -> String {
+    let direction = key.program.info().direction;
     let name = match tensor.role(direction) {
+        Role::Activation if key.call.form.is_cast() && matches!(tensor, Tensor::X | Tensor::Dx) => "R",
         Role::Activation => "T",
         Role::Weight => "W",
         Role::Gradient => "G",
@@ -190,13 +192,12 @@ pub(crate) const FILE: &str = "the kernel's Params";
 /// The C++ struct `Params` of a kernel. What its call does not have is a constant of the struct, so
 /// that code may name it.
 pub(crate) fn source(key: &KernelKey) -> String {
-    let direction = key.program.info().direction;
     let mut text = String::from("struct Params {\n");
     for field in fields(key, true) {
-        let _ = writeln!(text, "    {} {};", field.c_type(direction), field.name());
+        let _ = writeln!(text, "    {} {};", field.c_type(key), field.name());
     }
     for field in fields(key, false) {
-        let _ = writeln!(text, "    static constexpr {} {} = {{}};", field.c_type(direction), field.name());
+        let _ = writeln!(text, "    static constexpr {} {} = {{}};", field.c_type(key), field.name());
     }
     let bytes = Params::default().pack(key).len.next_multiple_of(size_of::<u64>());
     let _ = writeln!(

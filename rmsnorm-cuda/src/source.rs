@@ -9,7 +9,7 @@ use rmsnorm_gpu::program::{Accumulate, CallKey, QuantNumbers};
 use rmsnorm_gpu::reduction;
 use rmsnorm_kernels::{self as kernels, Source};
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{Activation, CastOrder, DTypes, Direction, Gate, Norm, Piece, Slot, Tensor, TensorSet};
+use rmsnorm_spec::{Activation, DTypes, Direction, Gate, Norm, Piece, Slot, Tensor, TensorSet};
 
 use crate::caps::Arch;
 use crate::params::{self, Columns, MOST_COLUMN_RANKS};
@@ -105,13 +105,18 @@ fn pulls(call: &CallKey) -> (Vec<Source>, String) {
 fn chain(key: &KernelKey) -> (Vec<Source>, String) {
     let (pieces, activation) = (key.pieces(), activation(&key.call));
     let mut files = vec![kernels::NORM, kernels::X, kernels::STORE];
-    let (mut before, mut after, mut next) = ("X".to_owned(), "Store".to_owned(), "void");
+    let x = if key.call.form.is_cast() { "Plain<R>" } else { "X" };
+    let (mut before, mut after, mut next) = (x.to_owned(), "Store".to_owned(), "void");
     // From the inner types to those that wrap them.
     for piece in Piece::ALL.into_iter().rev().filter(|piece| pieces.has(*piece)) {
         files.extend(match piece {
             Piece::GateBefore => {
                 before = format!("GateBefore<{activation}>");
                 Some(kernels::GATE)
+            }
+            Piece::WeightFirst => {
+                before = "WeightFirst".to_owned();
+                Some(kernels::WEIGHT_FIRST)
             }
             Piece::GateAfter => {
                 after = format!("GateAfter<{activation}>");
@@ -219,7 +224,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 35] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -238,7 +243,9 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 33] {
         ("IS_LAYER", (norm == Norm::Layer).into()),
         ("IS_CLAMPED", (norm == Norm::L2Clamped).into()),
         ("CLAMPED_FROM", Norm::CLAMPED_FROM.to_bits()),
-        ("CAST_BEFORE_WEIGHT", (cast_order == CastOrder::BeforeWeight).into()),
+        ("CAST_BEFORE_WEIGHT", cast_order.rounds_x_hat().into()),
+        ("CAST_RSTD", cast_order.rounds_rstd().into()),
+        ("IS_WEIGHT_FIRST", cast_order.is_weight_first().into()),
         ("ACCUMULATE", accumulate),
         ("ADDS_TO_GRADIENTS", key.call.adds_to_gradients.into()),
         ("HAS_ROW_GROUPS", has_row_groups.into()),
@@ -273,8 +280,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     use rmsnorm_gpu::program::Form;
-    use rmsnorm_spec::DType;
     use rmsnorm_spec::quant::{ScaleKind, ScaleLayout, ScaleRounding};
+    use rmsnorm_spec::{CastOrder, DType};
 
     use super::*;
     use crate::plan::{Reads, Tile};
@@ -320,7 +327,7 @@ mod tests {
     #[test]
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
-            -DIS_LAYER=1 -DCAST_BEFORE_WEIGHT=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DGROUPS_ARE_ROWS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
+            -DIS_LAYER=1 -DIS_CLAMPED=0 -DCLAMPED_FROM=1065353200 -DCAST_BEFORE_WEIGHT=0 -DCAST_RSTD=0 -DIS_WEIGHT_FIRST=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DGROUPS_ARE_ROWS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
             -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
@@ -356,6 +363,7 @@ mod tests {
         for (call, option) in [
             (CallKey { norm: Norm::Rms, ..CALL }, "-DIS_LAYER=0"),
             (CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, "-DCAST_BEFORE_WEIGHT=1"),
+            (CallKey { cast_order: CastOrder::WeightFirst, ..CALL }, "-DIS_WEIGHT_FIRST=1"),
             (CallKey { accumulate: Accumulate::Locks, ..CALL }, "-DACCUMULATE=1"),
             (CallKey { accumulate: Accumulate::Atomics, ..CALL }, "-DACCUMULATE=2"),
             (CallKey { gradient: DType::F32, ..CALL }, "-DG=f32"),
@@ -364,6 +372,10 @@ mod tests {
         ] {
             differs(KernelKey { call, ..KEY }, option);
         }
+        let before = KernelKey { call: CallKey { cast_order: CastOrder::BeforeWeight, ..CALL }, ..KEY };
+        let first = KernelKey { call: CallKey { cast_order: CastOrder::RstdFirst, ..CALL }, ..KEY };
+        let (before, first) = (options(&before, Arch(90)), options(&first, Arch(90)));
+        assert_eq!(first.iter().filter(|option| !before.contains(option)).collect::<Vec<_>>(), ["-DCAST_RSTD=1"]);
     }
 
     /// `codes.cuh` and `quantize.cuh` define these numbers.

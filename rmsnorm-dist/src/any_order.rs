@@ -10,16 +10,17 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
     /// [`ShardedNorm::forward_reduced`](crate::ShardedNorm::forward_reduced) with `Order::Engine`, for
     /// validated arguments.
     pub(crate) fn normalize_sum(&self, spec: &NormSpec, mut args: AnyForward<'_, B>) -> Result<(), Error> {
-        check_dense(spec, "x", Some(distances(&args.x)))?;
+        check_dense(spec, "x", args.x.as_ref().map(distances))?;
         let len = spec.rows * spec.cols;
         self.in_step(|is_sent| {
             let x = match &mut args.x {
-                Source::Overwrite(x) => {
+                Some(Source::Overwrite(x)) => {
                     let x = x.view.part(0..len);
                     in_one_exchange(is_sent, || self.all_reduce_in_place(x))?;
                     return forward(self.backend(), spec, args);
                 }
-                Source::Read(x) => x.view.part(0..len),
+                Some(Source::Read(x)) => x.view.part(0..len),
+                None => return Ok(()),
             };
             let mut sum = self.room(args.dtypes.activation, len)?;
             let of_sum = sum.view_mut(0..len);

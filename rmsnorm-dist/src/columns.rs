@@ -47,6 +47,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         args: AnyForward<'v, B>,
     ) -> Result<Checked<AnyForward<'v, B>>, Error> {
         check_columns_form(spec, args.parts)?;
+        check_one_dtype(args.x.is_some())?;
         Checked::forward(self.here(spec)?, args)
     }
 
@@ -67,8 +68,10 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         }
         let mut found = self.room_for(&here, Direction::Forward)?;
         let x = match &args.x {
-            Source::Read(x) => x.with(x.view.whole()),
-            Source::Overwrite(x) => x.with(x.view.read()),
+            Some(Source::Read(x)) => x.with(x.view.whole()),
+            Some(Source::Overwrite(x)) => x.with(x.view.read()),
+            // `check_forward` refuses it; the type system needs the error.
+            None => return check_one_dtype(false),
         };
         let residual = args.residual.as_ref().map(|residual| match residual {
             Source::Read(residual) => residual.with(residual.view.whole()),
@@ -94,6 +97,7 @@ impl<'a, B: Memory> DividedColumns<'a, B> {
         exchange: impl FnOnce(&RowShares, B::Out<'_, f32>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         check_columns_form(spec, None)?;
+        check_one_dtype(args.dx.is_some())?;
         let here = self.here(spec)?;
         // The first kernel sums over no rows, so a backend would refuse another reduction only
         // after the exchange.
@@ -208,4 +212,12 @@ impl<B: Memory> Found<B> {
     fn all(&self) -> AnyIn<'_, B> {
         f32::any_in(B::buffer_in(&self.all, 0..self.shares.len()))
     }
+}
+
+/// Refuses a call whose y has another dtype than its x, which the first half cannot read.
+fn check_one_dtype(has_one: bool) -> Result<(), Error> {
+    if has_one {
+        return Ok(());
+    }
+    Err(Error::Unsupported { rule: "where columns are divided among ranks, x and y have one dtype".into() })
 }

@@ -167,6 +167,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let statistic = |is_there| self.room_if(is_there && !is_sum_sent, DType::F32, rows.len());
         let (mut of_mean, mut of_rstd) = (statistic(mean.is_some())?, statistic(rstd.is_some())?);
 
+        let Some(x) = x else { return Ok(()) };
         self.deal(&shares, &x, &mut parts, is_sent)?;
         let mut y = written(x, y).map(|y| y.view);
         {
@@ -226,7 +227,7 @@ fn check_form<B: Memory>(spec: &NormSpec, args: &AnyForward<'_, B>) -> Result<()
         Some(Source::Overwrite(_)) => (None, residual),
         Some(Source::Read(_)) | None => (residual, None),
     };
-    check_dense(spec, "x", Some(distances(&args.x)))?;
+    check_dense(spec, "x", args.x.as_ref().map(distances))?;
     check_dense(spec, "y", args.y.as_ref().map(|y| y.with(())))?;
     check_dense(spec, "residual_out", args.residual_out.as_ref().map(|sum| sum.with(())).or(overwritten))?;
     match residual.map(|residual| residual.layout(spec.rows, spec.cols)) {

@@ -263,8 +263,13 @@ pub fn check_reduced<'a, B: NormBackend>(
         let rule = "forward_reduced takes one matrix x on each rank, got a sum of parts: add the parts first";
         return Err(Error::Unsupported { rule: rule.into() });
     }
-    if spec.gate.is_some() || spec.groups > 1 {
-        let rule = "forward_reduced has no gate and no groups of columns: reduce x first, and normalize the sum";
+    if spec.gate.is_some() || spec.groups > 1 || spec.cast_order.is_weight_first() {
+        let rule = "forward_reduced has no gate, no groups of columns and no weight before the norm: reduce x first, and \
+            normalize the sum";
+        return Err(Error::Unsupported { rule: rule.into() });
+    }
+    if args.x.is_none() {
+        let rule = "forward_reduced sums x in the dtype of y, got another dtype: use Forward::new, or convert x first";
         return Err(Error::Unsupported { rule: rule.into() });
     }
     match spec.residual_placement {

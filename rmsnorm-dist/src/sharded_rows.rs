@@ -41,6 +41,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let mut parts = self.room(dtypes.activation, self.len_of_parts(&shares))?;
         let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, own.len())?;
 
+        let Some(x) = x else { return Ok(()) };
         self.deal(&shares, &x, &mut parts, is_sent)?;
         // If it was the only exchange, a later error leaves all ranks in step.
         *is_sent = y_rows == OutputRows::All;
@@ -58,7 +59,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
 
 /// Rejects calls that are valid but that this form does not support.
 fn check_form<B: Memory>(spec: &NormSpec, y_rows: OutputRows, args: &AnyForward<'_, B>) -> Result<(), Error> {
-    check_dense(spec, "x", Some(distances(&args.x)))?;
+    check_dense(spec, "x", args.x.as_ref().map(distances))?;
     check_dense(spec, "y", args.y.as_ref().filter(|_| y_rows == OutputRows::All).map(|y| y.with(())))?;
     match &args.residual {
         // Compare the given stride: a rank with one row must refuse the same calls as the others.

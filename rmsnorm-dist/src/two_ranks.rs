@@ -37,6 +37,7 @@ impl<B: Memory, C: Collective<B>> Sharded<B, C> {
         let mut parts = self.room(dtypes.activation, of_ranks.len())?;
         let of_sum = self.room_if(matches!(residual, Some(Source::Overwrite(_))), dtypes.residual, len)?;
 
+        let Some(x) = x else { return Ok(()) };
         in_one_exchange(is_sent, || self.all_gather(&of_ranks, sent(&x, len), parts.view_mut(0..of_ranks.len())))?;
         let Some(y) = written(x, y) else { return Ok(()) };
         self.add_parts(spec, &parts, of_sum, y, Beside { dtypes, residual, residual_out, weight, bias, mean, rstd })

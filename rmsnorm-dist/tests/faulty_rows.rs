@@ -90,11 +90,11 @@ impl Faulty {
             return Err(Error::Unsupported { rule: "rows lie side by side".into() });
         }
         let Forward { x, y, residual, residual_out, weight, bias, mean, rstd, .. } = args;
-        let is_over_x = matches!(x, Source::Overwrite(_));
+        let is_over_x = matches!(x, Some(Source::Overwrite(_)));
         let (x, y) = match (x, y) {
-            (Source::Overwrite(x), _) => (x.view.to_vec(), x.view),
-            (Source::Read(x), Some(y)) => (x.view.to_vec(), y.view),
-            (Source::Read(_), None) => return Ok(()),
+            (Some(Source::Overwrite(x)), _) => (x.view.to_vec(), x.view),
+            (Some(Source::Read(x)), Some(y)) => (x.view.to_vec(), y.view),
+            (Some(Source::Read(_)), None) | (None, _) => return Ok(()),
         };
         let (residual, sum) = match (residual, residual_out) {
             (Some(Source::Overwrite(sum)), _) => (Some(sum.view.to_vec()), Some(sum.view)),
@@ -227,7 +227,7 @@ fn is_dense<T: Element, W: Element, R: Element>(args: &Forward<'_, CpuBackend, T
     }
     let outputs =
         [args.y.as_ref().and_then(|y| y.row_stride), args.residual_out.as_ref().and_then(|sum| sum.row_stride)];
-    let inputs = [of(&args.x), args.residual.as_ref().and_then(of)];
+    let inputs = [args.x.as_ref().and_then(of), args.residual.as_ref().and_then(of)];
     outputs.into_iter().chain(inputs).all(|row_stride| row_stride.is_none())
 }
 

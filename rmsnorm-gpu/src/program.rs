@@ -62,7 +62,8 @@ pub struct CallKey {
     pub gradient: DType,
     /// Whether the gradients are added to their previous values.
     pub adds_to_gradients: bool,
-    /// When forward rounds to the activations' dtype.
+    /// When forward rounds to the activations' dtype. In backward, whether the weight comes before
+    /// the norm.
     pub cast_order: CastOrder,
     /// How the program stores its sums over rows for the second stage.
     pub accumulate: Accumulate,
@@ -87,10 +88,13 @@ pub struct CallKey {
 impl CallKey {
     /// The pieces that the code of a program of that direction has.
     pub const fn pieces(&self, direction: Direction) -> PieceSet {
-        let has_residual = !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
+        // The residual of a cast is its x.
+        let is_x = self.form.is_cast() && !matches!(direction, Direction::Backward);
+        let has_residual = !is_x && !self.tensors.intersection(Piece::Residual.tensors(direction)).is_empty();
         PieceSet::NONE
             .set(Piece::Parts, self.has_parts)
             .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
+            .set(Piece::WeightFirst, self.cast_order.is_weight_first())
             .set(Piece::GateAfter, matches!(self.gate, Some(Gate { slot: Slot::After, .. })))
             .set(Piece::Residual, has_residual && !self.form.is_residual_after())
             .set(Piece::ResidualAfter, self.form.is_residual_after())
@@ -117,7 +121,7 @@ pub enum Accumulate {
     Atomics,
 }
 
-/// How forward uses the residual. [`Form::Norm`] for every other pass.
+/// How a call uses the residual. Backward is [`Form::Norm`] or [`Form::Cast`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// `y` is the norm of `x`, or of `residual_out = x + residual`.
@@ -126,10 +130,16 @@ pub enum Form {
     AddsToResidual,
     /// As `Sum`, and `y` is the next norm, applied to `residual_out`.
     AddsAndNorms,
+    /// `x`, and in backward its gradient, has the dtype of the residual stream, and nothing is
+    /// added to `x`: [`TensorSet::is_cast`].
+    Cast,
 }
 
 impl Form {
     const fn of(problem: &Problem) -> Self {
+        if problem.tensors.is_cast() {
+            return Form::Cast;
+        }
         match (problem.direction, problem.residual_placement) {
             (Direction::Forward, ResidualPlacement::After) if problem.tensors.has(Tensor::Y) => Form::AddsAndNorms,
             (Direction::Forward, ResidualPlacement::After) => Form::AddsToResidual,
@@ -141,7 +151,7 @@ impl Form {
     /// Whether the residual is added after the norm.
     pub const fn is_residual_after(self) -> bool {
         match self {
-            Form::Norm => false,
+            Form::Norm | Form::Cast => false,
             Form::AddsToResidual | Form::AddsAndNorms => true,
         }
     }
@@ -149,9 +159,14 @@ impl Form {
     /// Whether the sum is normalized too.
     pub const fn norms_twice(self) -> bool {
         match self {
-            Form::Norm | Form::AddsToResidual => false,
+            Form::Norm | Form::AddsToResidual | Form::Cast => false,
             Form::AddsAndNorms => true,
         }
+    }
+
+    /// Whether `x` has the dtype of the residual stream.
+    pub const fn is_cast(self) -> bool {
+        matches!(self, Form::Cast)
     }
 }
 
@@ -179,7 +194,15 @@ impl Program {
         let gate = if self.optional.has(Tensor::Gate) { problem.gate } else { None };
         let is_multiplied = has_parameters(tensors) || matches!(gate, Some(Gate { slot: Slot::After, .. }));
         let is_last = !is_multiplied && !form.is_residual_after();
-        let is_cast = !(matches!(problem.dtypes.activation, DType::F32) || is_last && is_repeated);
+        let rounds_rstd = problem.cast_order.rounds_rstd() && self.optional.has(Tensor::Weight);
+        let is_repeated = is_last && is_repeated && !rounds_rstd;
+        let is_cast = is_forward && !(matches!(problem.dtypes.activation, DType::F32) || is_repeated);
+        let is_weight_first = problem.cast_order.is_weight_first();
+        let cast_order = match is_weight_first {
+            true if self.optional.has(Tensor::Weight) => CastOrder::WeightFirst,
+            false if is_cast => problem.cast_order,
+            true | false => CastOrder::AtStore,
+        };
         let stores_gradients = self.stores_gradients && tensors.sums_over_rows() > 0;
         CallKey {
             norm: match problem.norm {
@@ -191,7 +214,7 @@ impl Program {
             dtypes: self.dtypes(problem, tensors),
             gradient: if stores_gradients { gradient(problem) } else { problem.dtypes.activation },
             adds_to_gradients: stores_gradients && matches!(problem.grad_store, GradStore::Accumulated),
-            cast_order: if is_forward && is_cast { problem.cast_order } else { CastOrder::AtStore },
+            cast_order,
             accumulate,
             tensors,
             has_row_groups: !self.is_reduction && problem.rows_per_group.is_some(),
@@ -205,9 +228,11 @@ impl Program {
 
     /// The optional tensors that the call has. In place there is no `x`, and `residual_out`
     /// overwrites the residual. Code that does not distinguish calls without `x` counts an in-place
-    /// residual as a residual.
+    /// residual as a residual, and takes what a cast calls a residual for `x`, and `dresidual` for
+    /// `dx`.
     const fn tensors(&self, problem: &Problem) -> TensorSet {
-        let tensors = problem.tensors;
+        let is_dx = problem.tensors.is_cast() && !self.optional.has(Tensor::X);
+        let tensors = if is_dx { problem.tensors.without(Tensor::Dresidual) } else { problem.tensors };
         let adds_residual =
             if self.optional.has(Tensor::X) { tensors.has(Tensor::Residual) } else { tensors.adds_residual() };
         // Backward reads the bias for the gradient of a gate.
@@ -225,7 +250,8 @@ impl Program {
         }
         let is_backward = matches!(self.direction, Direction::Backward);
         // A sum of parts is rounded like a sum with a residual.
-        let uses_stream = is_backward || problem.tensors.adds_residual() || has_parts(problem);
+        let uses_stream =
+            is_backward || problem.tensors.adds_residual() || problem.tensors.is_cast() || has_parts(problem);
         DTypes {
             activation,
             weight: if has_parameters(tensors) { weight } else { activation },
@@ -492,6 +518,21 @@ mod tests {
         assert_eq!(cast_order(DType::Bf16, &[Tensor::Bias]), CastOrder::BeforeWeight);
         assert_eq!(cast_order(DType::Bf16, &[]), CastOrder::AtStore);
         assert_eq!(cast_order(DType::F32, &[Tensor::Weight]), CastOrder::AtStore);
+        // The rounding of rstd stays without a weight, in programs that normalize.
+        let rstd_first = |program: Program, tensors: &[Tensor]| {
+            program.key(&Problem { cast_order: CastOrder::RstdFirst, ..forward(tensors) }).cast_order
+        };
+        assert_eq!(rstd_first(FORWARD, &[]), CastOrder::RstdFirst);
+        let statistics = Program { optional: TensorSet::of(&[Tensor::Residual]), ..FORWARD };
+        assert_eq!(rstd_first(statistics, &[Tensor::Weight]), CastOrder::AtStore);
+        // A weight before the norm is another norm in every dtype and direction.
+        for (program, problem) in [(FORWARD, forward(&[Tensor::Weight])), (BACKWARD, backward(&[Tensor::Weight]))] {
+            let problem =
+                Problem { cast_order: CastOrder::WeightFirst, dtypes: DTypes::uniform(DType::F32), ..problem };
+            let key = program.key(&problem);
+            assert_eq!((key.cast_order, REDUCE.key(&problem).cast_order), (CastOrder::WeightFirst, CastOrder::AtStore));
+            assert!(key.pieces(problem.direction).has(Piece::WeightFirst));
+        }
         // A gate after the norm is multiplied with the rounded value.
         let program = Program { optional: TensorSet::of(&[Tensor::Gate]), ..FORWARD };
         for (slot, expected) in [(Slot::After, CastOrder::BeforeWeight), (Slot::Before, CastOrder::AtStore)] {

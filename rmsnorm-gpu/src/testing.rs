@@ -179,6 +179,15 @@ pub fn calls_with_gates(mixes: &[DTypes]) -> Vec<Call> {
     calls
 }
 
+/// The call, of any direction, with the weight before the norm, which leaves no room for a
+/// residual. It has one part of x, no gate before the norm and no residual after it.
+pub fn weight_first(problem: &Problem) -> Problem {
+    let of_residual = Piece::Residual.tensors(problem.direction);
+    let tensors = problem.tensors.difference(of_residual).with(Tensor::Weight);
+    let dtypes = DTypes { residual: problem.dtypes.activation, ..problem.dtypes };
+    Problem { tensors, dtypes, cast_order: CastOrder::WeightFirst, ..*problem }
+}
+
 /// Pseudo-random draws from lists. Equal seeds give equal draws.
 #[derive(Clone, Debug)]
 pub struct Draw(u64);
@@ -234,7 +243,7 @@ impl Draw {
         let drawn = drawn.set(ResidualOut, drawn.has(Residual) && drawn.has(ResidualOut));
         let tensors = drawn.set(Mean, norm == Norm::Layer);
         let problem = Problem::forward(norm, rows, cols, dtypes.activation, tensors);
-        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight]);
+        let cast_order = self.of([CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst]);
         Problem { dtypes, cast_order, has_weight_offset: self.yes(), ..problem }
     }
 
@@ -265,6 +274,20 @@ impl Draw {
         let drawn = if is_before { drawn.without(Tensor::Bias) } else { drawn };
         let dtypes = DTypes { residual, ..problem.dtypes };
         Problem { tensors: kept.union(drawn).with(Tensor::Gate), dtypes, gate: Some(gate), ..*problem }
+    }
+
+    /// A call without a residual, forward or backward, whose y has another dtype than its x.
+    pub fn cast(&mut self, rows: usize, cols: usize) -> Problem {
+        let of_residual = [Piece::Residual.tensors(Direction::Forward), Piece::Residual.tensors(Direction::Backward)];
+        let problem = if self.yes() { self.forward(rows, cols) } else { self.backward(rows, cols) };
+        let of_direction = of_residual[usize::from(problem.direction == Direction::Backward)];
+        let added = problem.tensors.intersection(TensorSet::of(&[Tensor::DresidualOut]));
+        let tensors = problem.tensors.difference(of_direction).union(added);
+        let tensors = match problem.direction {
+            Direction::Backward => tensors.without(Tensor::Dx).with(Tensor::Dresidual),
+            Direction::Forward | Direction::QuantizedForward => tensors.without(Tensor::X).with(Tensor::Residual),
+        };
+        Problem { tensors, dtypes: self.of(DTypes::CASTS), ..problem }
     }
 
     /// A quantized call with any kind of scale and any of the matching tensors.

@@ -1,5 +1,6 @@
 //! Arrays of NumPy, CuPy and other libraries that support DLPack, on the CPU or on CUDA.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 
 use dlpark::DlpackFlags;
@@ -13,7 +14,7 @@ use rmsnorm_core::{
     Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, ResidualPlacement, RowLayout, Storage, Tensor,
 };
 
-use crate::call::Call;
+use crate::call::{Call, gated};
 use crate::foreign::{Foreign, Place, python_name, shape_of};
 
 /// The legacy default stream, in DLPack and in the CUDA driver.
@@ -83,17 +84,19 @@ fn tuple(dims: &[i64]) -> String {
 /// Runs a call on arrays: forward, or backward if there is a `dy`.
 ///
 /// `options`: eps, weight_offset, cast_before_weight and residual_after.
+/// `pieces`: the gate's activation, whether it is before the norm, and the groups of columns.
 /// `tensors` maps names (`x`, `weight`, ..) to (array, is bfloat16). The flag marks 16-bit integer
 /// arrays that hold bfloat16, which NumPy cannot export otherwise.
 /// `stream` is the address of a CUDA stream, by default the legacy default stream. The call and the
 /// waits for the arrays' producers are enqueued there. The caller orders other streams after it and
 /// keeps all arrays alive until the call is done.
 #[pyfunction]
-#[pyo3(signature = (norm, options, tensors, stream=None))]
+#[pyo3(signature = (norm, options, pieces, tensors, stream=None))]
 pub(crate) fn run_arrays(
     py: Python<'_>,
     norm: &str,
     options: (f32, f32, bool, bool),
+    pieces: (Option<&str>, bool, usize),
     tensors: &Bound<'_, PyDict>,
     stream: Option<usize>,
 ) -> PyResult<()> {
@@ -119,13 +122,16 @@ pub(crate) fn run_arrays(
     let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
     let spec = if residual_after { spec.residual_after() } else { spec };
+    let (activation, gate_before, groups) = pieces;
+    let spec = activation.map_or(Ok(spec), |activation| gated(spec, activation, gate_before));
+    let spec = spec.map_err(to_python)?.groups(groups);
     let mut call = Call::new(direction, spec);
     for lent in &arrays {
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
             let rule = "is an output, and the array is read-only: pass a writable array";
             return Err(PyBufferError::new_err(format!("{} {rule}", lent.tensor)));
         }
-        lent.check_shape(main, &found.dims)?;
+        lent.check_shape(main, &found.dims, groups)?;
         call.with(lent.tensor, lent.foreign).map_err(to_python)?;
     }
     let dtypes = call.dtypes().map_err(to_python)?;
@@ -252,12 +258,12 @@ impl Lent {
     ///
     /// # Errors
     /// `ValueError` if the shape does not match `dims`.
-    fn check_shape(&self, main: Tensor, dims: &[i64]) -> PyResult<()> {
-        let expected = shape_of(self.tensor, dims).unwrap_or(&self.dims);
-        if self.dims == expected {
+    fn check_shape(&self, main: Tensor, dims: &[i64], groups: usize) -> PyResult<()> {
+        let expected = shape_of(self.tensor, dims, groups).unwrap_or(Cow::Borrowed(&self.dims));
+        if self.dims == *expected {
             return Ok(());
         }
-        let (tensor, expected, got) = (self.tensor, tuple(expected), tuple(&self.dims));
+        let (tensor, expected, got) = (self.tensor, tuple(&expected), tuple(&self.dims));
         let rule = format!("{tensor}: expected the shape {expected}, got {got}");
         Err(PyValueError::new_err(format!("{rule}, since {main} has the shape {}", tuple(dims))))
     }

@@ -1,5 +1,6 @@
 //! Tensors that another library owns: an address, a storage and a layout, known only at run time.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 
 use rmsnorm_core::{DType, Error, RowLayout, Storage, Tensor, TensorShape};
@@ -70,13 +71,14 @@ impl Foreign {
 }
 
 /// The shape of a tensor in a call whose `x` has these dimensions; `None` if `x` does not determine
-/// it.
-pub(crate) fn shape_of(tensor: Tensor, dims: &[i64]) -> Option<&[i64]> {
+/// it. Several groups of columns have statistics of one dimension more.
+pub(crate) fn shape_of(tensor: Tensor, dims: &[i64], groups: usize) -> Option<Cow<'_, [i64]>> {
     let (cols, rows) = dims.split_last().map(|(cols, rows)| (std::slice::from_ref(cols), rows))?;
     match tensor.shape() {
-        TensorShape::Matrix => Some(dims),
-        TensorShape::Cols => Some(cols),
-        TensorShape::Rows => Some(rows),
+        TensorShape::Matrix => Some(dims.into()),
+        TensorShape::Cols => Some(cols.into()),
+        TensorShape::Rows if groups == 1 => Some(rows.into()),
+        TensorShape::Rows => Some([rows, &[i64::try_from(groups).ok()?]].concat().into()),
         TensorShape::Transposed
         | TensorShape::Workspace
         | TensorShape::One

@@ -20,12 +20,14 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rmsnorm_core::quant::ScaleKind;
-use rmsnorm_core::{Activation, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
+use rmsnorm_core::{
+    Activation, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor, TensorShape,
+};
 
 use crate::call::{Call, F32};
 use crate::device;
 use crate::foreign::{Foreign, Place, shape_of, sizes};
-use operator::{CAST_ORDERS, Operator, Parameter, SCHEMAS, Y_DTYPES};
+use operator::{Operator, Parameter, SCHEMAS, Y_DTYPES};
 use shim::{Exception, Kernel, Shim, Value};
 use tensor::{DeviceOf, Owned};
 
@@ -86,7 +88,10 @@ impl<'s> Arguments<'s> {
                 Parameter::Eps => arguments.eps = f64::from_bits(value),
                 Parameter::WeightOffset => arguments.weight_offset = f64::from_bits(value),
                 // Only the lowest byte of a bool is defined.
-                Parameter::CastBeforeWeight => arguments.cast_order = i64::from(value as u8 != 0),
+                Parameter::CastBeforeWeight => {
+                    let is_cast = value as u8 != 0;
+                    arguments.cast_order = if is_cast { CastOrder::BeforeWeight } else { CastOrder::AtStore } as i64;
+                }
                 Parameter::Kind => arguments.kind = value.cast_signed(),
                 Parameter::CastOrder => arguments.cast_order = value.cast_signed(),
                 Parameter::YDtype => arguments.y_dtype = value.cast_signed(),
@@ -113,7 +118,7 @@ impl<'s> Arguments<'s> {
 
     fn spec(&self, operator: &Operator, rows: usize, cols: usize) -> Result<NormSpec, Error> {
         let norm = numbered("kind", &Norm::ALL, self.kind)?;
-        let cast_order = numbered("cast_order", &CAST_ORDERS, self.cast_order)?;
+        let cast_order = numbered("cast_order", &CastOrder::ALL, self.cast_order)?;
         let spec = NormSpec::new(norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
         // Statistics are allocated before validation, and more groups than columns may not fit.
         let groups = usize::try_from(self.groups).ok().filter(|groups| (1..=cols.max(1)).contains(groups));
@@ -131,12 +136,25 @@ impl<'s> Arguments<'s> {
         })
     }
 
-    /// The shape of a tensor in a call whose `x` has these dimensions, as [`shape_of`]: several
-    /// groups have statistics of one dimension more.
-    fn shape_of<'d>(&self, tensor: Tensor, dims: &'d [i64]) -> Option<Cow<'d, [i64]>> {
-        let shape = shape_of(tensor, dims)?;
-        let has_groups = self.groups != 1 && tensor.shape() == TensorShape::Rows;
-        Some(if has_groups { Cow::Owned([shape, &[self.groups]].concat()) } else { Cow::Borrowed(shape) })
+    /// The dtype of `y` if `x` has another one. Backward has another one where `dresidual` stands for
+    /// `dx`.
+    fn y_dtype(&self, operator: &Operator, main: &Owned<'s>) -> Result<Option<DType>, Error> {
+        let asked = numbered("y_dtype", &Y_DTYPES, self.y_dtype)?;
+        match operator.direction {
+            Direction::Forward => {
+                let other = asked.filter(|_| asked != main.storage(Tensor::X).ok().and_then(Storage::float));
+                if other.is_some() && self.tensor(Tensor::Residual).is_some() {
+                    let rule = "a residual needs a y of the dtype of x: cast y after the call".into();
+                    return Err(Error::Unsupported { rule });
+                }
+                Ok(other)
+            }
+            Direction::Backward if operator.parameters.contains(&Parameter::Need(Tensor::Dx)) => {
+                let is_cast = !self.needed[Tensor::Dx as usize];
+                Ok(if is_cast { main.storage(Tensor::Dy)?.float() } else { None })
+            }
+            Direction::Backward | Direction::QuantizedForward => Ok(None),
+        }
     }
 
     /// Whether the call has the result. A result that is not needed has no elements. The statistics
@@ -159,7 +177,7 @@ impl<'s> Arguments<'s> {
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
             }
             let got = owned.dims()?;
-            let expected = self.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(got));
+            let expected = shape_of(tensor, dims, call.spec.groups).unwrap_or(Cow::Borrowed(got));
             if got != &*expected {
                 let rule = format!("expected the shape {expected:?}, got {got:?}");
                 return Err(Error::InvalidArgument { arg: tensor.name(), rule });
@@ -167,7 +185,8 @@ impl<'s> Arguments<'s> {
             // Strided vectors are copied, too.
             let (foreign, copy) = owned.rows(tensor)?;
             copies.extend(copy);
-            call.with(tensor, foreign)?;
+            let is_cast = call.direction == Direction::Forward && call.y_dtype.is_some();
+            call.with(if is_cast && tensor == Tensor::X { Tensor::Residual } else { tensor }, foreign)?;
         }
         Ok(())
     }
@@ -182,8 +201,8 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let refuse = || Error::InvalidArgument { arg, rule: format!("{rule}, got the shape {dims:?}") };
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
     let spec = arguments.spec(operator, rows, cols)?;
-    numbered("y_dtype", &Y_DTYPES, arguments.y_dtype)?;
     let mut call = Call::new(operator.direction, spec);
+    call.y_dtype = arguments.y_dtype(operator, main)?;
     let mut copies = Vec::new();
     arguments.give(&mut call, dims, device, &mut copies)?;
     if operator.direction == Direction::QuantizedForward {
@@ -194,7 +213,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let weight =
         arguments.tensor(Tensor::Weight).or(arguments.tensor(Tensor::Bias)).map_or(DType::F32, |_| dtypes.weight);
     let dtypes = rmsnorm_core::DTypes { weight, ..dtypes };
-    dtypes.check()?;
+    call.check(dtypes)?;
 
     let mut results = [const { None }; MOST_RESULTS];
     for (result, &tensor) in results.iter_mut().zip(&operator.results) {
@@ -212,7 +231,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
             }
             made
         } else {
-            let shape = arguments.shape_of(tensor, dims).unwrap_or(Cow::Borrowed(dims));
+            let shape = shape_of(tensor, dims, spec.groups).unwrap_or(Cow::Borrowed(dims));
             let made = Owned::empty(shim, &shape, storage, device)?;
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols]).ok_or_else(refuse)?

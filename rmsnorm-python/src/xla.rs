@@ -9,6 +9,7 @@
 mod api;
 mod frame;
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -22,7 +23,7 @@ use rmsnorm_core::{
     CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, Problem, RowLayout, Tensor, TensorShape,
 };
 
-use crate::call::Call;
+use crate::call::{Call, gated};
 use crate::foreign::{Place, python_name, shape_of};
 pub(crate) use api::xla_layouts;
 use frame::{Array, Frame, invalid};
@@ -36,7 +37,7 @@ struct Named<'a> {
 }
 
 /// Pairs arrays with the names that an attribute lists, separated by commas.
-fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize) -> Result<Vec<Named<'a>>, Error> {
+fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize, groups: usize) -> Result<Vec<Named<'a>>, Error> {
     let names: Vec<&str> = names.split(',').collect();
     if names.len() != arrays.len() {
         let rule = format!("expected {} arrays, {}, got {}", names.len(), names.join(", "), arrays.len());
@@ -47,7 +48,7 @@ fn named<'a>(names: &str, arrays: Vec<Array<'a>>, rank: usize) -> Result<Vec<Nam
             Tensor::from_name(name).ok_or_else(|| invalid("tensors", format!("no tensor is named {name:?}")))?;
         let own = match tensor.shape() {
             TensorShape::Matrix => rank,
-            TensorShape::Rows => rank - 1,
+            TensorShape::Rows => rank - usize::from(groups == 1),
             TensorShape::Cols | TensorShape::Workspace => 1,
             TensorShape::Transposed | TensorShape::One | TensorShape::Scales | TensorShape::ScalesColumnwise => {
                 return Err(invalid(tensor.name(), "only tensors of forward and backward are supported here"));
@@ -74,8 +75,10 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
         Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "expected rms_norm or layer_norm"))?;
     let rank = usize::try_from(frame.integer("rank")?).ok().filter(|rank| *rank > 0);
     let rank = rank.ok_or_else(|| invalid("rank", "x must have at least one dimension"))?;
-    let mut tensors = named(frame.string("inputs")?, frame.args(), rank)?;
-    let outputs = named(frame.string("outputs")?, frame.results(), rank)?;
+    let groups = usize::try_from(frame.integer("groups")?).ok().filter(|groups| *groups > 0);
+    let groups = groups.ok_or_else(|| invalid("groups", "expected at least 1"))?;
+    let mut tensors = named(frame.string("inputs")?, frame.args(), rank, groups)?;
+    let outputs = named(frame.string("outputs")?, frame.results(), rank, groups)?;
     let main = outputs.first().map(|first| (first.batch, first.own));
     let (batch, own) = main.ok_or(Error::Missing { arg: "outputs", why: "every call needs at least one output" })?;
     tensors.extend(outputs);
@@ -85,8 +88,8 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     for Named { tensor, batch: theirs, own: dims, .. } in &tensors {
         let go_together =
             theirs.len() == batch.len() && theirs.iter().zip(batch).all(|(one, all)| *one == 1 || one == all);
-        let expected = shape_of(*tensor, own).unwrap_or(dims);
-        if !go_together || *dims != expected {
+        let expected = shape_of(*tensor, own, groups).unwrap_or(Cow::Borrowed(dims));
+        if !go_together || **dims != *expected {
             let rule = format!(
                 "expected the shape {expected:?} in a batch of {batch:?}, got {dims:?} in a batch of {theirs:?}"
             );
@@ -103,6 +106,10 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     let (members, rows) = if tensors.iter().all(is_one) { (1, count(batch) * rows) } else { (count(batch), rows) };
 
     let mut spec = NormSpec::new(norm, rows, cols, frame.float("eps")?).weight_offset(frame.float("weight_offset")?);
+    spec = spec.groups(groups);
+    if tensors.iter().any(|named| named.tensor == Tensor::Gate) {
+        spec = gated(spec, frame.string("activation")?, frame.flag("gate_before")?)?;
+    }
     if direction == Direction::Forward {
         if frame.flag("cast_before_weight")? {
             spec = spec.cast_order(CastOrder::BeforeWeight);
@@ -117,7 +124,7 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols])
             } else {
-                RowLayout::dense(&[if is_of_columns(*tensor) { count(own) } else { rows }])
+                RowLayout::dense(&[if is_of_columns(*tensor) { count(own) } else { rows.saturating_mul(groups) }])
             };
             let layout = layout.ok_or_else(|| invalid(tensor.name(), "its size exceeds the address space"))?;
             call.with(*tensor, array.part(*tensor, place_in(theirs, batch, member), layout)?)?;
@@ -242,7 +249,8 @@ handlers! {
 
 /// The workspace of a backward call in f32 elements, on the CPU or on any CUDA device. No device is
 /// queried: a program may be lowered on a machine without one. `tensors`: names separated by
-/// commas. `dtypes`: of activations, weight and residual.
+/// commas. `dtypes`: of activations, weight and residual. `pieces`: the gate's activation, whether it
+/// is before the norm, and the groups of columns.
 #[pyfunction]
 pub(crate) fn xla_workspace_len(
     is_cuda: bool,
@@ -251,6 +259,7 @@ pub(crate) fn xla_workspace_len(
     cols: usize,
     tensors: &str,
     dtypes: (String, String, String),
+    pieces: (Option<&str>, bool, usize),
 ) -> PyResult<usize> {
     let refuse = |what: &str| PyValueError::new_err(format!("rmsnorm knows no {what}"));
     let norm = Norm::from_name(norm).ok_or_else(|| refuse(norm))?;
@@ -259,7 +268,11 @@ pub(crate) fn xla_workspace_len(
     let dtypes = DTypes { activation: dtype(&dtypes.0)?, weight: dtype(&dtypes.1)?, residual: dtype(&dtypes.2)? };
     let tensors: Option<Vec<Tensor>> = tensors.split(',').map(Tensor::from_name).collect();
     let tensors = tensors.ok_or_else(|| refuse("such tensor"))?;
-    let problem = Problem { dtypes, ..Problem::backward(norm, rows, cols, dtypes.activation, &tensors[..]) };
+    let ((activation, is_before, groups), spec) = (pieces, NormSpec::new(norm, rows, cols, 0.0));
+    let spec = activation.map_or(Ok(spec), |activation| gated(spec, activation, is_before));
+    let gate = spec.map_err(|error| PyValueError::new_err(error.to_string()))?.gate;
+    let problem =
+        Problem { dtypes, gate, groups, ..Problem::backward(norm, rows, cols, dtypes.activation, &tensors[..]) };
     Ok(if is_cuda {
         rmsnorm_core::cuda::workspace_len_bound(&problem)
     } else {

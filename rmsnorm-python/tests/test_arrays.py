@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 from conftest import framework
-from judge import judge, judge_after
+from judge import judge, judge_after, judge_gated, wide
 
 import rmsnorm
 from rmsnorm import arrays
@@ -79,6 +79,70 @@ def test_two_norms_around_a_residual_are_within_their_bounds(dtype, shape, norm)
     arrays.backward(norm, dy=dsum, x=x, dx=got["dx"], dweight=got["dweight"], weight_offset=offset, **of_first, **biases("dbias"))
     inputs = dict(x=x, residual=residual, dy=dy, dresidual_out=dresidual_out) | parameters
     judge_after(norm, 1e-5, inputs, got, offset)
+
+
+_GATED = [(False, "xzw", 1), (False, "xz", 1), (False, "xrzwb", 1), (False, "xZw", 1), (False, "xZwb", 2), (False, "xw", 4),
+          (True, "xzwb", 1), (True, "xrzw", 2), (True, "xZb", 3), (True, "xrwb", 2)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(24,), (3, 7, 264), (2, 4104)])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+@pytest.mark.parametrize("is_layer, names, groups", _GATED)
+def test_gates_and_groups_are_within_their_bounds(dtype, shape, activation, is_layer, names, groups):
+    """The inputs: x, residual (r), gate after (z) or before the norm (Z), weight (w), bias (b)."""
+    norm, offset = "layer_norm" if is_layer else "rms_norm", -0.75
+    long = {"x": "x", "r": "residual", "z": "gate", "Z": "gate", "w": "weight", "b": "bias"}
+    of = {long[name]: _random(*(shape if name in "xrzZ" else shape[-1:]), dtype=np.float32 if name in "wbr" else dtype, seed=seed)
+          for seed, name in enumerate(names)}
+    new = lambda like: np.full_like(like, np.nan)  # noqa: E731
+    statistics = {name: np.full((*shape[:-1], *([groups] if groups > 1 else [])), np.nan, np.float32) for name in ("mean", "rstd")[not is_layer:]}
+    options = dict(activation=activation, gate_before="Z" in names, groups=groups, weight_offset=offset)
+    results = {"y": new(of["x"])} | ({"residual_out": new(of["residual"])} if "r" in names else {})
+    arrays.forward(norm, 1e-5, **of, **results, **statistics, **options)
+    got = {f"d{name}": new(array) for name, array in of.items() if name != "residual"}
+    got |= {"dresidual": new(of["residual"])} if "r" in names else {}
+    arriving = {"dy": _random(*shape, dtype=dtype, seed=10)} | ({"dresidual_out": _random(*shape, seed=11)} if "r" in names else {})
+    rows = results.get("residual_out", of["x"])
+    given = {name: of[name] for name in ("gate", "weight") if name in of} | ({"bias": of["bias"]} if "z" in names and "b" in names else {})
+    arrays.backward(norm, x=rows, **arriving, **given, **statistics, **got, **options)
+    # The statistics of each group are those of its columns.
+    judged = got | {"y": results["y"]} | ({"h": rows} if "r" in names else {})
+    judge_gated(norm, 1e-5, of | arriving, judged, activation, "Z" in names, groups, offset)
+    if not {"z", "Z"} & set(names):
+        for group in range(groups):
+            columns = slice(group * (shape[-1] // groups), (group + 1) * (shape[-1] // groups))
+            inputs = {name: array[..., columns] for name, array in of.items()}
+            judge(norm, 1e-5, inputs, {name: array[..., group] for name, array in statistics.items()}, offset)
+
+
+def test_a_gated_norm_is_one_function():
+    """No option has its default, so that a lost one is noticed."""
+    x, z, w, b = _random(5, 64, dtype=np.float16), _random(5, 64, dtype=np.float16, seed=1), _random(64, seed=2), _random(64, seed=3)
+    inputs, options = {"x": x, "gate": z, "weight": w, "bias": b}, dict(bias=b, activation="sigmoid", groups=4, weight_offset=0.25)
+    for before in (False, True):
+        y = arrays.rms_norm_gated(x, z, w, 0.3, norm_before_gate=not before, **options)
+        judge_gated("rms_norm", 0.3, inputs, {"y": y}, "sigmoid", before, 4, 0.25)
+        out = x.copy()
+        assert arrays.rms_norm_gated(out, z, w, 0.3, norm_before_gate=not before, **options, out=out) is out and np.array_equal(out, y)
+    assert np.array_equal(arrays.rms_norm_gated(x, None, w, 0.3), arrays.rms_norm(x, w, 0.3))
+    # The norm is rounded before the weight, and before the gate to the dtype of the weight.
+    w = w.astype(np.float16)
+    chain = arrays.rms_norm(x, w, 1e-6, cast_before_weight=True).astype(np.float32) / (1 + np.exp(-z.astype(np.float32)))
+    y = arrays.rms_norm_gated(x, z, w, 1e-6, activation="sigmoid", cast_before_weight=True)
+    assert (y != chain.astype(np.float16)).mean() < 0.01 < (y != arrays.rms_norm_gated(x, z, w, 1e-6, activation="sigmoid")).mean()
+
+
+def test_groups_are_rows_of_their_own():
+    x = _random(3, 5, 24)
+    for groups in (2, 3, 24):
+        for norm, function in (("rms_norm", arrays.rms_norm), ("layer_norm", arrays.layer_norm)):
+            y, rstd = np.empty_like(x), np.empty((3, 5, groups), np.float32)
+            arrays.forward(norm, 1e-5, x=x, y=y, rstd=rstd, groups=groups)
+            alone = x.reshape(3, 5, groups, -1)
+            np.testing.assert_allclose(y, function(alone, eps=1e-5).reshape(x.shape), rtol=1e-5, atol=1e-6)
+            spread = wide(alone) - (wide(alone).mean(-1, keepdims=True) if norm == "layer_norm" else 0)
+            np.testing.assert_allclose(rstd, 1 / np.sqrt((spread**2).mean(-1) + 1e-5), rtol=1e-4)
 
 
 def test_norms_that_are_added_to_a_residual():
@@ -303,6 +367,20 @@ _MISTAKES = {
         (lambda x, w: _forward(x, residual=x, residual_out=np.empty_like(x), residual_after=True, next_mean=w[:2]),
          "next_mean must not be given: rms norm"),
         (lambda x, w: arrays.rms_norm_add_rms_norm(x, x, w, w.astype("f2")), "next_weight must be float32, got float16"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.tolist()), "gate must be an array .* got list"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.astype("f2")), "gate must be float32, got float16: convert it"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), groups=2.0), "groups: expected an int, got float"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), groups=True), "groups: expected an int, got bool"),
+        (lambda x, w: _forward(x, gate=x.copy(), gate_before=1), "gate_before: expected a bool, got int"),
+        (lambda x, w: _forward(x, gate=x.copy(), gate_before=True, residual=x, residual_out=np.empty_like(x)),
+         "gate: expected no residual with a gate before the norm, got one"),
+        (lambda x, w: _forward(x, gate=x.copy(), residual_after=True, residual=x, residual_out=np.empty_like(x)),
+         "gate: expected no residual after the norm, got one"),
+        (lambda x, w: _forward(x, groups=2, residual_after=True, residual=x, residual_out=np.empty_like(x)),
+         "groups: expected no residual after the norm, got one"),
+        (lambda x, w: _backward(x, w, dgate=np.empty_like(x)), "dgate must not be given: the norm has no gate"),
+        (lambda x, w: _backward(x, w, bias=w), "bias must not be given: only a gate after the norm needs it"),
+        (lambda x, w: _backward(x, w, bias=w, gate=x.copy(), gate_before=True), "bias must not be given: only a gate after the norm needs it"),
     ],
     ValueError: [
         (lambda x, w: arrays.rms_norm(x, w, -1.0), "eps must be finite and not negative, got -1: with a negative eps"),
@@ -345,6 +423,15 @@ _MISTAKES = {
         (lambda x, w: arrays.rms_norm_add(x, x.copy(), out=x), "residual_out shares memory with x"),
         (lambda x, w: arrays.rms_norm_add_rms_norm(x, (r := x.copy()), out=(x, r)), "y is x; with residual_after, x is not overwritten"),
         (lambda x, w: arrays.rms_norm_add_rms_norm(x, x.copy(), w, w[:4]), r"next_weight: expected the shape \(8,\), got \(4,\)"),
+        (lambda x, w: arrays.rms_norm_gated(x, x[:1].copy()), r"gate: expected the shape \(2, 8\), got \(1, 8\)"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), activation="swish"), "activation: expected one of silu, sigmoid, got 'swish'"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), activation=None), "activation: expected one of silu, sigmoid, got None"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), groups=0), "groups: expected at least 1, got 0"),
+        (lambda x, w: arrays.rms_norm_gated(x, groups=3), "groups: their number must divide the 8 columns of a row, got 3"),
+        (lambda x, w: arrays.rms_norm_gated(x, groups=16), "groups: their number must divide the 8 columns of a row, got 16"),
+        (lambda x, w: _forward(x, groups=2, rstd=np.empty(2, "f4")), r"rstd: expected the shape \(2, 2\), got \(2,\)"),
+        (lambda x, w: arrays.rms_norm_gated(x, (z := x.copy()), out=z), "y shares memory with gate"),
+        (lambda x, w: _backward(x, w, gate=(z := x.copy()), dgate=z), "dgate shares memory with gate"),
     ],
 }
 

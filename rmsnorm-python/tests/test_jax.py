@@ -56,6 +56,17 @@ def around(is_layer, eps, x, residual, weight, bias, next_weight, next_bias, off
     return plain(is_layer, eps, h, None, next_weight, next_bias, offset)[0], h
 
 
+def gated(is_layer, x, gate, weight=None, bias=None, activation="silu", before=False, groups=1, offset=0.0, residual=None):
+    """(y, h) from the definition: equations (1) to (6) and (19)."""
+    h = x if residual is None else x + residual
+    act = 1.0 if gate is None else jax.nn.sigmoid(gate) * (gate if activation == "silu" else 1.0)
+    rows = (h * act if before else h).reshape(*x.shape[:-1], groups, -1)
+    y = plain(is_layer, 1e-3, rows)[0].reshape(x.shape)
+    y = y if weight is None else y * (weight + offset)
+    y = y if bias is None else y + bias
+    return y if before else y * act, None if residual is None else h
+
+
 def theirs(x, w):
     return plain(False, 1e-6, x, None, w)[0]
 
@@ -252,7 +263,7 @@ def operators_in(jaxpr):
 @pytest.mark.parametrize("batched, is_more_rows", [
     ((0, 0, None, None), True), ((0, 0, 0, None), False), ((0, 0, None, 0), False), ((0, None, None, None), False), ((0, 0, 0, 0), False),
 ])
-@pytest.mark.parametrize("form", ["add layer", "next layer"])
+@pytest.mark.parametrize("form", ["add layer", "next layer", "gate rms", "gate before rms"])
 def test_a_batch_of_rows_is_more_rows(batched, is_more_rows, form):
     """The norm, its tangent and its gradients are one call each, unless members have separate
     weights or biases."""
@@ -502,6 +513,32 @@ FORMS = {
         lambda x, r, w, b: rj.rms_norm_add_rms_norm(x, r, w, None, 1e-3)[1],
         lambda x, r, w, b: around(False, 1e-3, x, r, w, None, None, None)[1],
     ),
+    "gate rms": (
+        lambda x, z, w, b: rj.rms_norm_gated(x, z, w, 1e-3, bias=b, weight_offset=1.5),
+        lambda x, z, w, b: gated(False, x, z, w, b, offset=1.5)[0],
+    ),
+    "gate layer": (
+        lambda x, z, w, b: rj.Norm.layer(1e-3).gate_after(z, "sigmoid").apply(x, w, b),
+        lambda x, z, w, b: gated(True, x, z, w, b, "sigmoid")[0],
+    ),
+    "gate alone": (lambda x, z, w, b: rj.rms_norm_gated(x, z, eps=1e-3), lambda x, z, w, b: gated(False, x, z)[0]),
+    "gate before rms": (
+        lambda x, z, w, b: rj.rms_norm_gated(x, z, w, 1e-3, bias=b, norm_before_gate=False, groups=2, weight_offset=1.5),
+        lambda x, z, w, b: gated(False, x, z, w, b, before=True, groups=2, offset=1.5)[0],
+    ),
+    "gate before layer": (
+        lambda x, z, w, b: rj.Norm.layer(1e-3).gate_before(z, "sigmoid").apply(x, None, b),
+        lambda x, z, w, b: gated(True, x, z, None, b, "sigmoid", True)[0],
+    ),
+    "groups": (lambda x, r, w, b: rj.rms_norm_gated(x, None, w, 1e-3, groups=2), lambda x, r, w, b: gated(False, x, None, w, groups=2)[0]),
+    "add gate": (
+        lambda x, z, w, b: joined(rj.Norm.layer(1e-3).residual(jnp.cos(z)).gate_after(z).apply(x, w, b)),
+        lambda x, z, w, b: joined(gated(True, x, z, w, b, residual=jnp.cos(z))),
+    ),
+    "add gate groups": (
+        lambda x, z, w, b: joined(rj.Norm.rms(1e-3).residual(z).gate_after(x, "sigmoid").groups(2).apply(x, w, b)),
+        lambda x, z, w, b: joined(gated(False, x, x, w, b, "sigmoid", groups=2, residual=z)),
+    ),
     "add layer, y": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[0], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[0]),
     "add layer, h": (lambda x, r, w, b: rj.add_layer_norm(x, r, w, b, 1e-3)[1], lambda x, r, w, b: plain(True, 1e-3, x, r, w, b)[1]),
 }
@@ -560,7 +597,7 @@ def agree(run, ours, theirs, args, tolerance=1e-4):
     close(*(jax.jit(run(f), compiler_options={"xla_backend_optimization_level": 0})(*args) for f in (ours, theirs)), tolerance)
 
 
-@pytest.mark.parametrize("form", ["rms offset", "layer bias", "add layer", "next layer"])
+@pytest.mark.parametrize("form", ["rms offset", "layer bias", "add layer", "next layer", "gate before rms", "add gate"])
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_every_kind(name, form):
     agree(DERIVATIVES[name], *FORMS[form], arrays(2, 4))
@@ -592,7 +629,7 @@ def test_derivatives_without_partition(name):
 @pytest.mark.parametrize("batched", [(0, None, None, None), (None, None, 0, None), (None, None, None, 0), (None, 0, None, 0), (0, 0, 0, 0)])
 @pytest.mark.parametrize("of", ["jvp", "gradient", "jvp of gradient"])
 @pytest.mark.parametrize("is_inner", [False, True])
-@pytest.mark.parametrize("form", ["add layer", "next layer"])
+@pytest.mark.parametrize("form", ["add layer", "next layer", "gate rms", "gate before rms"])
 def test_derivatives_of_batches(batched, of, is_inner, form):
     """Members have some separate arrays; the batch is inside or outside of the derivative."""
     args = [array if axis is None else jnp.stack([array, array[::-1] - 1, 2 * array]) for axis, array in zip(batched, arrays(2, 4))]
@@ -604,7 +641,7 @@ def test_derivatives_of_batches(batched, of, is_inner, form):
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 3), (1, 2)])
-@pytest.mark.parametrize("form", ["layer both", "add layer", "after layer", "next rms"])
+@pytest.mark.parametrize("form", ["layer both", "add layer", "after layer", "next rms", "gate layer", "gate before rms", "add gate groups"])
 def test_derivatives_in_some_arrays(wanted, form):
     def run(f):
         def both(*args):
@@ -664,20 +701,24 @@ def test_forward_mode_runs_both_kernels_and_reverse_mode_one_each_way(xw):
         assert count(lambda x, w: jax.jvp(lambda w: norm(x, w), (w,), (w,))) == [1, 0]
     assert count(jax.value_and_grad(loss(lambda x, w: rj.rms_norm_add(x, 2 * x, w)), (0, 1))) == [1, 1]
     assert count(jax.value_and_grad(loss(lambda x, w: sum(rj.rms_norm_add_rms_norm(x, 2 * x, w, w))), (0, 1))) == [1, 2]
+    for options in ({}, dict(norm_before_gate=False, groups=4)):
+        norm = functools.partial(rj.rms_norm_gated, **options)
+        assert count(jax.value_and_grad(loss(lambda x, w: norm(x, jnp.sin(x), w, bias=w)), (0, 1))) == [1, 1]  # noqa: B023
+        assert count(lambda x, w: jax.jvp(lambda x: norm(x, jnp.sin(x), w), (x,), (x,))) == [1, 1]  # noqa: B023
 
 
 def test_reverse_mode_keeps_x_and_its_statistics_only():
     x, r, w, b = arrays(64, 32)
     for count, function, args in (
         (1, rj.rms_norm, (x, w)), (1, rj.layer_norm, (x, w, b)), (1, rj.add_layer_norm, (x, r, w, b)), (1, rj.layer_norm_add, (x, r, w, b)),
-        (2, rj.rms_norm_add_rms_norm, (x, r, w, b)),
+        (2, rj.rms_norm_add_rms_norm, (x, r, w, b)), (2, rj.rms_norm_gated, (x, r, w)),
     ):
         kept = jax.tree.leaves(jax.vjp(function, *args)[1])
         assert [array.shape for array in kept if array.ndim == 2] == [(64, 32)] * count
         assert sum(array.size for array in kept) <= count * (64 * 32 + 2 * 64 + 2 * 32)
 
 
-@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm", "layer_norm_add", "rms_norm_add_rms_norm"])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm", "add_rms_norm", "layer_norm_add", "rms_norm_add_rms_norm", "gate", "gate before"])
 def test_automatic_sharding_moves_no_activations(xw, norm, four_devices):
     x, w = xw
     mesh = Mesh(four_devices.reshape(2, 2), ("a", "b"))
@@ -686,12 +727,14 @@ def test_automatic_sharding_moves_no_activations(xw, norm, four_devices):
         "rms_norm": lambda x, w: rj.rms_norm(x, w), "layer_norm": lambda x, w: rj.layer_norm(x, w, w),
         "add_rms_norm": lambda x, w: sum(rj.add_rms_norm(x, 2 * x, w)), "layer_norm_add": lambda x, w: rj.layer_norm_add(x, 2 * x, w, w),
         "rms_norm_add_rms_norm": lambda x, w: sum(rj.rms_norm_add_rms_norm(x, 2 * x, w, w)),
+        "gate": lambda x, w: rj.rms_norm_gated(x, jnp.sin(x), w, bias=w),
+        "gate before": lambda x, w: rj.rms_norm_gated(x, jnp.sin(x), w, norm_before_gate=False, groups=4),
     }[norm]
     compiled = jax.jit(jax.grad(loss(call), (0, 1))).lower(xs, ws).compile()
     text = compiled.as_text()
     assert is_custom(text) and not re.search(r"all-gather|all-to-all|collective-permute", text)
     # The gradients of the weight, and of layer norm's bias or of the next weight.
-    assert len(re.findall(r" all-reduce[\w.-]*\(", text)) <= (1 if norm in ("rms_norm", "add_rms_norm") else 2)
+    assert len(re.findall(r" all-reduce[\w.-]*\(", text)) <= (1 if norm in ("rms_norm", "add_rms_norm", "gate before") else 2)
     dx, dw = compiled(xs, ws)
     assert dx.sharding.spec == P("a", "b") and dw.sharding.is_fully_replicated
     close((dx, dw), jax.grad(loss(call), (0, 1))(x, w))
@@ -710,7 +753,8 @@ def explicit(four_devices):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("form", ["rms", "rms offset", "layer both", "add rms weight", "add layer", "next layer"])
+@pytest.mark.parametrize("form", ["rms", "rms offset", "layer both", "add rms weight", "add layer", "next layer", "gate layer",
+                                  "gate before rms", "add gate groups"])
 def test_explicit_sharding(form, split, explicit):
     ours, theirs = FORMS[form]
     args = arrays(8, 4, 16)
@@ -813,7 +857,7 @@ def test_calls_become_part_of_a_graph():
     close(results[0], loss(theirs)(x, w), 8 * 2.0**-9)
 
 
-@pytest.mark.parametrize("form", ["rms offset", "add layer", "next layer"])
+@pytest.mark.parametrize("form", ["rms offset", "add layer", "next layer", "gate before rms", "add gate"])
 @pytest.mark.parametrize("size", ["3", "n", "2*n + 1"])
 def test_export_without_special_arguments(form, size):
     """Exports values and gradients, for any batch size and for platforms with and without kernels.
@@ -841,11 +885,13 @@ def test_export_of_sharded_rows(xw, four_devices):
 
 
 def test_the_workspace_bound_asks_for_no_device():
-    lengths = [_native.xla_workspace_len(is_cuda, "rms_norm", 8192, 4096, "dy,x,weight,rstd,dx,dweight", ("bfloat16",) * 3)
-               for is_cuda in (False, True)]
+    lengths = [_native.xla_workspace_len(is_cuda, "rms_norm", 8192, 4096, tensors, ("bfloat16",) * 3, pieces)
+               for is_cuda in (False, True)
+               for tensors, pieces in (("dy,x,weight,rstd,dx,dweight", (None, False, 1)), ("dy,x,gate,weight,rstd,dx,dgate,dweight", ("silu", True, 8)))]
     assert all(4096 <= length <= 8192 * 4096 // 8 for length in lengths)
-    with pytest.raises(ValueError, match="float64"):
-        _native.xla_workspace_len(False, "rms_norm", 1, 1, "dy", ("float64",) * 3)
+    for dtype, activation, text in (("float64", None, "float64"), ("float32", "swish", "activation: expected one of silu, sigmoid")):
+        with pytest.raises(ValueError, match=text):
+            _native.xla_workspace_len(False, "rms_norm", 1, 1, "dy", (dtype,) * 3, (activation, False, 1))
 
 
 def test_structs_are_those_of_the_installed_header(tmp_path):

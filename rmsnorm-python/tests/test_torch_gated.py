@@ -465,7 +465,7 @@ def test_modules_take_the_state_of_transformers(dtype, model, name, of_theirs, o
     (TypeError, "gate: expected the dtype of x, torch.float(32|64), got torch.bfloat16", lambda x, w: rt.rms_norm_gated(x, x.bfloat16(), w)),
     (ValueError, "gate: expected the device of the other tensors", lambda x, w: rt.rms_norm_gated(x, x.to("meta"), w)),
     (TypeError, "gate: expected a torch.Tensor, got float", lambda x, w: rt.rms_norm_gated(x, 1.0, w)),
-    (TypeError, "gate: expected a torch.Tensor, got None", lambda x, w: rt.Norm.rms().gate_after(None)),
+    (TypeError, "gate: expected an array, got None", lambda x, w: rt.Norm.rms().gate_after(None)),
     (ValueError, "activation: expected one of silu, sigmoid, got 'swish'", lambda x, w: rt.rms_norm_gated(x, x, w, activation="swish")),
     (ValueError, "activation: expected one of silu, sigmoid, got None", lambda x, w: rt.Norm.layer().gate_after(x, None).apply(x, w)),
     (ValueError, "groups: expected a number that divides the 8 columns of a row, got 3", lambda x, w: rt.rms_norm_gated(x, x, w, groups=3)),

@@ -193,12 +193,16 @@ def test_y_of_another_dtype_is_within_the_bounds_of_the_wide_row(device, x_dtype
     judge_gated("layer_norm" if kind == "layer" else "rms_norm", EPS, inputs, got, "silu", False, groups)
 
 
-def test_kernels_run_for_l2_norms_and_any_dtype_may_be_that_of_y():
-    x, w = random(3, 64, grad=True), random(64, grad=True)
-    for clamped in (False, True):
+def test_kernels_run_for_each_kind_order_and_dtype_of_y():
+    norms = [(F32, F32, rt.Norm.l2()), (F32, F32, rt.Norm.l2(clamped=True)), (BF16, BF16, rt.Norm.rms(cast_order="rstd_first")),
+             (BF16, BF16, rt.Norm.rms(cast_order="weight_first")), (BF16, F32, rt.Norm.layer(cast_order="before_weight"))]
+    norms += [(x_dtype, F32, rt.Norm.rms(EPS, out_dtype=y_dtype)) for x_dtype, y_dtype in ((F32, BF16), (F32, F16), (BF16, F32), (F16, F32))]
+    for x_dtype, weight_dtype, norm in norms:
+        x, w = random(3, 64, dtype=x_dtype, grad=True), random(64, dtype=weight_dtype, grad=True)
         with torch.profiler.profile() as profile:
-            rt.l2_norm(x, w, clamped=clamped).sum().backward()
-        assert {"rmsnorm::norm", "rmsnorm::norm_backward"} <= {event.key for event in profile.key_averages()}
+            norm.apply(x, w).sum().backward()
+        assert {"rmsnorm::norm", "rmsnorm::norm_backward"} <= {event.key for event in profile.key_averages()}, norm
+    # No kernel has these pairs of dtypes.
     x = random(3, 64, dtype=F16)
     assert rt.rms_norm(x, None, EPS, out_dtype=BF16).dtype == BF16 and rt.rms_norm(x, None, EPS, out_dtype=torch.float64).dtype == torch.float64
     assert torch.equal(rt.rms_norm(x, None, EPS, out_dtype=F16), rt.rms_norm(x, None, EPS))
@@ -267,7 +271,7 @@ def exact_kernels(monkeypatch):
     monkeypatch.setattr(functional, "forward_below", forward)
     monkeypatch.setattr(autograd, "_general_below", gradients)
     monkeypatch.setattr(functional, "_is_eager", lambda *tensors: False)
-    monkeypatch.setattr(functional, "_takes", lambda *tensors, is_usual=True: True)
+    monkeypatch.setattr(functional, "_takes", lambda *tensors, **given: True)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -316,7 +320,7 @@ def test_derivatives_of_a_y_of_another_dtype(x_dtype, y_dtype, name):
         assert (a.double() - b).abs().max() <= 2.0**-5 * b.abs().max().clamp_min(1.0)
 
 
-@pytest.mark.parametrize("kind, order", [(2, 0), (3, 0), (2, 1), (1, 1)])
+@pytest.mark.parametrize("kind, order", [(2, 0), (3, 0), (0, 2), (0, 3), (1, 3), (2, 1)])
 def test_opcheck(kind, order):
     given, _ = operator_arguments(kind == 1, "xzwb", 2)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -328,6 +332,18 @@ def test_opcheck(kind, order):
         assert set(torch.library.opcheck(OPS.norm_backward.default, (*backward, *needs), test_utils=tests).values()) == {"SUCCESS"}
     given = [tensor if tensor is None else tensor.requires_grad_() for tensor in given]
     assert set(torch.library.opcheck(OPS.norm.default, (*given, *options, 0)).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("x_dtype, y_dtype, number", [(F32, BF16, 3), (F32, F16, 2), (BF16, F32, 1), (F32, F32, 1)])
+def test_operators_of_a_y_of_another_dtype(x_dtype, y_dtype, number):
+    x, w = random(3, 24, dtype=x_dtype, grad=True), random(24, dtype=y_dtype, grad=True)
+    args = x, None, None, w, None, EPS, 0.0, 0, 0, False, False, 1, number
+    y, _, _, rstd = OPS.norm(*args)
+    assert y.dtype == y_dtype
+    assert set(torch.library.opcheck(OPS.norm.default, args).values()) == {"SUCCESS"}
+    found = OPS.norm_backward(y.detach(), x.detach(), None, w.detach(), None, None, rstd.detach(), None, EPS, 0.0, 0, 0, False, False, 1,
+                              x_dtype == y_dtype, False, True, False, x_dtype != y_dtype)
+    assert found[0 if x_dtype == y_dtype else 4].dtype == x_dtype and found[2].dtype == y_dtype
 
 
 # Programs.
@@ -360,7 +376,7 @@ def test_programs_go_the_same_ways(name):
         got = found(*args)
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected)
-    assert not name.startswith("l2") or "rmsnorm.exported_norm.default" in {str(node.target) for node in program.graph.nodes}
+    assert "float64" in name or "rmsnorm.exported_norm.default" in {str(node.target) for node in program.graph.nodes}
     leaves = [arg.requires_grad_() for arg in args]
     for found in (compiled, program.module()):
         got, right = (torch.autograd.grad(one(*leaves).sin().sum(), [*leaves, *one.parameters()]) for one in (found, module))
@@ -456,8 +472,9 @@ def test_every_way_refuses_what_is_wrong(dtype, way, error, text, call):
 
 
 @pytest.mark.parametrize("options, text", [
-    (dict(kind=4), "kind: expected 0 to 3, got 4"), (dict(cast_order=-1), "cast_order: expected 0 to 1, got -1"),
-    (dict(cast_order=2), "cast_order: expected 0 to 1, got 2"), (dict(y_dtype=1), "y_dtype: expected 0 to 0, got 1"), (dict(kind=3, eps=1e-30), "eps"),
+    (dict(kind=4), "kind: expected 0 to 3, got 4"), (dict(cast_order=-1), "cast_order: expected 0 to 3, got -1"),
+    (dict(y_dtype=7), "y_dtype: expected 0 to 3, got 7"), (dict(residual=True, y_dtype=3), "residual"), (dict(weight=None, cast_order=3), "weight"),
+    (dict(kind=3, eps=1e-30), "eps"),
 ])
 def test_operators_refuse_what_is_wrong(options, text):
     x, given = random(2, 8), dict(kind=0, cast_order=0, y_dtype=0, eps=EPS, residual=None, weight=random(8)) | options

@@ -57,7 +57,8 @@ impl fmt::Display for DType {
 /// The three dtypes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DTypes {
-    /// `T`: x (in forward), y, dy and dx.
+    /// `T`: y, dy, a gate, and also x and dx, unless [`Forward::cast`](crate::Forward::cast) and
+    /// [`Backward::cast`](crate::Backward::cast) give these the dtype `R`.
     pub activation: DType,
     /// `W`: weight, bias, dweight and dbias.
     pub weight: DType,
@@ -78,6 +79,17 @@ impl DTypes {
         DTypes::uniform(DType::Bf16).widened(false, true),
         DTypes::uniform(DType::Bf16).widened(true, false),
         DTypes::uniform(DType::Bf16).widened(true, true),
+    ];
+
+    /// The mixes of calls whose y has another dtype than their x, which is of the residual stream:
+    /// four of [`ALL`](Self::ALL), and two that no other call has.
+    pub const CASTS: [DTypes; 6] = [
+        DTypes::uniform(DType::F16).widened(false, true),
+        DTypes::uniform(DType::F16).widened(true, true),
+        DTypes::uniform(DType::Bf16).widened(false, true),
+        DTypes::uniform(DType::Bf16).widened(true, true),
+        DTypes { residual: DType::F16, ..DTypes::uniform(DType::F32) },
+        DTypes { residual: DType::Bf16, ..DTypes::uniform(DType::F32) },
     ];
 
     /// All tensors of one dtype.
@@ -113,6 +125,22 @@ impl DTypes {
         }
         Ok(())
     }
+
+    /// Checks the mix of a call that adds nothing to the residual stream: the stream may then have
+    /// 16 bits while the activations are f32.
+    ///
+    /// # Errors
+    /// `Unsupported` if the weight has a dtype that [`check`](Self::check) refuses, or if x and y
+    /// have two different dtypes of 16 bits.
+    pub fn check_cast(self) -> Result<(), Error> {
+        let DTypes { activation, residual, .. } = self;
+        DTypes { residual: activation, ..self }.check()?;
+        if [activation, DType::F32].contains(&residual) || activation == DType::F32 {
+            return Ok(());
+        }
+        let rule = format!("x and y must have one dtype, or one of them f32, got x {residual} and y {activation}");
+        Err(Error::Unsupported { rule })
+    }
 }
 
 /// Prints activations, weight, residual stream: `bf16,f32,bf16`.
@@ -138,7 +166,11 @@ macro_rules! with_types {
         let dtypes: $crate::DTypes = $dtypes;
         let f32 = $crate::DType::F32;
         match (dtypes.activation, dtypes.weight == f32, dtypes.residual == f32) {
-            ($crate::DType::F32, ..) => $crate::with_types!(@ $t f32, $w f32, $r f32, $body),
+            ($crate::DType::F32, _, true) => $crate::with_types!(@ $t f32, $w f32, $r f32, $body),
+            ($crate::DType::F32, _, false) if dtypes.residual == $crate::DType::F16 => {
+                $crate::with_types!(@ $t f32, $w f32, $r $crate::f16, $body)
+            }
+            ($crate::DType::F32, _, false) => $crate::with_types!(@ $t f32, $w f32, $r $crate::bf16, $body),
             ($crate::DType::F16, false, false) => $crate::with_types!(@ $t $crate::f16, $w $crate::f16, $r $crate::f16, $body),
             ($crate::DType::F16, false, true) => $crate::with_types!(@ $t $crate::f16, $w $crate::f16, $r f32, $body),
             ($crate::DType::F16, true, false) => $crate::with_types!(@ $t $crate::f16, $w f32, $r $crate::f16, $body),
@@ -256,6 +288,15 @@ mod tests {
                     let is_valid = [weight, residual].iter().all(|d| [activation, DType::F32].contains(d));
                     assert_eq!(dtypes.check().ok().map(|()| names(dtypes)), is_valid.then_some(dtypes), "{dtypes}");
                     assert_eq!(DTypes::ALL.contains(&dtypes), is_valid, "{dtypes}");
+                    // With another dtype of x, one of x and y is f32.
+                    let is_cast = activation != residual && [activation, residual].contains(&DType::F32);
+                    let is_valid = [activation, DType::F32].contains(&weight) && (is_cast || activation == residual);
+                    assert_eq!(
+                        dtypes.check_cast().ok().map(|()| names(dtypes)),
+                        is_valid.then_some(dtypes),
+                        "{dtypes}"
+                    );
+                    assert_eq!(DTypes::CASTS.contains(&dtypes), is_valid && is_cast, "{dtypes}");
                 }
             }
         }

@@ -144,6 +144,70 @@ pub enum CastOrder {
     /// # assert_eq!(llama.cast_order, CastOrder::BeforeWeight);
     /// ```
     BeforeWeight,
+    /// `rstd` is rounded to the dtype of `y` first, then as `BeforeWeight`: as in DeepSeek-V4 and
+    /// GLM-5-next. The stored `rstd` is not rounded. Forward only: the backward pass does not
+    /// depend on it.
+    RstdFirst,
+    /// `x * weight`, rounded to the dtype of `x`, is normalized: the weight comes before the
+    /// statistics, as in Muse Spark. Backward depends on it, and reads the `x` of forward. Needs a
+    /// weight.
+    /// ```
+    /// # use rmsnorm_spec::{CastOrder, NormSpec};
+    /// let muse_spark = NormSpec::rms(8, 4096, 1e-5).weight_offset(1.0).cast_order(CastOrder::WeightFirst);
+    /// # assert_eq!(muse_spark.cast_order, CastOrder::WeightFirst);
+    /// ```
+    WeightFirst,
+}
+
+impl CastOrder {
+    /// Every cast order.
+    pub const ALL: [CastOrder; 4] =
+        [CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst, CastOrder::WeightFirst];
+
+    /// The name in ids, reports and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CastOrder::AtStore => "at_store",
+            CastOrder::BeforeWeight => "before_weight",
+            CastOrder::RstdFirst => "rstd_first",
+            CastOrder::WeightFirst => "weight_first",
+        }
+    }
+
+    /// The cast order of that [`name`](Self::name), if there is one.
+    /// ```
+    /// # use rmsnorm_spec::CastOrder;
+    /// assert_eq!(CastOrder::ALL.map(|order| CastOrder::from_name(order.name())), CastOrder::ALL.map(Some));
+    /// assert_eq!(CastOrder::from_name("never"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<CastOrder> {
+        CastOrder::ALL.into_iter().find(|order| order.name() == name)
+    }
+
+    /// Whether `x_hat` is rounded to the dtype of `y`, and so is its product with the weight where
+    /// a gate multiplies it.
+    pub const fn rounds_x_hat(self) -> bool {
+        match self {
+            CastOrder::AtStore | CastOrder::WeightFirst => false,
+            CastOrder::BeforeWeight | CastOrder::RstdFirst => true,
+        }
+    }
+
+    /// Whether the `rstd` that makes `x_hat` is rounded to the dtype of `y`.
+    pub const fn rounds_rstd(self) -> bool {
+        match self {
+            CastOrder::AtStore | CastOrder::BeforeWeight | CastOrder::WeightFirst => false,
+            CastOrder::RstdFirst => true,
+        }
+    }
+
+    /// Whether the weight multiplies `x` before the statistics, not the normalized row.
+    pub const fn is_weight_first(self) -> bool {
+        match self {
+            CastOrder::AtStore | CastOrder::BeforeWeight | CastOrder::RstdFirst => false,
+            CastOrder::WeightFirst => true,
+        }
+    }
 }
 
 /// The place of the residual addition: before the norm in pre-norm models, after it in post-norm
@@ -301,7 +365,7 @@ pub struct NormSpec {
     pub eps: f32,
     /// Added to every weight in f32: 0 for most models, 1 for Gemma. No effect without a weight.
     pub weight_offset: f32,
-    /// The rounding of `x_hat`.
+    /// The roundings on the way to `y`.
     pub cast_order: CastOrder,
     /// The place of the residual addition.
     pub residual_placement: ResidualPlacement,

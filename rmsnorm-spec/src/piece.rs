@@ -23,6 +23,9 @@ pub enum Piece {
     Parts,
     /// `x` is multiplied by an activated gate, and the product is not rounded.
     GateBefore,
+    /// `x` is multiplied by the weight, and the product is rounded:
+    /// [`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst).
+    WeightFirst,
     /// `residual` is added to `x`, and the sum is rounded.
     Residual,
     /// The result is multiplied by an activated gate.
@@ -37,9 +40,10 @@ pub enum Piece {
 
 impl Piece {
     /// Every piece, in the order of declaration.
-    pub const ALL: [Piece; 7] = [
+    pub const ALL: [Piece; 8] = [
         Piece::Parts,
         Piece::GateBefore,
+        Piece::WeightFirst,
         Piece::Residual,
         Piece::GateAfter,
         Piece::ResidualAfter,
@@ -52,6 +56,7 @@ impl Piece {
         match self {
             Piece::Parts => "parts",
             Piece::GateBefore => "gate_before",
+            Piece::WeightFirst => "weight_first",
             Piece::Residual => "residual",
             Piece::GateAfter => "gate_after",
             Piece::ResidualAfter => "residual_after",
@@ -65,6 +70,7 @@ impl Piece {
         match self {
             Piece::Parts => "adds no parts of x",
             Piece::GateBefore => "has no gate before the norm",
+            Piece::WeightFirst => "multiplies no weight before the norm",
             Piece::Residual => "adds no residual before the norm",
             Piece::GateAfter => "has no gate after the norm",
             Piece::ResidualAfter => "adds no residual after the norm",
@@ -76,7 +82,7 @@ impl Piece {
     /// The slot.
     pub const fn slot(self) -> Slot {
         match self {
-            Piece::Parts | Piece::GateBefore | Piece::Residual => Slot::Before,
+            Piece::Parts | Piece::GateBefore | Piece::WeightFirst | Piece::Residual => Slot::Before,
             Piece::GateAfter | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => Slot::After,
         }
     }
@@ -120,10 +126,14 @@ impl Problem {
     pub const fn pieces(&self) -> PieceSet {
         let tensors = self.tensors;
         let is_after = matches!(self.residual_placement, ResidualPlacement::After);
-        let has_residual = !tensors.intersection(Piece::Residual.tensors(self.direction)).is_empty();
+        // A residual that is normalized alone is added to nothing.
+        let of_residual = tensors.intersection(Piece::Residual.tensors(self.direction));
+        let has_residual =
+            !of_residual.is_empty() && (tensors.adds_residual() || matches!(self.direction, Direction::Backward));
         PieceSet::NONE
             .set(Piece::Parts, self.parts > 1)
             .set(Piece::GateBefore, matches!(self.gate, Some(Gate { slot: Slot::Before, .. })))
+            .set(Piece::WeightFirst, self.cast_order.is_weight_first())
             .set(Piece::Residual, has_residual && !is_after)
             .set(Piece::GateAfter, matches!(self.gate, Some(Gate { slot: Slot::After, .. })))
             .set(Piece::ResidualAfter, is_after)
@@ -136,7 +146,7 @@ impl Problem {
 mod tests {
     use super::*;
     use crate::quant::{CodeType, QuantSpec, ScaleKind};
-    use crate::{Activation, DType, Norm, NormSpec};
+    use crate::{Activation, CastOrder, DType, Norm, NormSpec};
 
     #[test]
     fn a_call_has_the_pieces_of_its_tensors() {
@@ -159,10 +169,15 @@ mod tests {
                 Problem { gate: NormSpec::rms(2, 3, 0.0).gate_before(Activation::Silu).gate, ..backward(&[]) },
                 PieceSet::of(&[Piece::GateBefore]),
             ),
+            (
+                Problem { cast_order: CastOrder::WeightFirst, ..backward(&[Tensor::Weight]) },
+                PieceSet::of(&[Piece::WeightFirst]),
+            ),
             (after(alone), PieceSet::of(&[Piece::ResidualAfter])),
             (after(forward(&sum)), PieceSet::of(&[Piece::ResidualAfter, Piece::NextNorm])),
             (backward(&[Tensor::Dweight]), PieceSet::NONE),
             (backward(&[Tensor::Dresidual]), PieceSet::of(&[Piece::Residual])),
+            (Problem { tensors: TensorSet::of(&[Tensor::Residual, Tensor::Y]), ..forward(&[]) }, PieceSet::NONE),
             (
                 Problem::quantized_forward(Norm::Rms, 2, 3, DType::F16, quant, &sum),
                 PieceSet::of(&[Piece::Residual, Piece::Quantize]),

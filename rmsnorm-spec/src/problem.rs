@@ -57,7 +57,11 @@ impl Span {
 /// - gradients of weight and bias are all rounded or all f32 sums; sums are `dweight` and `dbias`
 ///   with f32 storage ([`grad_store`](Self::grad_store)), and the backend supports them;
 /// - weight and residual dtypes are each the activations' dtype or f32, and every view has the type
-///   that the dtypes give its tensor;
+///   that the dtypes give its tensor; in a cast ([`TensorSet::is_cast`]) the residual dtype may also
+///   have 16 bits while the activations' is f32;
+/// - forward that is a cast reads `residual` and has no `x` and no `residual_out`, one part, no
+///   residual after the norm and no gate before it; backward that is a cast has `dresidual` and no
+///   `dx`;
 /// - `workspace`, if present, has at least [`NormBackend::workspace_len`] elements;
 /// - no output overlaps any other tensor of the call;
 /// - `x` and a `residual` that is added before the norm are both overwritten or neither is;
@@ -68,6 +72,9 @@ impl Span {
 /// - `gate`, the tensor, is there exactly with `gate`, the field; then there is one part of `x`, and
 ///   no residual after the norm; with a gate before the norm there is no residual, and the residual
 ///   dtype is the activations';
+/// - with a weight before the norm ([`CastOrder::WeightFirst`]) there are a weight, one part of
+/// `x`,
+///   no residual and no gate before the norm, and the residual dtype is the activations';
 /// - backward has `bias` only with a gate after the norm, and `dgate` only with a gate;
 /// - with several `parts`, `x` is not overwritten, the residual is added before the norm, and `x`
 ///   reaches to the end of the last part;
@@ -99,7 +106,7 @@ pub struct Problem {
     pub rows_per_group: Option<usize>,
     /// Whether a non-zero `weight_offset` is added.
     pub has_weight_offset: bool,
-    /// Where `x_hat` is rounded.
+    /// The roundings on the way to `y`, and the place of the weight.
     pub cast_order: CastOrder,
     /// Where forward adds the residual; the default in other calls, which do not depend on it.
     pub residual_placement: ResidualPlacement,
@@ -215,8 +222,11 @@ impl Problem {
     /// `dbias_sum`.
     pub const fn arg(&self, tensor: Tensor) -> &'static str {
         let is_sum = matches!(self.grad_store, GradStore::Sum | GradStore::Accumulated);
+        if let Some(arg) = self.tensors.arg_of_cast(tensor) {
+            return arg;
+        }
         match (tensor, self.has(Tensor::X), self.has(Tensor::Residual)) {
-            (Tensor::Y, false, _) => Tensor::X.name(),
+            (Tensor::Y, false, false) => Tensor::X.name(),
             (Tensor::ResidualOut, _, false) => Tensor::Residual.name(),
             (Tensor::Dweight, ..) if is_sum => "dweight_sum",
             (Tensor::Dbias, ..) if is_sum => "dbias_sum",
@@ -242,11 +252,14 @@ fn check_forward<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     check_spec(spec)?;
     check_order(args.lost)?;
-    args.dtypes.check()?;
-    check_gate(spec, args.gate.is_some(), args.residual.is_some())?;
-    match spec.residual_placement {
-        ResidualPlacement::Before => check_targets(args)?,
-        ResidualPlacement::After => check_targets_after(args)?,
+    let is_cast = args.x.is_none();
+    check_mix(args.dtypes, is_cast)?;
+    check_gate(spec, args.gate.is_some(), args.residual.is_some() && !is_cast)?;
+    check_weight_first(spec, args.weight.is_some(), args.residual.is_some(), is_cast)?;
+    match (&args.x, spec.residual_placement) {
+        (None, _) => check_cast(spec, args)?,
+        (Some(x), ResidualPlacement::Before) => check_targets(x, args)?,
+        (Some(x), ResidualPlacement::After) => check_targets_after(x, args)?,
     }
     forbid_mean(spec, "mean", args.mean.is_some())?;
     forbid_mean(spec, "next_mean", args.next_mean.is_some())?;
@@ -332,9 +345,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Ba
     ) -> Result<Self, Error> {
         check_spec(&spec)?;
         check_order(args.lost)?;
-        args.dtypes.check()?;
+        let is_cast = args.dx.is_none();
+        check_mix(args.dtypes, is_cast)?;
         forbid_mean(&spec, "mean", args.mean.is_some())?;
-        check_gate(&spec, args.gate.is_some(), args.dresidual_out.is_some() || args.dresidual.is_some())?;
+        let has_residual = args.dresidual_out.is_some() || args.dresidual.is_some();
+        check_gate(&spec, args.gate.is_some(), has_residual)?;
+        check_weight_first(&spec, args.weight.is_some(), has_residual, is_cast)?;
         check_gradients(&spec, &args)?;
         if spec.norm == Norm::Layer && args.mean.is_none() {
             return Err(Error::Missing {
@@ -401,6 +417,7 @@ where
             return Err(Error::Unsupported { rule });
         }
         check_gate(&spec, args.gate.is_some(), args.residual.is_some())?;
+        check_weight_first(&spec, args.weight.is_some(), args.residual.is_some(), false)?;
         forbid_mean(&spec, "mean", args.mean.is_some())?;
         if args.residual.is_none() && args.residual_out.is_some() {
             return Err(Error::Unexpected { arg: "residual_out", why: "there is no residual to add" });
@@ -592,21 +609,67 @@ fn check_spec(spec: &NormSpec) -> Result<(), Error> {
     Ok(())
 }
 
+/// Checks the mix of dtypes of a call, or of a cast, in which y has another dtype than x.
+fn check_mix(dtypes: DTypes, is_cast: bool) -> Result<(), Error> {
+    if is_cast { dtypes.check_cast() } else { dtypes.check() }
+}
+
 /// Refuses a call that lost a tensor because its dtype was changed after the tensor was passed.
 fn check_order(lost: Option<&'static str>) -> Result<(), Error> {
     let why = "its dtype was changed after it was passed: call f32_weight() and f32_residual() before";
-    lost.map_or(Ok(()), |arg| Err(Error::Unexpected { arg, why }))
+    match lost {
+        None => Ok(()),
+        Some("x") => Err(Error::Unexpected { arg: "residual", why: ADDS_NOTHING }),
+        Some(arg) => Err(Error::Unexpected { arg, why }),
+    }
+}
+
+const ADDS_NOTHING: &str = "Forward::cast adds none: use Forward::new, whose x and y have one dtype";
+
+/// A call without `x` normalizes the residual: it has `y`, and nothing that is added or overwritten.
+fn check_cast<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    spec: &NormSpec,
+    args: &Forward<'_, B, T, W, R>,
+) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
+    match (&args.residual, &args.y, &args.residual_out, args.parts, next(args)) {
+        (None, ..) => {
+            Err(Error::Missing { arg: "x", why: "every forward call reads it: use Forward::new or Forward::cast" })
+        }
+        (Some(Source::Overwrite(_)), ..) => unexpected("residual", ADDS_NOTHING),
+        (Some(Source::Read(_)), None, ..) => {
+            Err(Error::Missing { arg: "y", why: "x has another dtype, so y cannot overwrite it: use Forward::cast" })
+        }
+        (Some(Source::Read(_)), Some(_), Some(_), ..) => {
+            unexpected("residual_out", "Forward::cast has no sum to store")
+        }
+        (Some(Source::Read(_)), Some(_), None, _, Some(arg)) => unexpected(arg, "Forward::cast has no next norm"),
+        (Some(Source::Read(_)), Some(_), None, Some(_), None) => {
+            unsupported("no call adds parts and makes y of another dtype than x: use Forward::new with parts(..)")
+        }
+        (Some(Source::Read(_)), Some(_), None, None, None) => match (spec.residual_placement, spec.gate) {
+            (ResidualPlacement::After, _) => {
+                unsupported("no call makes y of another dtype than x and adds a residual after the norm")
+            }
+            (ResidualPlacement::Before, Some(Gate { slot: Slot::Before, .. })) => {
+                unsupported("no call has a gate before the norm and a y of another dtype than x")
+            }
+            (ResidualPlacement::Before, Some(Gate { slot: Slot::After, .. }) | None) => Ok(()),
+        },
+    }
 }
 
 /// `y`, `residual` and `residual_out` fit `x`, with a residual before the norm.
 fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    x: &Source<B::In<'_, T>, B::Out<'_, T>>,
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
     if let Some(arg) = next(args) {
         return unexpected(arg, "the next norm needs NormSpec::residual_after()");
     }
-    match (&args.x, &args.y) {
+    match (x, &args.y) {
         (Source::Read(_), None) if args.residual.is_some() => {
             let why = "x is only read, and the residual is added before the norm: pass y with Forward::new, or \
                 NormSpec::residual_after()";
@@ -618,7 +681,7 @@ fn check_targets<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
         (Source::Overwrite(_), Some(_)) => return unexpected("y", "in place, the result overwrites x"),
         (Source::Read(_), Some(_)) | (Source::Overwrite(_), None) => {}
     }
-    match (&args.x, &args.residual) {
+    match (x, &args.residual) {
         (Source::Read(_), Some(Source::Overwrite(_))) => {
             let why = "it is overwritten and x is not: pass residual(..), or use Forward::in_place";
             return unexpected("residual", why);
@@ -657,13 +720,18 @@ fn check_parts<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
     if spec.gate.is_some() && parts.count > 1 {
         return Err(Error::Unsupported { rule: "no call combines parts with a gate".into() });
     }
+    if spec.cast_order.is_weight_first() && parts.count > 1 {
+        let rule = "CastOrder::WeightFirst has one part of x: add the parts before the call".into();
+        return Err(Error::Unsupported { rule });
+    }
     match (&args.x, spec.residual_placement) {
-        (Source::Overwrite(_), _) => refuse("a sum of parts cannot overwrite x: use Forward::new"),
-        (Source::Read(_), ResidualPlacement::After) => {
+        (Some(Source::Overwrite(_)), _) => refuse("a sum of parts cannot overwrite x: use Forward::new"),
+        (Some(Source::Read(_)), ResidualPlacement::After) => {
             let rule = "no call combines parts with a residual after the norm".into();
             Err(Error::Unsupported { rule })
         }
-        (Source::Read(_), ResidualPlacement::Before) => Ok(()),
+        // A call without x has no parts.
+        (Some(Source::Read(_)), ResidualPlacement::Before) | (None, _) => Ok(()),
     }
 }
 
@@ -688,12 +756,40 @@ fn check_gate(spec: &NormSpec, has_gate: bool, has_residual: bool) -> Result<(),
     }
 }
 
+/// A weight before the norm is there, and nothing else makes what is normalized.
+fn check_weight_first(spec: &NormSpec, has_weight: bool, has_residual: bool, is_cast: bool) -> Result<(), Error> {
+    if !spec.cast_order.is_weight_first() {
+        return Ok(());
+    }
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    if is_cast {
+        return unsupported("no call combines CastOrder::WeightFirst with a y of another dtype than x");
+    }
+    match (spec.residual_placement, spec.gate) {
+        (ResidualPlacement::After, _) => {
+            unsupported("no call combines CastOrder::WeightFirst with a residual after the norm")
+        }
+        (ResidualPlacement::Before, _) if has_residual => unsupported(
+            "no call adds a residual to x before CastOrder::WeightFirst multiplies it: add it before the call",
+        ),
+        (ResidualPlacement::Before, Some(Gate { slot: Slot::Before, .. })) => unsupported(
+            "no call combines CastOrder::WeightFirst with a gate before the norm: use NormSpec::gate_after(..)",
+        ),
+        (ResidualPlacement::Before, None | Some(Gate { slot: Slot::After, .. })) if has_weight => Ok(()),
+        (ResidualPlacement::Before, None | Some(Gate { slot: Slot::After, .. })) => {
+            let why = "CastOrder::WeightFirst multiplies x with it before the norm: pass weight(..)";
+            Err(Error::Missing { arg: "weight", why })
+        }
+    }
+}
+
 /// `residual_out` or the residual receives the sum, and a next norm has `y`.
 fn check_targets_after<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
+    x: &Source<B::In<'_, T>, B::Out<'_, T>>,
     args: &Forward<'_, B, T, W, R>,
 ) -> Result<(), Error> {
     let unexpected = |arg, why| Err(Error::Unexpected { arg, why });
-    match (&args.x, &args.y, next(args)) {
+    match (x, &args.y, next(args)) {
         (Source::Overwrite(_), ..) => {
             let why =
                 "with NormSpec::residual_after it is not overwritten: use Forward::new or Forward::added_to_residual";
@@ -749,6 +845,9 @@ fn check_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
 ) -> Result<(), Error> {
     let why = "the residual is added after the norm, so its gradient is dy; for the next norm's backward pass, use a \
         NormSpec without residual_after()";
+    if args.dx.is_none() && args.dresidual.is_none() {
+        return Err(Error::Missing { arg: "dx", why: "every backward call writes it" });
+    }
     match (spec.residual_placement, &args.dresidual_out, &args.dresidual) {
         (ResidualPlacement::After, Some(_), _) => Err(Error::Unexpected { arg: "dresidual_out", why }),
         (ResidualPlacement::After, None, Some(_)) => Err(Error::Unexpected { arg: "dresidual", why }),
@@ -770,8 +869,13 @@ fn check_gate_gradients<B: NormBackend + ?Sized, T: Element, W: Element, R: Elem
         return Err(Error::Unexpected { arg: "dgate", why: "the norm has no gate" });
     }
     let DTypes { activation, residual, .. } = args.dtypes;
-    if slot == Some(Slot::Before) && activation != residual {
-        let rule = format!("with a gate before the norm it has the activations' dtype, {activation}, got {residual}");
+    let of_x = match (slot, spec.cast_order.is_weight_first()) {
+        (Some(Slot::Before), _) => Some("a gate before the norm"),
+        (None | Some(Slot::After), true) => Some("CastOrder::WeightFirst"),
+        (None | Some(Slot::After), false) => None,
+    };
+    if let Some(of_x) = of_x.filter(|_| activation != residual) {
+        let rule = format!("with {of_x} it has the activations' dtype, {activation}, got {residual}");
         return Err(Error::InvalidArgument { arg: "x", rule });
     }
     Ok(())

@@ -185,6 +185,44 @@ pub fn gated_backward(activation: Activation, gradient: &[f64], values: &[f64], 
     (gated(activation, gradient, gate), gradient.iter().zip(values).zip(gate).map(of_gate).collect())
 }
 
+/// Equation (24): `x * weight'`, rounded to `dtype`, for a weight before the norm
+/// ([`CastOrder::WeightFirst`](crate::CastOrder::WeightFirst)). `x` and the result are (rows,
+/// cols), `weight` is (cols). The norm of the result has no weight.
+///
+/// The offset's addition and the product in f32 are part of the definition, as the rounding is: the
+/// result is one value.
+///
+/// # Example
+/// ```
+/// # use rmsnorm_spec::{DType, NormSpec, reference::{ForwardInputs, forward, weighted}};
+/// let spec = NormSpec::rms(1, 2, 0.0).weight_offset(1.0);
+/// let h = weighted(&spec, &[1.0, 3.0], &[0.0, 1.0 / 256.0], DType::Bf16);
+/// assert_eq!(h, [1.0, 3.015625]); // 3.01171875 is half way between two values
+/// let norm = forward(&spec, &ForwardInputs { x: &h, residual: None, weight: None, bias: None });
+/// assert_eq!(norm.h, h);
+/// ```
+pub fn weighted(spec: &NormSpec, x: &[f64], weight: &[f64], dtype: DType) -> Vec<f64> {
+    let product = |(i, x): (usize, &f64)| {
+        let weight = round_to(effective_weight(spec, Some(weight), i % spec.cols), DType::F32);
+        round_to(round_to(x * weight, DType::F32), dtype)
+    };
+    x.iter().enumerate().map(product).collect()
+}
+
+/// Equation (25): the gradients of `x` and of the weight of [`weighted`], from that of its result,
+/// which is the `dx` of [`backward`] without a weight. `dh`, `x` and the first result are (rows,
+/// cols), `weight` and the second result are (cols).
+pub fn weighted_backward(spec: &NormSpec, dh: &[f64], x: &[f64], weight: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let mut dweight = vec![0.0; spec.cols];
+    let mut dx = Vec::with_capacity(dh.len());
+    for (i, (dh, x)) in dh.iter().zip(x).enumerate() {
+        let col = i % spec.cols;
+        dx.push(dh * effective_weight(spec, Some(weight), col));
+        dweight[col] += dh * x;
+    }
+    (dx, dweight)
+}
+
 /// The inputs of a backward pass, dense: matrices (rows, cols), vectors as noted.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardInputs<'a> {
@@ -550,6 +588,45 @@ mod tests {
         assert!(dx.iter().zip(expected).all(|(dx, expected)| (dx - expected).abs() < 1e-15), "{dx:?}");
         let other = backward(&NormSpec::l2(4, 2, 5.0), &inputs).dx;
         assert!(dx[..2] == other[..2] && dx[2] != other[2] && dx[6..] == other[6..]);
+    }
+
+    /// The gradients of a weight before the norm are those of the whole: the test compares with
+    /// central differences of a loss, in x, the weight and the bias.
+    #[test]
+    fn gradients_of_a_weight_before_the_norm_are_those_of_the_whole() {
+        let (rows, cols) = (3, 6);
+        let values = |seed: usize, len: usize| -> Vec<f64> {
+            (0..len).map(|i| ((seed * 37 + i * i * 11 + i * 5) % 23) as f64 / 7.0 - 1.4).collect()
+        };
+        let dy = values(1, rows * cols);
+        for (norm, groups) in [(Norm::Rms, 1), (Norm::Layer, 1), (Norm::Rms, 2), (Norm::Layer, 2)] {
+            let spec = NormSpec::new(norm, rows, cols, 0.01).weight_offset(0.5).groups(groups);
+            let given = [3, 4, 5].map(|seed| values(seed, if seed < 4 { rows * cols } else { cols }));
+            let pass = |[x, weight, bias]: &[Vec<f64>; 3]| {
+                // Not rounded: the derivative of a rounding counts as 1.
+                let of_x = |(i, x): (usize, &f64)| x * effective_weight(&spec, Some(weight), i % cols);
+                let h: Vec<f64> = x.iter().enumerate().map(of_x).collect();
+                forward(&spec, &ForwardInputs { x: &h, residual: None, weight: None, bias: Some(bias) })
+            };
+            let loss = |given: &[Vec<f64>; 3]| pass(given).y.iter().zip(&dy).map(|(y, dy)| y * dy).sum::<f64>();
+            let out = pass(&given);
+            let (mean, rstd) = (&out.mean[..], &out.rstd[..]);
+            let inputs = BackwardInputs { dy: &dy, x: &out.h, weight: None, mean, rstd, dresidual_out: None };
+            let of_norm = backward(&spec, &inputs);
+            let (dx, dweight) = weighted_backward(&spec, &of_norm.dx, &given[0], &given[1]);
+            for (which, gradient) in [dx, dweight, of_norm.dbias].iter().enumerate() {
+                for (i, gradient) in gradient.iter().enumerate() {
+                    let moved = |by: f64| {
+                        let mut moved = given.clone();
+                        moved[which][i] += by;
+                        loss(&moved)
+                    };
+                    let step = 1e-5;
+                    let difference = (moved(step) - moved(-step)) / (2.0 * step);
+                    assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
+                }
+            }
+        }
     }
 
     /// Rounding to bf16 first gives a tie between the codes 16 and 18; the exact value is 1/256

@@ -117,7 +117,8 @@ impl Facts {
 tensors! {
     /// The tensor to normalize; in backward, the tensor that forward normalized.
     X = "x", Matrix, Activation, [READ, READ, READ];
-    /// Added to `x` before the norm, or to the result after it.
+    /// Added to `x` before the norm, or to the result after it. In a set without `X` the call
+    /// normalizes it alone ([`TensorSet::is_cast`]): its argument is called `x`.
     Residual = "residual", Matrix, Residual, [READ, NONE, READ], of Residual;
     /// Multiplied with the normalized row.
     Weight = "weight", Cols, Weight, [READ, READ, READ];
@@ -144,7 +145,8 @@ tensors! {
     Dbias = "dbias", Cols, Gradient, [NONE, WRITE, NONE];
     /// Memory for partial sums.
     Workspace = "workspace", Workspace, F32, [NONE, WRITE, NONE];
-    /// The gradient of `residual`: equal to `dx`, in the residual stream's dtype.
+    /// The gradient of `residual`: equal to `dx`, in the residual stream's dtype. In a set without
+    /// `Dx` its argument is called `dx`.
     Dresidual = "dresidual", Matrix, Residual, [NONE, WRITE, NONE], of Residual;
     /// The result as 8-bit codes.
     Codes = "codes", Matrix, Code, [NONE, NONE, WRITE], of Quantize;
@@ -312,12 +314,31 @@ set_of! {
 impl TensorSet {
     /// Whether `y` overwrites `x`.
     pub const fn is_in_place(self) -> bool {
-        self.has(Tensor::Y) && !self.has(Tensor::X)
+        self.has(Tensor::Y) && !self.has(Tensor::X) && !self.has(Tensor::Residual)
+    }
+
+    /// Whether `x` has the dtype of the residual stream and `y` that of the activations: forward
+    /// normalizes `Residual` without an `X`, and backward stores `Dresidual` and no `Dx`.
+    pub const fn is_cast(self) -> bool {
+        let of_forward = self.has(Tensor::Residual) && self.has(Tensor::Y) && !self.has(Tensor::X);
+        of_forward || self.has(Tensor::Dresidual) && !self.has(Tensor::Dx)
+    }
+
+    /// The argument of a tensor that stands for another one: `x` and `dx` of a cast. The set may end
+    /// before the tensor.
+    pub(crate) const fn arg_of_cast(self, tensor: Tensor) -> Option<&'static str> {
+        if matches!(tensor, Tensor::Residual) && !self.has(Tensor::X) {
+            Some(Tensor::X.name())
+        } else if matches!(tensor, Tensor::Dresidual) && !self.has(Tensor::Dx) {
+            Some(Tensor::Dx.name())
+        } else {
+            None
+        }
     }
 
     /// Whether a residual is added: `Residual`, or the residual that `ResidualOut` overwrites.
     pub const fn adds_residual(self) -> bool {
-        self.has(Tensor::Residual) || self.has(Tensor::ResidualOut)
+        self.has(Tensor::Residual) && !self.is_cast() || self.has(Tensor::ResidualOut)
     }
 
     /// The matrices, with a row stride.
@@ -441,6 +462,10 @@ mod tests {
         assert!(TensorSet::NONE.is_empty() && !set.is_empty());
         assert!(set.is_in_place() && !set.with(X).is_in_place() && !TensorSet::of(&[X, Dx]).is_in_place());
         assert!(TensorSet::of(&[ResidualOut]).adds_residual() && TensorSet::of(&[Residual]).adds_residual());
+        let cast = TensorSet::of(&[Residual, Y]);
+        assert!(cast.is_cast() && !cast.is_in_place() && !cast.adds_residual() && !cast.with(X).is_cast());
+        let backward = TensorSet::of(&[X, Dy, Dresidual]);
+        assert!(backward.is_cast() && !backward.with(Dx).is_cast() && !TensorSet::of(&[Y, ResidualOut]).is_cast());
         assert!(!TensorSet::of(&[X, Y, DresidualOut]).adds_residual());
         let counts = [TensorSet::NONE, TensorSet::of(&[Dbias]), TensorSet::of(&[Dweight, Dbias])];
         assert_eq!(counts.map(TensorSet::sums_over_rows), [0, 1, 2]);

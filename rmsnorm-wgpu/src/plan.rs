@@ -409,7 +409,8 @@ const fn pairs(problem: &Problem) -> usize {
 
 /// The dtype of the residual stream, if the call has one.
 fn stream(problem: &Problem) -> Option<DType> {
-    let has_stream = problem.direction == Direction::Backward || problem.tensors.adds_residual();
+    let is_of_stream = problem.tensors.adds_residual() || problem.tensors.is_cast();
+    let has_stream = problem.direction == Direction::Backward || is_of_stream;
     has_stream.then_some(problem.dtypes.residual)
 }
 

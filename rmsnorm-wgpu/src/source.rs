@@ -204,7 +204,12 @@ const MAIN: &str = "fn main(me: Me) {";
 const fn stem_of(piece: Piece) -> &'static str {
     match piece {
         Piece::GateBefore | Piece::GateAfter => "gate",
-        Piece::Parts | Piece::Residual | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize => piece.name(),
+        Piece::Parts
+        | Piece::WeightFirst
+        | Piece::Residual
+        | Piece::ResidualAfter
+        | Piece::NextNorm
+        | Piece::Quantize => piece.name(),
     }
 }
 

@@ -123,7 +123,7 @@ impl Gpu {
         };
         let mut args = set.args(&self.backend, case, parameters, stream);
         if is_summed {
-            args.x = Source::Read(reduced.view(&self.backend, 0..case.shape.elements()).into());
+            args.x = Some(Source::Read(reduced.view(&self.backend, 0..case.shape.elements()).into()));
         }
         match &self.how {
             How::OneKernel(group) => call_of_group(group, case.op, spec, args),

@@ -26,13 +26,15 @@ pub(super) fn forward(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error>
 /// read.
 fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let dtypes = call.dtypes()?;
-    let ForwardCall { spec, x, residual, weight, bias, wanted, .. } = call;
+    let ForwardCall { spec, x, residual, gate, weight, bias, wanted, .. } = call;
     let Some(rows) = RowLayout::dense(x.layout().shape()) else {
         return Err(Error::Unsupported { rule: "x has no dimension to normalize over".to_owned() });
     };
     let (weight, bias) = (Regular::new(weight)?, bias.map(Regular::new).transpose()?);
+    let gate = gate.map(Regular::new).transpose()?;
+    let statistics = rows.rows * spec.groups;
     let mut residual = residual.map(Owned::new);
-    let statistic = |name: Tensor| wanted.has(name).then(|| vec![0f32; rows.rows]);
+    let statistic = |name: Tensor| wanted.has(name).then(|| vec![0f32; statistics]);
     let (mut mean, mut rstd) = (statistic(Tensor::Mean), statistic(Tensor::Rstd));
     let (mut overwritten, mut read) = (None, None);
     let mut args = match spec.residual_placement {
@@ -44,12 +46,13 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     args.dtypes = dtypes;
     args.weight = Some(weight.view()?.view);
     args.bias = bias.as_ref().map(Regular::view).transpose()?.map(|bias| bias.view);
+    args.gate = gate.as_ref().map(Regular::view).transpose()?;
     let over = residual.as_mut().map(Owned::elements).transpose()?;
     args.residual = over.map(|residual| Source::Overwrite(Rows::dense(residual)));
     args.mean = mean.as_deref_mut().map(AnyOut::F32);
     args.rstd = rstd.as_deref_mut().map(AnyOut::F32);
     CpuBackend::new().launch(AnyCall::Forward(Checked::forward(spec.sized(&rows), args)?))?;
-    let statistic = |values: Option<Vec<f32>>| Maybe::of(values.map(|values| wrap(values, Shape::from([rows.rows]))));
+    let statistic = |values: Option<Vec<f32>>| Maybe::of(values.map(|values| wrap(values, Shape::from([statistics]))));
     let made = Forwarded::of(overwritten.map(Owned::into_tensor), residual.map(Owned::into_tensor));
     Ok(Forwarded { mean: statistic(mean), rstd: statistic(rstd), ..made })
 }
@@ -57,14 +60,13 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
 /// Results in new vectors.
 fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let dtypes = call.dtypes()?;
-    let ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted } = call;
+    let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted } = call;
     let shape = x.layout().shape().clone();
     let (x, weight) = (Regular::new(x)?, Regular::new(weight)?);
-    let residual = residual.map(Regular::new).transpose()?;
-    let [bias, next_weight, next_bias] =
-        [bias, next_weight, next_bias].map(|vector| vector.map(Regular::new).transpose());
-    let (bias, next_weight, next_bias) = (bias?, next_weight?, next_bias?);
-    let rows = Shape::from([x.rows.rows]);
+    let optional = [residual, gate, bias, next_weight, next_bias];
+    let [residual, gate, bias, next_weight, next_bias] = optional.map(|tensor| tensor.map(Regular::new).transpose());
+    let (residual, gate, bias, next_weight, next_bias) = (residual?, gate?, bias?, next_weight?, next_bias?);
+    let rows = Shape::from([x.rows.rows * spec.groups]);
     let statistic = |name: Tensor, values| Maybe::of(wanted.has(name).then(|| wrap(values, rows.clone())));
     with_types!(dtypes; T, W, R => {
         let mut inputs = ForwardInputs::<T, W, R>::mixed(x.read()?).weight(weight.vector()?);
@@ -73,6 +75,9 @@ fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
         }
         if let Some(residual) = &residual {
             inputs = inputs.residual(residual.read()?);
+        }
+        if let Some(gate) = &gate {
+            inputs = inputs.gate(gate.read()?);
         }
         if let Some(next_weight) = &next_weight {
             inputs = inputs.next_weight(next_weight.vector()?);

@@ -2,7 +2,7 @@
 
 use rmsnorm_core::{Norm, ResidualPlacement, Tensor};
 
-use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe};
+use crate::kernels::{ForwardCall, Forwarded, Kernels, Maybe, Optional};
 
 impl<B: Kernels> ForwardCall<B> {
     /// Also wants the statistics, for a backward pass.
@@ -20,13 +20,14 @@ impl<B: Kernels> ForwardCall<B> {
 
     /// Runs the call, for its results and the other wanted outputs.
     pub(super) fn call(self) -> Forwarded<B> {
-        let ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted } = self;
+        let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted } = self;
         let has_y = match spec.residual_placement {
             ResidualPlacement::Before => true,
             ResidualPlacement::After => next_weight.is_some(),
         };
         let wanted = wanted.set(Tensor::Y, has_y).set(Tensor::ResidualOut, residual.is_some());
-        let [residual, bias, next_weight, next_bias] = [residual, bias, next_weight, next_bias].map(Maybe::of);
-        B::forward(x, residual, weight, bias, next_weight, next_bias, (spec, wanted))
+        let optional = [residual, gate, bias, next_weight, next_bias].map(Maybe::of);
+        let [residual, gate, bias, next_weight, next_bias] = optional;
+        B::forward(x, weight, Optional { residual, gate, bias, next_weight, next_bias }, spec, wanted)
     }
 }

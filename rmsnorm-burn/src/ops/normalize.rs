@@ -1,4 +1,4 @@
-//! y from x, weight and bias.
+//! y from x, weight, gate and bias.
 
 use std::marker::PhantomData;
 
@@ -11,11 +11,11 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use rmsnorm_core::{NormParams, Tensor, TensorSet};
+use rmsnorm_core::{NormParams, Slot, Tensor, TensorSet};
 
 use super::Tracked;
 use crate::check::given;
-use crate::kernels::{ForwardCall, Kernels, Maybe};
+use crate::kernels::{ForwardCall, Kernels, Maybe, Saved};
 
 /// The state of a norm's step.
 #[derive(Clone, Debug)]
@@ -24,12 +24,15 @@ pub(super) struct State<B: Backend> {
     /// The node of the normalized tensor.
     pub(super) x: NodeId,
     pub(super) weight: NodeId,
-    /// The forward pass's statistics: f32, (rows). Only layer norm has a mean.
+    pub(super) gate: Option<NodeId>,
+    /// Only with a gate after the norm, whose gradient needs it.
+    pub(super) bias: Option<NodeId>,
+    /// The forward pass's statistics: f32, (rows * groups). Only layer norm has a mean.
     pub(super) mean: Maybe<B>,
     pub(super) rstd: Maybe<B>,
 }
 
-/// The step of y: its parents are x, weight and, with a bias, bias.
+/// The step of y: its parents are x, weight and, where the norm has them, gate and bias.
 #[derive(Debug)]
 struct NormStep;
 
@@ -43,8 +46,8 @@ impl<B: Kernels, const N: usize> Backward<B, N> for NormStep {
     }
 }
 
-/// Registers the gradients of the tracked `parents` (x, weight, bias), from the gradient of the
-/// norm.
+/// Registers the gradients of the tracked `parents` (x, weight, gate and bias where the norm has
+/// them), from the gradient of the norm.
 pub(super) fn differentiate<B: Kernels>(
     state: State<B>,
     dy: FloatTensor<B>,
@@ -52,13 +55,19 @@ pub(super) fn differentiate<B: Kernels>(
     grads: &mut Gradients,
     checkpointer: &mut Checkpointer,
 ) {
-    let State { spec, x, weight, mean, rstd } = state;
+    let State { spec, x, weight, gate, bias, mean, rstd } = state;
+    let has_gate = gate.is_some();
     let (x, weight) = (checkpointer.retrieve_node_output(x), checkpointer.retrieve_node_output(weight));
+    let [gate, bias] = [gate, bias].map(|node| Maybe::of(node.map(|node| checkpointer.retrieve_node_output(node))));
     let parents: Vec<_> = parents.collect();
     let is_wanted = |parent: usize| parents.get(parent).is_some_and(Option::is_some);
-    let wanted = TensorSet::NONE.set(Tensor::Dweight, is_wanted(1)).set(Tensor::Dbias, is_wanted(2));
-    let made = B::backward(dy, x, weight, mean, given("rstd", rstd.into_option()), spec, wanted);
-    let gradients = [Some(made.dx), made.dweight.into_option(), made.dbias.into_option()];
+    let wanted = TensorSet::NONE.set(Tensor::Dweight, is_wanted(1)).set(Tensor::Dgate, has_gate && is_wanted(2));
+    let wanted = wanted.set(Tensor::Dbias, is_wanted(2 + usize::from(has_gate)));
+    let saved = Saved { mean, gate, bias };
+    let made = B::backward(dy, x, weight, given("rstd", rstd.into_option()), saved, spec, wanted);
+    let of_gate = has_gate.then(|| made.dgate.into_option());
+    let gradients = [Some(made.dx), made.dweight.into_option()].into_iter();
+    let gradients = gradients.chain(of_gate).chain([made.dbias.into_option()]);
     for (parent, gradient) in parents.into_iter().zip(gradients) {
         if let (Some(parent), Some(gradient)) = (parent, gradient) {
             grads.register::<B>(parent, gradient);
@@ -72,6 +81,7 @@ struct Again<B> {
     spec: NormParams,
     x: NodeId,
     weight: NodeId,
+    gate: Option<NodeId>,
     bias: Option<NodeId>,
     backend: PhantomData<B>,
 }
@@ -79,8 +89,9 @@ struct Again<B> {
 impl<B: Kernels> RetroForward for Again<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let mut state = |node: &NodeId| states.get_state::<FloatTensor<B>>(node);
-        let (x, weight, bias) = (state(&self.x), state(&self.weight), self.bias.as_ref().map(&mut state));
-        states.save(out_node, Normalized::<B>::of(self.spec, x, weight, bias, false).y);
+        let (x, weight) = (state(&self.x), state(&self.weight));
+        let optional = [&self.gate, &self.bias].map(|node| node.as_ref().map(&mut state));
+        states.save(out_node, Normalized::<B>::of(self.spec, x, weight, optional, false).y);
     }
 }
 
@@ -96,11 +107,11 @@ impl<B: Kernels> Normalized<B> {
         spec: NormParams,
         x: FloatTensor<B>,
         weight: FloatTensor<B>,
-        bias: Option<FloatTensor<B>>,
+        [gate, bias]: [Option<FloatTensor<B>>; 2],
         save: bool,
     ) -> Self {
         let (residual, next_weight, next_bias, wanted) = (None, None, None, TensorSet::NONE);
-        let call = ForwardCall::<B> { spec, x, residual, weight, bias, next_weight, next_bias, wanted };
+        let call = ForwardCall::<B> { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted };
         let made = call.saving(save).call();
         Normalized { y: given("y", made.y.into_option()), mean: made.mean, rstd: made.rstd }
     }
@@ -111,43 +122,56 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     spec: NormParams,
     x: Tracked<B>,
     weight: Tracked<B>,
+    gate: Option<Tracked<B>>,
     bias: Option<Tracked<B>>,
     taken: Option<Normalized<B>>,
 ) -> Tracked<B> {
-    match bias {
-        None => with_nodes::<B, C, 2>(spec, [x.node(), weight.node()], x, weight, None, taken),
-        Some(bias) => with_nodes::<B, C, 3>(spec, [x.node(), weight.node(), bias.node()], x, weight, Some(bias), taken),
+    let node = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(Tracked::<B>::node);
+    let (first, second, of_gate, of_bias) = (x.node(), weight.node(), node(&gate), node(&bias));
+    let optional = [gate, bias];
+    match (of_gate, of_bias) {
+        (None, None) => with_nodes::<B, C, 2>(spec, [first, second], x, weight, optional, taken),
+        (Some(one), None) | (None, Some(one)) => {
+            with_nodes::<B, C, 3>(spec, [first, second, one], x, weight, optional, taken)
+        }
+        (Some(gate), Some(bias)) => {
+            with_nodes::<B, C, 4>(spec, [first, second, gate, bias], x, weight, optional, taken)
+        }
     }
 }
 
-/// `nodes` are the nodes of x, weight and bias.
+/// `nodes` are the nodes of x, weight and, where the norm has them, gate and bias.
 fn with_nodes<B: Kernels, C: CheckpointStrategy, const N: usize>(
     spec: NormParams,
     nodes: [NodeGuard; N],
     x: Tracked<B>,
     weight: Tracked<B>,
-    bias: Option<Tracked<B>>,
+    optional: [Option<Tracked<B>>; 2],
     taken: Option<Normalized<B>>,
 ) -> Tracked<B> {
     let prep = Backward::<B, N>::prepare::<C>(NormStep, nodes);
     // No kernel normalizes a single tensor to another dtype, so such a y is kept.
     let prep = if taken.as_ref().is_none_or(|taken| taken.y.dtype() == x.dtype()) {
-        let bias_id = bias.as_ref().map(Tracked::<B>::id);
-        let again = Again::<B> { spec, x: x.id(), weight: weight.id(), bias: bias_id, backend: PhantomData };
-        prep.memory_bound().retro_forward(again).parents([&x, &weight].into_iter().chain(&bias))
+        let [gate, bias] = optional.each_ref().map(|tensor| tensor.as_ref().map(Tracked::<B>::id));
+        let again = Again::<B> { spec, x: x.id(), weight: weight.id(), gate, bias, backend: PhantomData };
+        prep.memory_bound().retro_forward(again).parents([&x, &weight].into_iter().chain(optional.iter().flatten()))
     } else {
         prep.compute_bound()
     };
-    let make = |x: Tracked<B>, weight: Tracked<B>, save| {
-        let bias = bias.map(|bias| bias.into_primitive());
-        taken.unwrap_or_else(|| Normalized::of(spec, x.into_primitive(), weight.into_primitive(), bias, save))
+    let make = |x: Tracked<B>, weight: Tracked<B>, optional: [Option<Tracked<B>>; 2], save| {
+        let optional = optional.map(|tensor| tensor.map(|tensor| tensor.into_primitive()));
+        taken.unwrap_or_else(|| Normalized::of(spec, x.into_primitive(), weight.into_primitive(), optional, save))
     };
+    let is_after = spec.gate.is_some_and(|gate| gate.slot == Slot::After);
     match prep.stateful() {
         OpsKind::Tracked(mut prep) => {
             let (x_node, weight_node) = (prep.checkpoint(&x), prep.checkpoint(&weight));
-            let Normalized { y, mean, rstd } = make(x, weight, true);
-            prep.finish(State { spec, x: x_node, weight: weight_node, mean, rstd }, y)
+            let [gate, bias] = &optional;
+            let gate = gate.as_ref().map(|gate| prep.checkpoint(gate));
+            let bias = bias.as_ref().filter(|_| is_after).map(|bias| prep.checkpoint(bias));
+            let Normalized { y, mean, rstd } = make(x, weight, optional, true);
+            prep.finish(State { spec, x: x_node, weight: weight_node, gate, bias, mean, rstd }, y)
         }
-        OpsKind::UnTracked(prep) => prep.finish(make(x, weight, false).y),
+        OpsKind::UnTracked(prep) => prep.finish(make(x, weight, optional, false).y),
     }
 }

@@ -47,26 +47,25 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
     x: Tracked<B>,
     residual: Tracked<B>,
     weight: Tracked<B>,
-    bias: Option<Tracked<B>>,
-    [next_weight, next_bias]: [Option<Tracked<B>>; 2],
+    [gate, bias, next_weight, next_bias]: [Option<Tracked<B>>; 4],
 ) -> (Option<Tracked<B>>, Tracked<B>) {
     let is_tracked = [&x, &weight].into_iter().chain(&bias).any(Tracked::<B>::is_tracked);
-    // The sum is tracked if x, residual or a parameter of x's norm is; y is tracked if the sum or a
-    // parameter of y's norm is.
-    let is_y_tracked =
-        is_tracked || [&residual].into_iter().chain(&next_weight).chain(&next_bias).any(Tracked::<B>::is_tracked);
+    // The sum is tracked if x, residual or a parameter of x's norm is; y is tracked if the sum, the
+    // gate or a parameter of y's norm is.
+    let of_y = [gate.as_ref(), next_weight.as_ref(), next_bias.as_ref()];
+    let is_y_tracked = is_tracked || residual.is_tracked() || of_y.into_iter().flatten().any(Tracked::<B>::is_tracked);
     let dtype = x.dtype();
     // The spec of each norm, without the residual.
     let alone = NormParams { residual_placement: ResidualPlacement::default(), ..spec };
     let values = |tensor: &Option<Tracked<B>>| tensor.as_ref().map(|tensor| tensor.primitive().clone());
-    let (of_weight, of_bias) = (weight.primitive().clone(), values(&bias));
+    let (of_weight, of_gate, of_bias) = (weight.primitive().clone(), values(&gate), values(&bias));
     let (of_next_weight, of_next_bias) = (values(&next_weight), values(&next_bias));
     // Without its node, so that the sum may overwrite the residual, which no gradient needs.
     let (residual, residual_node) = residual.into_parts();
     let call = |x, save, save_next| {
-        let (residual, wanted) = (Some(residual), TensorSet::NONE);
+        let (residual, gate, wanted) = (Some(residual), of_gate, TensorSet::NONE);
         let (weight, bias, next_weight, next_bias) = (of_weight, of_bias, of_next_weight, of_next_bias);
-        let call = ForwardCall::<B> { spec, x, residual, weight, bias, next_weight, next_bias, wanted };
+        let call = ForwardCall::<B> { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted };
         call.saving(save).saving_next(save_next).call()
     };
     match spec.residual_placement {
@@ -77,7 +76,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
             let residual_out = given("residual_out", made.residual_out.into_option());
             let sum = node::<B, C, 2>([residual_node, x_node], residual_out, dtype, None);
             let taken = Normalized { y: given("y", made.y.into_option()), mean: made.mean, rstd: made.rstd };
-            (Some(normalize::<B, C>(alone, sum.clone(), weight, bias, Some(taken))), sum)
+            (Some(normalize::<B, C>(alone, sum.clone(), weight, gate, bias, Some(taken))), sum)
         }
         ResidualPlacement::After => {
             let made = call(x.primitive().clone(), is_tracked, next_weight.is_some() && is_y_tracked);
@@ -95,7 +94,7 @@ pub(super) fn apply<B: Kernels, C: CheckpointStrategy>(
             let y = next_weight.map(|weight| {
                 let y = given("y", made.y.into_option());
                 let taken = Normalized { y, mean: made.next_mean, rstd: made.next_rstd };
-                normalize::<B, C>(alone, sum.clone(), weight, next_bias, Some(taken))
+                normalize::<B, C>(alone, sum.clone(), weight, None, next_bias, Some(taken))
             });
             (y, sum)
         }
@@ -122,7 +121,7 @@ fn node<B: Kernels, C: CheckpointStrategy, const N: usize>(
         OpsKind::Tracked(mut prep) => {
             let norm = norm.map(|NormOfX { spec, x, weight, mean, rstd }| {
                 let (x, weight) = (prep.checkpoint(x), prep.checkpoint(weight));
-                State { spec, x, weight, mean, rstd }
+                State { spec, x, weight, gate: None, bias: None, mean, rstd }
             });
             prep.finish((dtype, norm), sum)
         }

@@ -69,9 +69,9 @@ impl Lent {
         self.empty(self.tensor.meta.shape().clone(), dtype)
     }
 
-    /// A vector for one statistic of its rows, for writing.
-    pub(super) fn new_statistic(&self) -> Result<Lent, Error> {
-        self.empty(Shape::from([self.rows.rows]), DType::F32)
+    /// A vector for one statistic of each group of columns of its rows, for writing.
+    pub(super) fn new_statistic(&self, groups: usize) -> Result<Lent, Error> {
+        self.empty(Shape::from([self.rows.rows * groups]), DType::F32)
     }
 
     fn empty(&self, shape: Shape, dtype: DType) -> Result<Lent, Error> {

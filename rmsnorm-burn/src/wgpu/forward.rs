@@ -10,12 +10,12 @@ use crate::kernels::{ForwardCall, Forwarded, Maybe};
 
 pub(super) fn forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBackend>, Error> {
     let (norms, dtypes) = (shared_backend(&call.x.device, &call.x.client)?, call.dtypes()?);
-    let ForwardCall { spec, x, residual, weight, bias, next_weight, next_bias, wanted } = call;
+    let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted } = call;
     let read = |tensor: Option<CubeTensor>| tensor.map(Lent::read).transpose();
     let (x, residual, weight) = (Lent::read(x)?, read(residual)?, Lent::read(weight)?);
-    let (bias, next_weight, next_bias) = (read(bias)?, read(next_weight)?, read(next_bias)?);
+    let (gate, bias, next_weight, next_bias) = (read(gate)?, read(bias)?, read(next_weight)?, read(next_bias)?);
     let matrix = |name, dtype| wanted.has(name).then(|| x.new_matrix(dtype)).transpose();
-    let statistic = |name| wanted.has(name).then(|| x.new_statistic()).transpose();
+    let statistic = |name| wanted.has(name).then(|| x.new_statistic(spec.groups)).transpose();
     let y = matrix(Tensor::Y, dtypes.activation)?;
     let residual_out = matrix(Tensor::ResidualOut, dtypes.residual)?;
     let (mean, rstd) = (statistic(Tensor::Mean)?, statistic(Tensor::Rstd)?);
@@ -26,6 +26,7 @@ pub(super) fn forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBa
     args.weight = Some(weight.input());
     args.bias = bias.as_ref().map(Lent::input);
     args.residual = residual.as_ref().map(|residual| Source::Read(residual.input_rows()));
+    args.gate = gate.as_ref().map(Lent::input_rows);
     args.next_weight = next_weight.as_ref().map(Lent::input);
     args.next_bias = next_bias.as_ref().map(Lent::input);
     args.y = y.as_ref().map(Lent::output_rows);

@@ -4,11 +4,11 @@
 
 use burn::tensor::{Device, Tensor};
 use rmsnorm_burn::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
-    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Activation, add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
-use rmsnorm_core::{DTypes, Norm, NormSpec, Tensor as Name, bf16, f16};
+use rmsnorm_core::{DTypes, Norm, NormSpec, Slot, Tensor as Name, bf16, f16};
 
 use crate::kit::{Native, arithmetic, elements, f64s, has, loss, on_each_device, plain, tensor, var};
 
@@ -54,6 +54,7 @@ struct Judge<'a, const D: usize> {
     residual: Option<&'a Tensor<D>>,
     weight: &'a Tensor<1>,
     bias: Option<&'a Tensor<1>>,
+    gate: Option<&'a Tensor<D>>,
     dy: &'a Tensor<D>,
 }
 
@@ -80,10 +81,10 @@ impl<const D: usize> Judge<'_, D> {
 
     fn passes(&self, then: impl FnOnce(&Passes<'_>)) {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
-        let (residual, bias) = (self.residual.map(f64s), self.bias.map(f64s));
-        let (residual, bias) = (residual.as_deref(), bias.as_deref());
+        let (residual, bias, gate) = (self.residual.map(f64s), self.bias.map(f64s), self.gate.map(f64s));
+        let (residual, bias, gate) = (residual.as_deref(), bias.as_deref(), gate.as_deref());
         let (spec, dtypes) = (self.spec, self.dtypes);
-        then(&Passes { spec, dtypes, x: &x, residual, weight: &weight, bias, gate: None, dy: &dy });
+        then(&Passes { spec, dtypes, x: &x, residual, weight: &weight, bias, gate, dy: &dy });
     }
 }
 
@@ -134,7 +135,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             };
             let grads = loss.backward();
             let dx = of(base.grad(&grads).unwrap());
-            let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, dy: &dy };
+            let judge = Judge { spec, dtypes, x: &x, residual: None, weight: &weight, bias, gate: None, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(backward, Name::Dx, T, &dx, case);
@@ -174,7 +175,8 @@ impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
             let grads = loss(y.clone(), &dy).backward();
             let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
             let spec = NormSpec::new(norm, rows, cols, EPS as f32);
-            let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+            let judge =
+                Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, gate: None, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::Y, T, &y, case);
                 judge!(forward, Name::ResidualOut, R, &sum, case);
@@ -220,7 +222,8 @@ impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
             let grads = loss(sum.clone(), &dsum).backward();
             let (dx, dresidual) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
             assert_eq!(elements::<R, D>(&dresidual), elements::<R, D>(&dsum), "{case}");
-            let judge = Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, dy: &dy };
+            let judge =
+                Judge { spec, dtypes, x: &x, residual: Some(&residual), weight: &weight, bias, gate: None, dy: &dy };
             judge.run(|forward, backward| {
                 judge!(forward, Name::ResidualOut, R, &sum, case);
                 judge!(backward, Name::Dx, T, &dx, case);
@@ -268,7 +271,7 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
             let grads = loss(y.clone(), &dy).backward();
             let (dx, dsum) = (of(base.grad(&grads).unwrap()), of(stream.grad(&grads).unwrap()));
             let (residual, of_first) = (Some(&residual), dsum.clone().cast(x.dtype()));
-            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias, dy: &of_first };
+            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias, gate: None, dy: &of_first };
             judge.run(|forward, backward| {
                 judge!(forward, Name::ResidualOut, R, &sum, case);
                 judge!(backward, Name::Dx, T, &dx, case);
@@ -287,6 +290,79 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
             });
         }
     }
+}
+
+/// Gates before and after norms of activations `T` with a weight of `W`, alone and after a residual of
+/// `R`, in groups of columns where the columns allow it.
+struct Gates<T, W, R>(std::marker::PhantomData<(T, W, R)>);
+
+impl<T: Native, W: Native, R: Native> Check for Gates<T, W, R> {
+    fn view<const D: usize>(&self, (dims, of): View<D>) {
+        let (base, stream, gates) = (var::<T, D>(dims, 1), var::<R, D>(dims, 5), var::<T, D>(dims, 6));
+        let (x, residual, gate) = (of(base.clone()), of(stream.clone()), of(gates.clone()));
+        let cols = x.dims()[D - 1];
+        let groups = [4, 3, 1].into_iter().find(|groups| cols.is_multiple_of(*groups)).unwrap();
+        let (weight, bias, dy) = (var::<W, 1>([cols], 2), var::<W, 1>([cols], 3), tensor::<T, D>(x.dims(), 4));
+        let rows = x.shape().num_elements() / cols;
+        let layer = NormSpec::layer(rows, cols, EPS as f32);
+        let rms = NormSpec::rms(rows, cols, EPS as f32).groups(groups);
+        let (silu, sigmoid) = (Activation::Silu, Activation::Sigmoid);
+        for (name, spec, bias, has_residual) in [
+            ("gate_after", rms.gate_after(silu), None, false),
+            ("gate_after of a layer norm", layer.gate_after(sigmoid), Some(&bias), false),
+            ("gate_before", rms.gate_before(silu), Some(&bias), false),
+            ("gate_before of a layer norm", layer.gate_before(sigmoid), None, false),
+            ("residual, gate_after", layer.gate_after(silu), Some(&bias), true),
+            ("residual, gate_after in groups", rms.gate_after(sigmoid), None, true),
+            ("groups", rms, None, false),
+        ] {
+            let dtypes = if has_residual { DTypes::of::<T, W, R>() } else { DTypes::of::<T, W, T>() };
+            let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
+            let norm = match spec.norm {
+                Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
+                Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+            };
+            let (norm, x_in, z_in, w_in) =
+                (norm.groups(spec.groups).bias(bias.cloned()), of(base.clone()), of(gates.clone()), weight.clone());
+            let y = match (spec.gate, has_residual) {
+                (None, _) => norm.apply(x_in, w_in),
+                (Some(gate), true) => {
+                    norm.residual(of(stream.clone())).gate_after(z_in, gate.activation).apply(x_in, w_in).0
+                }
+                (Some(gate), false) => match gate.slot {
+                    Slot::Before => norm.gate_before(z_in, gate.activation).apply(x_in, w_in),
+                    Slot::After => norm.gate_after(z_in, gate.activation).apply(x_in, w_in),
+                },
+            };
+            assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
+            let grads = loss(y.clone(), &dy).backward();
+            let (dx, residual) = (of(base.grad(&grads).unwrap()), has_residual.then_some(&residual));
+            let gate = spec.gate.map(|_| &gate);
+            let judge = Judge { spec, dtypes, x: &x, residual, weight: &weight, bias, gate, dy: &dy };
+            judge.run(|forward, backward| {
+                judge!(forward, Name::Y, T, &y, case);
+                judge!(backward, Name::Dx, T, &dx, case);
+                judge!(backward, Name::Dweight, W, &weight.grad(&grads).unwrap(), case);
+                if gate.is_some() {
+                    judge!(backward, Name::Dgate, T, &of(gates.grad(&grads).unwrap()), case);
+                }
+                if has_residual {
+                    judge!(backward, Name::Dresidual, R, &of(stream.grad(&grads).unwrap()), case);
+                }
+                if let Some(bias) = bias {
+                    judge!(backward, Name::Dbias, W, &bias.grad(&grads).unwrap(), case);
+                }
+            });
+        }
+    }
+}
+
+fn gates<T: Native, W: Native, R: Native>() {
+    if !has::<T>() {
+        return;
+    }
+    Gates::<T, W, R>(std::marker::PhantomData).views();
 }
 
 fn norms<T: Native, W: Native>() {
@@ -341,6 +417,15 @@ macro_rules! in_every_mix {
         $check::<bf16, f32, bf16>();
         $check::<bf16, f32, f32>();
     };
+}
+
+#[test]
+fn gated_norms_are_within_their_bounds() {
+    on_each_device(|| {
+        gates::<f32, f32, f32>();
+        gates::<f16, f32, f16>();
+        gates::<bf16, bf16, f32>();
+    });
 }
 
 #[test]

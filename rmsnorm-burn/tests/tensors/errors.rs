@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{
-    Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
+    Activation, Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
     rms_norm_add_rms_norm,
 };
 
@@ -51,6 +51,28 @@ fn wrong_shapes_are_named_and_nothing_is_broadcast() {
         }
         let text = message(|| rms_norm(of(dtype, [4, 0]), of(dtype, [0]), 1e-6));
         assert_eq!(text, "rms_norm: the last dimension of x must have at least 1 element, got the shape [4, 0]");
+    }
+}
+
+#[test]
+fn wrong_gates_and_groups_are_named() {
+    for dtype in [DType::F32, DType::F64] {
+        let (x, w) = (|| of(dtype, [4, 16]), || of(dtype, [16]));
+        let silu = Activation::Silu;
+        for dims in [[1, 16], [4, 1], [4, 8]] {
+            let text = message(|| Norm::rms(1e-6).gate_after(of(dtype, dims), silu).apply(x(), w()));
+            assert_eq!(text, format!("rms_norm: gate must have the shape [4, 16] of x, got {dims:?}"));
+            let text = message(|| Norm::layer(1e-6).gate_before(of(dtype, dims), silu).apply(x(), w()));
+            assert_eq!(text, format!("layer_norm: gate must have the shape [4, 16] of x, got {dims:?}"));
+        }
+        for groups in [0, 3, 32] {
+            let text = message(|| Norm::rms(1e-6).groups(groups).apply(x(), w()));
+            assert_eq!(text, format!("rms_norm: groups must divide the 16 columns of a row, got {groups}"));
+        }
+        let text = message(|| Norm::rms(1e-6).groups(2).residual_after(x()).apply(x(), w()));
+        assert_eq!(text, "rms_norm: a residual after the norm goes with one group: add it to the result");
+        let text = message(|| Norm::rms(1e-6).gate_before(x(), silu).residual(x()).apply(x(), w()));
+        assert_eq!(text, "rms_norm: a gate before the norm goes with no residual: add it to x, or use gate_after");
     }
 }
 

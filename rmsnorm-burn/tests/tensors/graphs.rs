@@ -1,7 +1,7 @@
 //! Graphs: for every use of the results, gradients are the sum of those of each use alone.
 
 use burn::tensor::{DType, Device, Tensor};
-use rmsnorm_burn::{add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
+use rmsnorm_burn::{Activation, Norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm};
 
 use crate::kit::{
     Native, assert_overwriting_keeps_gradients, assert_same, device, elements, f64s, frozen, in_each_half, in_each_mix,
@@ -86,6 +86,24 @@ fn unused_results_shared_inputs_and_frozen_tensors() {
         assert!(twin.grad(&summed(y)).is_some());
         let y = add_rms_norm(x.clone(), frozen(&twin), still_w.clone(), EPS).0;
         assert!(x.grad(&summed(y)).is_some());
+        // Each of x, gate, weight and bias alone.
+        let gated = |x: &Tensor<2>, z: &Tensor<2>, w: &Tensor<1>, b: &Tensor<1>| {
+            let norm = Norm::rms(EPS).bias(b.clone());
+            let y = norm.clone().gate_after(z.clone(), Activation::Silu).apply(x.clone(), w.clone());
+            summed(y + norm.gate_before(z.clone(), Activation::Silu).apply(x.clone(), w.clone()))
+        };
+        assert!(x.grad(&gated(&x, &still, &still_w, &still_w)).is_some());
+        assert!(twin.grad(&gated(&still, &twin, &still_w, &still_w)).is_some());
+        assert!(w.grad(&gated(&still, &still, &w, &still_w)).is_some());
+        assert!(w.grad(&gated(&still, &still, &still_w, &w)).is_some());
+        // The same tensor as x and gate has the sum of both gradients.
+        let gated = |z: &Tensor<2>| Norm::rms(EPS).gate_after(z.clone(), Activation::Silu).apply(x.clone(), w.clone());
+        let (together, apart) = (summed(gated(&x)), summed(gated(&twin)));
+        let sum = x.grad(&apart).unwrap() + twin.grad(&apart).unwrap();
+        assert_eq!(f64s(&x.grad(&together).unwrap()), f64s(&sum));
+        let y = Norm::rms(EPS).residual(still.clone()).gate_after(twin.clone(), Activation::Silu);
+        let (y, h) = y.apply(still.clone(), still_w.clone());
+        assert!(!h.is_tracked() && twin.grad(&summed(y)).is_some());
         // Without tracked tensors there is no graph.
         assert!(!rms_norm(still.clone(), still_w.clone(), EPS).is_tracked());
         let (y, h) = add_rms_norm(still.clone(), still, still_w, EPS);
@@ -137,6 +155,11 @@ fn what_nobody_else_has_is_overwritten() {
                 same(y_over, y.clone());
                 same(h_over, h.clone());
             }
+            let gate = || tensor_on::<T, 3>(&plain, [2, 3, 40], 5);
+            let gated = |x| Norm::rms(EPS).groups(2).gate_after(gate(), Activation::Silu).apply(x, w.clone());
+            same(gated(x()), gated(kept_x.clone()));
+            let gated = |x| Norm::layer(EPS).gate_before(gate(), Activation::Silu).apply(x, w.clone());
+            same(gated(x()), gated(kept_x.clone()));
             // Also views of tensors with another owner.
             let half = rms_norm(kept_x.clone().narrow(1, 0, 1), w.clone(), EPS);
             same(half, rms_norm(x().narrow(1, 0, 1), w.clone(), EPS));
@@ -191,7 +214,13 @@ fn checkpointing_gives_the_same() {
             let (y, h) = add_rms_norm(y, r.clone(), w.clone() * 2.0, EPS);
             let y = rms_norm((y * h.clone()).matmul(m.clone()), w.clone(), EPS);
             // One parameter is not a leaf, and one is not tracked.
-            let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h;
+            let y = gemma_rms_norm(y.clone() * y, frozen(&w), EPS) * h.clone();
+            // A gate is recomputed, and so are the gated norms.
+            let gated = Norm::layer(EPS).bias(b.clone()).gate_after((x.clone() * 0.5).exp(), Activation::Silu);
+            let y = gated.groups(2).apply(y, w.clone()).square();
+            let (y, h) =
+                Norm::rms(EPS).residual(h).gate_after(y.clone() * 0.5, Activation::Sigmoid).apply(y, w.clone());
+            let y = Norm::rms(EPS).gate_before(h, Activation::Silu).apply(y.clone() * y, frozen(&w)).square();
             let grads = y.sum().backward();
             let all = [&x, &r, &m].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));
             let vectors = [&w, &b].map(|leaf| f64s(&leaf.grad(&grads).unwrap()));

@@ -209,11 +209,12 @@ fn bad_settings_are_refused_with_their_source() {
         ("op", "--op", "batch_norm", "rms_norm, layer_norm, l2_norm or l2_norm_clamped"),
         ("eps", "--eps", "small", "a number"),
         ("weight_offset", "--weight-offset", "one", "a number"),
-        ("cast_order", "--cast-order", "never", "at_store or before_weight"),
+        ("cast_order", "--cast-order", "never", "at_store, before_weight, rstd_first or weight_first"),
         ("gate", "--gate", "around", "after or before"),
         ("activation", "--activation", "swish", "silu or sigmoid"),
         ("groups", "--groups", "0", "a count of at least 1"),
         ("groups", "--groups", "two", "a count of at least 1"),
+        ("out_dtype", "--out-dtype", "f64", "f32, f16 or bf16"),
     ];
     for (key, flag, value, expected) in cases {
         refuse(&file(&good(), &GOOD), &[flag, value], &[flag, value, expected]);
@@ -247,6 +248,23 @@ fn gates_and_groups_that_do_not_fit_are_refused() {
         &[&after[..], &["--groups", "3"]].concat(),
         &["groups", "divide the 8 columns", "got 3"],
     );
+}
+
+/// Another dtype of y has an f32 on one side, and no residual, codes or gate before the norm.
+#[test]
+fn dtypes_of_y_that_do_not_fit_are_refused() {
+    let x = |dtype| ("x", dtype, &[2usize, 8] as &[_]);
+    let with = |dtype, name, of_other| file(&tensors(&[x(dtype), (name, of_other, &[2, 8])]), &GOOD);
+    let bf16 = ["--out-dtype", "bf16"];
+    refuse(&with(DType::F32, "residual", DType::F32), &bf16, &["out_dtype is BF16 and x is F32", "a residual"]);
+    refuse(&file(&tensors(&[x(DType::F16)]), &GOOD), &bf16, &["out_dtype is BF16 and x is F16", "must be F32"]);
+    refuse(&with(DType::F32, "dy", DType::F32), &bf16, &["dy has dtype F32; it must be BF16, the out_dtype"]);
+    let weight = tensors(&[x(DType::Bf16), ("weight", DType::Bf16, &[8])]);
+    refuse(&file(&weight, &GOOD), &["--out-dtype", "f32"], &["weight has dtype BF16", "F32", "the out_dtype"]);
+    let codes = [&bf16[..], &["--codes", "int8"]].concat();
+    refuse(&file(&tensors(&[x(DType::F32)]), &GOOD), &codes, &["out_dtype", "codes", "leave one of them out"]);
+    let before = [&bf16[..], &["--gate", "before", "--activation", "silu"]].concat();
+    refuse(&with(DType::F32, "gate", DType::Bf16), &before, &["gate before the norm", "another dtype than x"]);
 }
 
 #[test]

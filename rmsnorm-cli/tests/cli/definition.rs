@@ -23,6 +23,8 @@ pub struct Inputs {
     pub cast_order: CastOrder,
     pub gate: Option<Gate>,
     pub groups: usize,
+    /// The dtype of `y`, if it is not that of `x`.
+    pub out_dtype: Option<DType>,
     pub tensors: Tensors,
 }
 
@@ -40,7 +42,8 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
     spec.gate = inputs.gate;
     let groups = (spec.groups > 1).then_some(spec.groups);
     let statistics_shape = &batch_shape.iter().copied().chain(groups).collect::<Vec<_>>()[..];
-    let mut expected = vec![(Role::Y, x.dtype, &x.shape[..]), (Role::Rstd, DType::F32, statistics_shape)];
+    let y_dtype = inputs.out_dtype.unwrap_or(x.dtype);
+    let mut expected = vec![(Role::Y, y_dtype, &x.shape[..]), (Role::Rstd, DType::F32, statistics_shape)];
     if inputs.norm == Norm::Layer {
         expected.push((Role::Mean, DType::F32, statistics_shape));
     }
@@ -48,7 +51,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
     let dy = input(Role::Dy);
     if dy.is_some() {
         expected.push((Role::Dx, x.dtype, &x.shape));
-        expected.extend(inputs.gate.map(|_| (Role::Dgate, x.dtype, &x.shape[..])));
+        expected.extend(inputs.gate.map(|_| (Role::Dgate, y_dtype, &x.shape[..])));
         expected.extend(weight.map(|weight| (Role::Dweight, weight.dtype, norm_shape)));
         expected.extend(bias.map(|bias| (Role::Dbias, bias.dtype, norm_shape)));
     }
@@ -59,7 +62,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
     assert_eq!(outputs.len(), expected.len(), "{context}: {:?}", outputs.keys());
 
     let output = |role: Role| outputs.get(role.name()).map(|tensor| &tensor.values[..]);
-    let wide = weight.or(bias).map_or(x.dtype, |vector| if vector.dtype == DType::F32 { DType::F32 } else { x.dtype });
+    let wide = weight.or(bias).map_or(y_dtype, |vector| if vector.dtype == DType::F32 { DType::F32 } else { y_dtype });
     let (weight, bias) = (weight.map(|weight| &weight.values[..]), bias.map(|bias| &bias.values[..]));
     let gated = inputs.gate.zip(input(Role::Gate)).map(|(gate, z)| Gated { gate, z: &z.values, wide });
     let given = residual.map(|residual| (&residual.values[..], residual.dtype));
@@ -78,7 +81,7 @@ pub fn check(inputs: &Inputs, outputs: &BTreeMap<String, Tensor>, arithmetic: &A
             dresidual_out: input(Role::DresidualOut).map(|tensor| &tensor.values[..]),
         };
         let gated = gated.map(|gated| (gated, bias));
-        BackwardTruth::gated(&spec, &given, gated, Statistics::Given, GradReduction::Partials, model)
+        BackwardTruth::gated(&spec, &given, gated, x.dtype, Statistics::Given, GradReduction::Partials, model)
     });
     for (role, dtype, _) in expected {
         let got = Bits::rounded(output(role).unwrap(), dtype);

@@ -135,6 +135,8 @@ fn calls_of_the_page() -> Vec<(&'static str, Problem)> {
         ("residual before the norm", forward(&[Tensor::Residual, Tensor::ResidualOut])),
         ("residual after the norm: ", Problem { residual_placement: ResidualPlacement::After, ..after }),
         ("`CastOrder::BeforeWeight`", Problem { cast_order: CastOrder::BeforeWeight, ..forward(&[Tensor::Weight]) }),
+        ("`CastOrder::WeightFirst`", Problem { cast_order: CastOrder::WeightFirst, ..forward(&[Tensor::Weight]) }),
+        ("`CastOrder::RstdFirst`", Problem { cast_order: CastOrder::RstdFirst, ..forward(&[Tensor::Weight]) }),
         ("E4M3, E5M2, int8 output", quantized(ScaleKind::Row, &[])),
         (
             "codes along columns too",

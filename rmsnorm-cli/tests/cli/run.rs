@@ -14,7 +14,7 @@ pub fn inputs(norm: Norm, tensors: &[(&'static str, DType, &[usize])]) -> Inputs
         |(seed, &(name, dtype, shape)): (usize, &(_, _, &[usize]))| (name, Tensor::painted(dtype, shape, seed as u64));
     let tensors: Tensors = tensors.iter().enumerate().map(painted).collect();
     let cast_order = CastOrder::AtStore;
-    Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order, gate: None, groups: 1, tensors }
+    Inputs { norm, eps: 1e-3, weight_offset: 0.0, cast_order, gate: None, groups: 1, out_dtype: None, tensors }
 }
 
 /// Runs `in` to `out` on the CPU and compares the outputs with the definition.
@@ -146,6 +146,34 @@ fn run_gates_and_groups_are_those_of_the_definition() {
     }
 }
 
+/// Forward and backward of a `y` with another dtype than `x`, from an option and from metadata.
+#[test]
+fn run_out_dtype_is_that_of_y() {
+    let folder = Folder::new();
+    let (x, vector) = (&[2usize, 3, 40] as &[_], &[40usize] as &[_]);
+    for (norm, of_x, of_y) in Norm::ALL.into_iter().flat_map(|norm| {
+        [(DType::F32, DType::Bf16), (DType::F32, DType::F16), (DType::Bf16, DType::F32), (DType::F16, DType::F16)]
+            .map(|(of_x, of_y)| (norm, of_x, of_y))
+    }) {
+        let named = [("x", of_x, x), ("dy", of_y, x), ("weight", of_y, vector), ("bias", of_y, vector)];
+        let plain = Inputs { out_dtype: Some(of_y), ..inputs(norm, &named) };
+        folder.write("in", &file(&plain.tensors, &metadata(norm)));
+        check(&folder, &plain, &["--out-dtype", of_y.name()]);
+        // Nothing but x and dy, and a gradient that is added to dx.
+        let alone = [("x", of_x, x), ("dy", of_y, x), ("dresidual_out", of_x, x)];
+        let alone = Inputs { out_dtype: Some(of_y), cast_order: CastOrder::BeforeWeight, ..inputs(norm, &alone) };
+        let settings = [("out_dtype", of_y.name()), ("cast_order", "before_weight")];
+        folder.write("in", &file(&alone.tensors, &[&metadata(norm)[..], &settings].concat()));
+        check(&folder, &alone, &[]);
+        let gated = [("x", of_x, x), ("gate", of_y, x), ("dy", of_y, x), ("weight", DType::F32, vector)];
+        let gate = Some(Gate { activation: Activation::Silu, slot: Slot::After });
+        let gated = Inputs { out_dtype: Some(of_y), gate, groups: 4, ..inputs(norm, &gated) };
+        folder.write("in", &file(&gated.tensors, &metadata(norm)));
+        let flags = ["--gate", "after", "--activation", "silu", "--groups", "4", "--out-dtype", of_y.name()];
+        check(&folder, &gated, &flags);
+    }
+}
+
 /// A residual before a gated norm, and codes of a gated result.
 #[test]
 fn run_gates_go_with_a_residual_and_with_codes() {
@@ -178,7 +206,7 @@ fn run_gates_go_with_a_residual_and_with_codes() {
 }
 
 #[test]
-fn run_before_weight_rounds_twice_and_at_store_once() {
+fn run_rounds_as_the_cast_order_says() {
     let folder = Folder::new();
     let shapes = [("x", DType::Bf16, &[16usize, 64] as &[_]), ("weight", DType::Bf16, &[64])];
     let mut inputs = inputs(Norm::Rms, &shapes);
@@ -188,6 +216,14 @@ fn run_before_weight_rounds_twice_and_at_store_once() {
     inputs.cast_order = CastOrder::AtStore;
     check(&folder, &inputs, &["--cast-order", "at_store"]);
     assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    inputs.cast_order = CastOrder::RstdFirst;
+    check(&folder, &inputs, &["--cast-order", "rstd_first"]);
+    assert_ne!(rounded_twice, std::fs::read(folder.path("out")).unwrap());
+    // Backward, too, depends on a weight before the norm.
+    inputs.tensors.insert("dy", inputs.tensors["x"].clone());
+    inputs.cast_order = CastOrder::WeightFirst;
+    folder.write("in", &file(&inputs.tensors, &[("op", "rms_norm"), ("eps", "1e-3"), ("cast_order", "weight_first")]));
+    check(&folder, &inputs, &[]);
 }
 
 #[test]
@@ -301,7 +337,7 @@ fn run_json_has_every_setting_and_every_tensor() {
     });
     let expected = json!({
         "input": "in", "output": "out", "backend": "cpu", "device": null, "op": "layer_norm", "rows": 3, "cols": 32,
-        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "gate": null, "activation": null, "groups": 1, "quant": null, "tensors": tensors,
+        "eps": 0.5, "weight_offset": -1.0, "cast_order": "before_weight", "gate": null, "activation": null, "groups": 1, "out_dtype": "f32", "quant": null, "tensors": tensors,
         "ignored": { "metadata": [], "tensors": ["a\nb", "z"] },
     });
     assert_eq!(report, expected);

@@ -50,7 +50,8 @@ const FEW_ELEMENTS: usize = 1 << 22;
 
 /// Whether a case is a common call: one that needs little memory and no feature that some backends
 /// lack: other gradient reductions, mixed dtypes, a workspace that the backend must allocate, rows
-/// in groups or far apart, groups of columns, many tensors, quantized rows that share a word, other orders of scales.
+/// in groups or far apart, groups of columns, rare cast orders, many tensors, quantized rows that
+/// share a word, other orders of scales.
 fn is_everyday(case: &Case) -> bool {
     let elements = case.rows.saturating_mul(case.cols);
     let has_room = case.present.has(Tensor::Workspace) || case.present.sums_over_rows() == 0;
@@ -58,6 +59,7 @@ fn is_everyday(case: &Case) -> bool {
         && (1..=FEW_ELEMENTS).contains(&elements)
         && has_room
         && case.groups == 1
+        && matches!(case.cast_order, CastOrder::AtStore | CastOrder::BeforeWeight)
         && case.dtypes == DTypes::uniform(case.dtypes.activation)
         && case.grad_reduction == GradReduction::Partials
         && has_few_tensors(case)

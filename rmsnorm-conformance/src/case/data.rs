@@ -107,10 +107,13 @@ impl Inputs {
         Some(Gated { gate: case.spec().gate?, z: self.of(Tensor::Gate), wide })
     }
 
-    /// `values`, multiplied with the activated gate if the call has one in that slot.
+    /// `values`, multiplied with the activated gate or the weight if the call has one in that slot.
     fn through(&self, slot: Slot, case: &Case, values: Vec<f64>) -> Vec<f64> {
-        match self.gated(case).filter(|gated| gated.gate.slot == slot) {
-            Some(gated) => reference::gated(gated.gate.activation, &values, gated.z),
+        if let Some(gated) = self.gated(case).filter(|gated| gated.gate.slot == slot) {
+            return reference::gated(gated.gate.activation, &values, gated.z);
+        }
+        match self.get(Tensor::Weight).filter(|_| slot == Slot::Before && case.cast_order.is_weight_first()) {
+            Some(weight) => reference::weighted(&case.spec(), &values, weight, case.dtypes.activation),
             None => values,
         }
     }
@@ -118,7 +121,8 @@ impl Inputs {
     /// The unrounded result of a forward call.
     fn y(&self, case: &Case) -> Vec<f64> {
         let x = self.through(Slot::Before, case, self.of(Tensor::X).to_vec());
-        let norm = reference::forward(&case.spec(), &ForwardInputs { x: &x, ..self.forward(case) });
+        let weight = self.get(Tensor::Weight).filter(|_| !case.cast_order.is_weight_first());
+        let norm = reference::forward(&case.spec(), &ForwardInputs { x: &x, weight, ..self.forward(case) });
         self.through(Slot::After, case, norm.y)
     }
 
@@ -189,7 +193,10 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
     let read = read.with(Tensor::X).set(Tensor::Gate, case.kind.gate().is_some());
     let drawn = read.iter().filter(|tensor| tensor.shape() != TensorShape::Rows);
     let mut inputs = Inputs::default();
-    for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, tensor.dtype(case.kind.direction, case.dtypes)?))) {
+    let dtype = |tensor: Tensor| {
+        if tensor == Tensor::X { Some(case.x_dtype()) } else { tensor.dtype(case.kind.direction, case.dtypes) }
+    };
+    for (tensor, dtype) in drawn.filter_map(|tensor| Some((tensor, dtype(tensor)?))) {
         let parts = if tensor == Tensor::X { case.parts } else { 1 };
         let of_part = |part: usize| {
             let value = |row, col| Painter { case, part }.value(tensor, row, col);
@@ -216,7 +223,7 @@ pub(crate) fn inputs(case: &Case) -> Inputs {
             (true, false) => (inputs.of(Tensor::X).to_vec(), Tensor::Weight),
             (true, true) => (reference::forward(&case.spec(), &inputs.forward(case)).sum, Tensor::NextWeight),
         };
-        let weight = inputs.get(weight);
+        let weight = inputs.get(weight).filter(|_| !case.cast_order.is_weight_first());
         let weight = |col: usize| weight.map_or(1.0, |weight| weight[col] + f64::from(case.weight_offset));
         let painter = Painter { case, part: 0 };
         let dy = |row: usize, col: usize| painter.dy(row, col, h[row * cols + col], weight(col));
@@ -275,7 +282,7 @@ impl Painter<'_> {
     fn x(&self, row: usize, col: usize) -> f64 {
         let (case, i) = (self.case, self.at(row, col));
         let z = self.normal(Tensor::X, i);
-        let dtype = case.dtypes.activation;
+        let dtype = if case.casts { case.x_dtype() } else { case.dtypes.activation };
         match case.family {
             Family::Randn | Family::CorrDy => z,
             Family::NearEps => z * self.near_eps(row),

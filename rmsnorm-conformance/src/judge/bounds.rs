@@ -54,6 +54,8 @@ pub struct ForwardBounds {
     pub y: Vec<f64>,
     /// (rows, cols); in f32, before any rounding to the dtype of `y`.
     pub x_hat: Vec<f64>,
+    /// (rows, cols); of `h - mean`.
+    pub(crate) deviation: Vec<f64>,
     /// (rows, groups); the errors that the backward pass inherits.
     statistics: Vec<StatisticsError>,
 }
@@ -123,6 +125,7 @@ pub fn forward(
             let weight = Weight::new(spec, inputs.weight, col);
             bounds.y.push(y_error(&x_hat, weight, inputs.bias.map(|bias| bias[col]), row.rstd, statistics, arithmetic));
             bounds.x_hat.push(statistics.bound(x_hat.error() * SECOND_ORDER + underflow(row.rstd, 0.0)));
+            bounds.deviation.push(deviation_error(spec.norm, h - row.mean, row.error(i), statistics.mean, arithmetic));
         }
         bounds.statistics.push(statistics);
     }
@@ -213,6 +216,12 @@ impl Sum {
             }
         }
     }
+}
+
+/// The error of a sum of terms that were computed, beside the errors of the terms, if each passes
+/// through at most `depth` additions.
+pub(crate) fn sum_error(terms: Vec<f64>, depth: usize, model: Model<'_>) -> f64 {
+    Sum::of(terms.into_iter()).error(depth, model) * SECOND_ORDER + TINY
 }
 
 /// A row of the forward pass, or a group of its columns.
@@ -472,6 +481,18 @@ impl XHat {
     /// The total error.
     fn error(&self) -> f64 {
         self.rounded + self.lost
+    }
+}
+
+/// The error of the computed `h - mean`, from those of h and of the mean. RMS norm has no
+/// difference.
+fn deviation_error(norm: Norm, deviation: f64, h: f64, mean: f64, arithmetic: &Arithmetic) -> f64 {
+    match norm {
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => h + arithmetic.flush_loss(1.0),
+        Norm::Layer => {
+            let inherited = h + mean + arithmetic.flush_loss(2.0);
+            inherited + (deviation.abs() + inherited) * arithmetic.unit_roundoff + TINY
+        }
     }
 }
 

@@ -72,8 +72,9 @@ fn run_and_judge(
     let is_exact = case.kind.calls == Calls::EndToEnd && !case.kind.is_after();
     if let (Some(truth), Some(Step { case, inputs, outputs, .. })) = (forward.filter(|_| is_exact), steps.last()) {
         let ForwardTruth { outputs: exact, bounds, .. } = truth;
-        // Backward reads h, or makes it again of x and the gate.
-        let x = if case.kind.gate() == Some(Slot::Before) { inputs.of(Tensor::X).to_vec() } else { exact.h };
+        // Backward reads h, or makes it again of x and the gate or the weight.
+        let is_made_again = case.kind.gate() == Some(Slot::Before) || case.cast_order.is_weight_first();
+        let x = if is_made_again { inputs.of(Tensor::X).to_vec() } else { exact.h };
         let inputs = inputs.clone().with(Tensor::X, Some(x)).with(Tensor::Mean, Some(exact.mean));
         let inputs = inputs.with(Tensor::Rstd, Some(exact.rstd));
         judged.add_backward(case, &inputs, Statistics::Computed(&bounds), outputs, model);
@@ -116,11 +117,12 @@ pub(crate) fn judge_stored(case: &Case, inputs: &Inputs, stored: &Outputs, arith
 /// that has no unique value.
 fn truth_of<'a>(case: &Case, inputs: &'a Inputs, observed: Option<&[f64]>, model: Model<'a>) -> ForwardTruth<'a> {
     let given = inputs.forward(case);
+    let x_dtype = if case.casts { case.x_dtype() } else { case.dtypes.activation };
     if let Some(sum) = &inputs.sum {
         let given = ForwardInputs { x: sum, residual: None, ..given };
         return ForwardTruth::of_sum(&case.spec(), given, (case.dtypes.activation, case.dtypes.residual), model);
     }
-    ForwardTruth::gated(&case.spec(), given, inputs.gated(case), case.dtypes.activation, observed, model)
+    ForwardTruth::gated(&case.spec(), given, inputs.gated(case), x_dtype, observed, model)
 }
 
 /// The verdicts on a case so far.
@@ -195,7 +197,8 @@ impl Judged<'_> {
         let bias = inputs.get(Tensor::Bias).filter(|_| case.kind.gate() == Some(Slot::After));
         let gated = inputs.gated(case).map(|gated| (gated, bias));
         let spec = case.spec();
-        let truth = BackwardTruth::gated(&spec, &inputs.backward(), gated, statistics, case.grad_reduction, model);
+        let (given, x_dtype) = (inputs.backward(), case.dtypes.activation);
+        let truth = BackwardTruth::gated(&spec, &given, gated, x_dtype, statistics, case.grad_reduction, model);
         let truth = truth.added_to(inputs.of(Tensor::Dweight), inputs.of(Tensor::Dbias));
         for tensor in BackwardTruth::OUTPUTS {
             self.add(tensor, stored, |got| truth.judge_bits(tensor, got));

@@ -5,12 +5,13 @@
 //! the call was given.
 
 use rmsnorm_spec::reference::{self, BackwardInputs, BackwardOutputs, ForwardInputs, ForwardOutputs};
-use rmsnorm_spec::{CastOrder, DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Slot, Tensor};
+use rmsnorm_spec::{DType, Element, GradReduction, Norm, NormSpec, ResidualPlacement, Slot, Tensor};
 
 use super::{Expected, judge_expected};
 use crate::judge::Verdict;
 use crate::judge::bounds::{self, BackwardBounds, ForwardBounds, InputErrors, Model, Statistics, TINY};
 use crate::judge::gate::{Computed, Gated, activated, slope};
+use crate::judge::weight_first::{WeightFirst, weight_first};
 use crate::pieces::math::PieceMath;
 use crate::pieces::residual::Residual;
 use crate::pieces::residual_after::ResidualAfter;
@@ -91,12 +92,17 @@ impl<'a> ForwardTruth<'a> {
             }
             Some(_) | None => inputs,
         };
-        let (h, errors) = product.as_ref().map_or((given.x, None), |(h, errors)| (&h[..], Some(&errors[..])));
-        let given = ForwardInputs { x: h, ..given };
+        // The weight has been in h.
+        let weighted = weight_first(spec, inputs.weight).map(|weight| weight.products(inputs.x, x_dtype, arithmetic));
+        let weight = inputs.weight.filter(|_| weighted.is_none());
+        let made = product.as_ref().or(weighted.as_ref());
+        let (h, errors) = made.map_or((given.x, None), |(h, errors)| (&h[..], Some(&errors[..])));
+        let given = ForwardInputs { x: h, weight, ..given };
         let outputs = reference::forward(spec, &given);
         let bounds = bounds::forward(spec, &given, (h_dtype, errors), &outputs, model);
         let z = gated.map(|gated| gated.z);
         let due = (0..spec.rows * spec.groups).map(|row| forward_due(spec, &outputs, z, row, arithmetic)).collect();
+        let inputs = ForwardInputs { weight, ..inputs };
         ForwardTruth { spec: *spec, inputs, x_dtype, arithmetic, outputs, bounds, due, is_sum: false, gated }
     }
 
@@ -207,7 +213,7 @@ impl<'a> ForwardTruth<'a> {
 
     /// y. If x_hat is rounded before the weight, it is rounded to `dtype`.
     fn y(&self, dtype: DType) -> Vec<Expected> {
-        let rounds = self.spec.cast_order == CastOrder::BeforeWeight;
+        let rounds = self.spec.cast_order.rounds_x_hat();
         let norm = if rounds { self.before_weight(dtype) } else { plain(&self.outputs.y, &self.bounds.y) };
         let Some(gated) = self.gate_after() else { return norm };
         let scale = |(index, norm)| gated.scale(index, norm, rounds, self.arithmetic);
@@ -222,7 +228,23 @@ impl<'a> ForwardTruth<'a> {
             let weight = (reference::effective_weight(&self.spec, weight, col), has_offset);
             Expected::before_weight(x_hat, weight, bias.map(|bias| bias[col]), dtype, self.arithmetic)
         };
-        plain(&self.outputs.x_hat, &self.bounds.x_hat).into_iter().enumerate().map(element).collect()
+        self.x_hat(dtype).into_iter().enumerate().map(element).collect()
+    }
+
+    /// x_hat before its own rounding, of an rstd that is rounded to `dtype` if the cast order says
+    /// so.
+    fn x_hat(&self, dtype: DType) -> Vec<Expected> {
+        let ForwardOutputs { h, mean, rstd, x_hat, .. } = &self.outputs;
+        if !self.spec.cast_order.rounds_rstd() || dtype == DType::F32 {
+            return plain(x_hat, &self.bounds.x_hat);
+        }
+        let width = self.spec.cols / self.spec.groups;
+        let element = |((i, h), error): ((usize, &f64), &f64)| {
+            let group = i / width;
+            let rstd = Expected::new(rstd[group], self.bounds.rstd[group]);
+            Expected::new(h - mean[group], *error).times_rounded(rstd, dtype, self.arithmetic)
+        };
+        h.iter().enumerate().zip(&self.bounds.deviation).map(element).collect()
     }
 }
 
@@ -279,6 +301,8 @@ impl BackwardTruth {
     ///
     /// With given statistics, a column of dweight or dbias does not depend on other columns. To
     /// judge only these, `spec` and `inputs` may have some of the columns; dx is then meaningless.
+    ///
+    /// A weight before the norm needs [`gated`](Self::gated), which knows the dtype of `x`.
     pub fn new(
         spec: &NormSpec,
         inputs: &BackwardInputs<'_>,
@@ -286,21 +310,42 @@ impl BackwardTruth {
         reduction: GradReduction,
         model: Model<'_>,
     ) -> Self {
-        BackwardTruth::gated(spec, inputs, None, statistics, reduction, model)
+        BackwardTruth::gated(spec, inputs, None, DType::F32, statistics, reduction, model)
     }
 
     /// As [`new`](Self::new), for a call with a gate, and with the bias of forward if the gate is
-    /// after the norm.
+    /// after the norm. A weight before the norm rounds to `x_dtype`.
     pub fn gated(
         spec: &NormSpec,
         inputs: &BackwardInputs<'_>,
         gated: Option<(Gated<'_>, Option<&[f64]>)>,
+        x_dtype: DType,
         statistics: Statistics<'_>,
         reduction: GradReduction,
         model: Model<'_>,
     ) -> Self {
         let arithmetic = summed_as(reduction, model.arithmetic);
         let model = Model { arithmetic: &arithmetic, ..model };
+        if let Some(weight) = weight_first(spec, inputs.weight) {
+            let (h, errors) = weight.products(inputs.x, x_dtype, &arithmetic);
+            let inputs_of_norm = BackwardInputs { x: &h, weight: None, ..*inputs };
+            let norm = BackwardTruth::of_h(spec, &inputs_of_norm, Some(&errors), gated, statistics, model);
+            return norm.before(weight, inputs.x, model);
+        }
+        BackwardTruth::of_h(spec, inputs, None, gated, statistics, model)
+    }
+
+    /// The same without a weight before the norm. `x_errors` are those of an `x` that is a result
+    /// itself.
+    fn of_h(
+        spec: &NormSpec,
+        inputs: &BackwardInputs<'_>,
+        x_errors: Option<&[f64]>,
+        gated: Option<(Gated<'_>, Option<&[f64]>)>,
+        statistics: Statistics<'_>,
+        model: Model<'_>,
+    ) -> Self {
+        let arithmetic = *model.arithmetic;
         let width = spec.cols / spec.groups;
         let of_norm = |inputs: &BackwardInputs<'_>, errors: InputErrors<'_>, z: Option<&[f64]>| {
             let outputs = reference::backward(spec, inputs);
@@ -309,7 +354,9 @@ impl BackwardTruth {
             let rows_due = (0..spec.rows * spec.groups).map(due).collect();
             BackwardTruth { width, arithmetic, outputs, bounds, dgate: Default::default(), rows_due }
         };
-        let Some((gated, bias)) = gated else { return of_norm(inputs, InputErrors::default(), None) };
+        let Some((gated, bias)) = gated else {
+            return of_norm(inputs, InputErrors { x: x_errors, ..InputErrors::default() }, None);
+        };
         let Gated { gate, z, .. } = gated;
         let given = |value| Computed::given(value, &arithmetic);
         let slope = |index: usize| slope(gate.activation, z[index], &arithmetic);
@@ -330,7 +377,7 @@ impl BackwardTruth {
             }
             Slot::After => {
                 let (dy, errors) = gated.products(inputs.dy, &arithmetic);
-                let errors = InputErrors { dy: Some(&errors), x: None, bias };
+                let errors = InputErrors { dy: Some(&errors), x: x_errors, bias };
                 let mut truth = of_norm(&BackwardInputs { dy: &dy, ..*inputs }, errors, Some(z));
                 for (index, error) in truth.bounds.y.iter().enumerate() {
                     let (group, col) = (index / width, index % spec.cols);
@@ -344,6 +391,28 @@ impl BackwardTruth {
                 truth
             }
         }
+    }
+
+    /// Behind a weight before the norm, whose gradient is made of `x`: the norm's own `dx` is that
+    /// of the product.
+    fn before(mut self, weight: WeightFirst<'_>, x: &[f64], model: Model<'_>) -> Self {
+        let BackwardTruth { outputs, bounds, arithmetic, .. } = &mut self;
+        let (dx, dweight) = weight.backward(&outputs.dx, x);
+        let cols = dweight.len();
+        let mut columns = vec![(Vec::new(), 0.0); cols];
+        for (index, (dh, error)) in outputs.dx.iter().zip(&mut bounds.dx).enumerate() {
+            let (dh, x) = (Computed { value: *dh, error: *error }, Computed::given(x[index], arithmetic));
+            let term = dh.times(x, arithmetic);
+            let (terms, errors) = &mut columns[index % cols];
+            terms.push(term.value);
+            *errors += term.error + arithmetic.flush_loss(1.0);
+            *error = dh.times(weight.factor(index % cols, arithmetic), arithmetic).error;
+        }
+        let depth = (arithmetic.depth_rows)(outputs.dx.len() / cols);
+        let of_column = |(terms, errors): (Vec<f64>, f64)| bounds::sum_error(terms, depth, model) + errors;
+        bounds.dweight = columns.into_iter().map(of_column).collect();
+        (outputs.dx, outputs.dweight) = (dx, dweight);
+        self
     }
 
     /// The expected result of a call that adds its weight and bias gradients, as f32 sums, to
@@ -448,6 +517,7 @@ fn judge_due(got: &Bits, expected: Vec<Expected>, due: &[Due], width: usize, ari
 mod tests {
     use super::*;
     use crate::judge::bounds::Mode;
+    use rmsnorm_spec::CastOrder;
 
     const MODEL: Model<'static> = Model { arithmetic: &Arithmetic::IEEE, mode: Mode::Worst };
 
@@ -485,7 +555,7 @@ mod tests {
         let (x, residual, weight) = (&x[..], &residual[..], &weight[..]);
         let float = |values: &[f64]| values.iter().map(|&value| value as f32).collect::<Vec<_>>();
         let spec = NormSpec::layer(2, 3, 1e-6).weight_offset(1.0);
-        for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+        for cast_order in CastOrder::ALL {
             let inputs =
                 ForwardInputs { x, residual: Some((residual, DType::F32)), weight: Some(weight), bias: Some(&bias) };
             let truth = ForwardTruth::new(&spec.cast_order(cast_order), inputs, DType::F32, None, MODEL);

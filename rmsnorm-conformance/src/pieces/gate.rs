@@ -21,6 +21,7 @@ use super::math::{
     Misuse, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
     round, with_norms,
 };
+use super::weight_first::weight_of_norm;
 use crate::case::quantized::SCALES;
 use crate::testing::splitmix;
 use rmsnorm_spec::quant::{CodeType, QuantSpec};
@@ -96,8 +97,8 @@ impl PieceMath for GateAfter {
         let between = match (call.bug(), call.spec.cast_order) {
             (Some(GateBug::NormRounded), CastOrder::AtStore) => call.low(),
             (Some(GateBug::NormNarrowed), CastOrder::BeforeWeight) => activation,
-            (Some(GateBug::NormUnrounded), _) | (_, CastOrder::AtStore) => DType::F32,
-            (_, CastOrder::BeforeWeight) => wide,
+            (Some(GateBug::NormUnrounded), _) | (_, CastOrder::AtStore | CastOrder::WeightFirst) => DType::F32,
+            (_, CastOrder::BeforeWeight | CastOrder::RstdFirst) => wide,
         };
         for (index, row) in rows.iter_mut().enumerate() {
             let factors = factors(call, tensors, index);
@@ -115,7 +116,7 @@ impl PieceMath for GateAfter {
     }
 
     fn pull(call: &Call, tensors: &mut Tensors<'_, '_>, rows: &mut [BackwardRow]) {
-        let weight = call.effective_weight(tensors.values(Tensor::Weight));
+        let weight = call.effective_weight(weight_of_norm(call, tensors));
         let bias = tensors.values(Tensor::Bias);
         for (index, row) in rows.iter_mut().enumerate() {
             let (factors, slopes) = (factors(call, tensors, index), slopes(call, tensors, index));
@@ -292,7 +293,7 @@ fn plain(kind: Kind, norm: Norm, activation: Activation, dtype: DType, (rows, co
 }
 
 /// The quantization of the case at a place of a list.
-fn quant(place: usize) -> Option<QuantSpec> {
+pub(crate) fn quant(place: usize) -> Option<QuantSpec> {
     let quant = QuantSpec::new(CodeType::ALL[place % 3], SCALES[place % SCALES.len()]);
     Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::E4m3, quant.scale) })
 }

@@ -2,6 +2,8 @@
 
 use rmsnorm_spec::Tensor;
 
+use crate::case::cast::CastBug;
+
 use super::math::{Arithmetic, BackwardRow, Bug, BugList, Call, Expected, ForwardRow, PieceMath, Tensors, bugs, round};
 
 bugs! {
@@ -59,6 +61,7 @@ impl PieceMath for Residual {
                     Some(_) | None => dx + given,
                 };
             }
+            CastBug::spoil_dx(call, &mut row.dx);
             let value = |&dx: &f32| if call.has(ResidualBug::DresidualOfDx) { round(dx, activation) } else { dx };
             tensors.store_result(Tensor::Dresidual, index, &row.dx.iter().map(value).collect::<Vec<_>>());
         }

@@ -157,8 +157,10 @@ pub(crate) fn call(
     let replaced = [(Tensor::X, Tensor::Y, over_x), (Tensor::Residual, Tensor::ResidualOut, over_residual)];
     let is_replaced = |tensor| replaced.iter().any(|&(input, _, is_over)| is_over && input == tensor);
     let is_held = |tensor| replaced.iter().any(|&(_, output, is_over)| is_over && output == tensor);
+    // The residual alone is normalized, and backward calls it x.
+    let is_cast_forward = case.casts && direction == Direction::Forward;
     let guarded = |tensor: Tensor| {
-        let values = inputs.get(tensor);
+        let values = inputs.get(if is_cast_forward && tensor == Tensor::Residual { Tensor::X } else { tensor });
         let is_workspace = tensor.shape() == TensorShape::Workspace;
         let access = match tensor.access(direction)? {
             spec::Access::Read if is_replaced(tensor) => Access::Overwrite,
@@ -193,7 +195,14 @@ fn problem(case: &Case, direction: Direction, inputs: &Inputs) -> Problem {
             let present = present.set(Tensor::ScalesColumnwise, present.has(Tensor::CodesColumnwise));
             Problem::quantized_forward(norm, rows, cols, dtype, quant, present)
         }
-        (Direction::Backward, _) => Problem::backward(norm, rows, cols, dtype, present),
+        (Direction::Backward, _) => {
+            let problem = Problem::backward(norm, rows, cols, dtype, present);
+            Problem { tensors: problem.tensors.set(Tensor::Dx, !case.casts), ..problem }
+        }
+        (Direction::Forward, _) if case.casts => {
+            let problem = Problem::forward(norm, rows, cols, dtype, present.with(Tensor::Residual));
+            Problem { tensors: problem.tensors.without(Tensor::X), ..problem }
+        }
         (Direction::Forward | Direction::QuantizedForward, _) => {
             let problem = Problem::forward(norm, rows, cols, dtype, present);
             let has_y = present.has(Tensor::Y) || !case.kind.is_after();

@@ -4,7 +4,7 @@
 //! Overlapping tensors are not tested, because safe host slices cannot express them. Validation
 //! detects overlaps by the spans of views, which [`span`](crate::run::span) checks.
 
-use rmsnorm_spec::{DType, DTypes, GradReduction, Norm, RowGroups, Tensor};
+use rmsnorm_spec::{CastOrder, DType, DTypes, GradReduction, Norm, RowGroups, Tensor};
 
 use crate::case::Kind;
 use crate::case::kind::Calls;
@@ -14,7 +14,7 @@ use crate::run::device::Device;
 use crate::run::memory::Guarded;
 
 /// The ways to misuse every call.
-const OF_ALL: [Misuse; 14] = [
+const OF_ALL: [Misuse; 15] = [
     ("nan_eps", Refusal::Eps, |call| call.spec.eps = f32::NAN),
     ("negative_eps", Refusal::Eps, |call| call.spec.eps = -1e-5),
     ("infinite_eps", Refusal::Eps, |call| call.spec.eps = f32::INFINITY),
@@ -36,6 +36,8 @@ const OF_ALL: [Misuse; 14] = [
     ("eps_whose_square_is_too_small", Refusal::Invalid("eps"), |call| {
         (call.spec.norm, call.spec.eps) = (Norm::L2Clamped, 1e-20);
     }),
+    // Every call here has a residual, a gate before the norm or parts.
+    ("weight_first_beside_what_makes_h", Refusal::Unsupported, |call| call.spec.cast_order = CastOrder::WeightFirst),
 ];
 
 const OF_BACKWARD: &[Misuse] = &[

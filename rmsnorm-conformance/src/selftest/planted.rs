@@ -122,6 +122,15 @@ pub(crate) mod scope {
     pub(crate) const WITH_COLUMNS: Kinds = |kind| !PARTS(kind) && !AFTER(kind);
     pub(crate) const FORWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && kind.has_forward();
     pub(crate) const BACKWARD_COLUMNS: Kinds = |kind| WITH_COLUMNS(kind) && !kind.has_forward();
+    /// Forward kinds with small cases of a weight before the norm.
+    pub(crate) const WEIGHT_FIRST: Kinds =
+        |kind| RSTD_FIRST(kind) && !AFTER(kind) && !PARTS(kind) && kind.gate() != Some(Slot::Before);
+    pub(crate) const WEIGHT_FIRST_BACKWARD: Kinds = |kind| !kind.has_forward() && kind.gate() != Some(Slot::Before);
+    /// Kinds with small cases that round rstd.
+    pub(crate) const RSTD_FIRST: Kinds = |kind| kind.direction == Direction::Forward;
+    /// Kinds of a single forward or backward call that have casts.
+    pub(crate) const FORWARD_CAST: Kinds = |kind| [Kind::FORWARD, Kind::FORWARD_GATE_AFTER].contains(&kind);
+    pub(crate) const BACKWARD_CAST: Kinds = |kind| [Kind::BACKWARD, Kind::BACKWARD_GATE_AFTER].contains(&kind);
     // Cases with a sum of parts have no groups of rows.
     pub(crate) const EVERY_WITH_GROUPS: Kinds = |kind| FLOATS(kind) && !PARTS(kind);
 }

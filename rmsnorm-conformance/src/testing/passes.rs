@@ -62,10 +62,11 @@ impl<'a> Passes<'a> {
         let gated = self.spec.gate.zip(self.gate).map(|(gate, z)| Gated { gate, z, wide });
         let forward = ForwardTruth::gated(&self.spec, inputs, gated, activation, None, model);
         let out = &forward.outputs;
-        let is_before = self.spec.gate.is_some_and(|gate| gate.slot == Slot::Before);
+        let is_gated = self.spec.gate.is_some_and(|gate| gate.slot == Slot::Before);
+        let is_made_again = is_gated || self.spec.cast_order.is_weight_first();
         let inputs = BackwardInputs {
             dy: self.dy,
-            x: if is_before { self.x } else { &out.h },
+            x: if is_made_again { self.x } else { &out.h },
             weight: Some(self.weight),
             mean: &out.mean,
             rstd: &out.rstd,
@@ -73,7 +74,8 @@ impl<'a> Passes<'a> {
         };
         let statistics = Statistics::Computed(&forward.bounds);
         let gated = gated.map(|gated| (gated, self.bias));
-        let backward = BackwardTruth::gated(&self.spec, &inputs, gated, statistics, GradReduction::Partials, model);
+        let reduction = GradReduction::Partials;
+        let backward = BackwardTruth::gated(&self.spec, &inputs, gated, activation, statistics, reduction, model);
         judge(&forward, &backward);
     }
 }

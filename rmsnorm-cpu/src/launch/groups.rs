@@ -1,5 +1,5 @@
-//! Calls with a gate, or with groups of columns: each group is a matrix with its own part of the
-//! vectors.
+//! Calls with a gate, with a weight before the norm, or with groups of columns: each group is a
+//! matrix with its own part of the vectors.
 
 use rmsnorm_spec::Slot;
 
@@ -15,6 +15,7 @@ use crate::stages::forward::before::{Before, Summed};
 use crate::stages::forward::statistics::{OfGroup, OfRow, of_group};
 use crate::stages::forward::{Rows, Saved};
 use crate::stages::gate::{Gate, Gated, Pull, Then};
+use crate::stages::weight_first::Weighted;
 use crate::stages::{Call, Matrix, MatrixMut};
 
 /// The norm of one group, and its number of columns.
@@ -58,7 +59,9 @@ pub(super) fn forward(
     work: Rows<'_, Summed<'_, Matrix<'_>>, Store<'_>, OfRow>,
     gate: Option<(Slot, Gate<'_>)>,
 ) {
-    let Rows { call, before: Summed { x, residual, mut out }, affine, after: Store { mut y }, mut saved, .. } = work;
+    let Rows { call, before: Summed { x, residual, mut out }, mut affine, after: Store { mut y }, mut saved, .. } =
+        work;
+    let weight = affine.take_first(&call.spec);
     let ((this, cols), groups, rows) = (call_of_group(call), call.spec.groups, call.spec.rows);
     for group in 0..groups {
         let first = group * cols;
@@ -77,13 +80,21 @@ pub(super) fn forward(
             after: Store { y: y.columns(first) },
             saved: Saved::default(),
         };
-        match gate.map(|(slot, gate)| (slot, gate.columns(first))) {
-            None => spread(backend, tasks, rows, work, kernel::any),
-            Some((Slot::Before, gate)) => {
+        // A weight before the norm has no gate there beside it.
+        match (gate.map(|(slot, gate)| (slot, gate.columns(first))), weight.map(|weight| weight.tail(first))) {
+            (None, None) => spread(backend, tasks, rows, work, kernel::any),
+            (None, Some(weight)) => {
+                spread(backend, tasks, rows, work.with(|of| Weighted { of, weight }, |y| y), kernel::any);
+            }
+            (Some((Slot::Before, gate)), _) => {
                 spread(backend, tasks, rows, work.with(|of| Gated { of, gate }, |y| y), kernel::any);
             }
-            Some((Slot::After, gate)) => {
+            (Some((Slot::After, gate)), None) => {
                 spread(backend, tasks, rows, work.with(|x| x, |then| Then { gate, then }), kernel::any);
+            }
+            (Some((Slot::After, gate)), Some(weight)) => {
+                let work = work.with(|of| Weighted { of, weight }, |then| Then { gate, then });
+                spread(backend, tasks, rows, work, kernel::any);
             }
         }
     }
@@ -98,7 +109,8 @@ pub(super) fn backward(
     mut dgate: Option<MatrixMut<'_>>,
 ) {
     let BackwardBlocks { rows, block_rows, stream, partials } = work;
-    let BackwardRows { call, dy, affine, x, given, found } = rows;
+    let BackwardRows { call, dy, mut affine, x, given, found } = rows;
+    let weight = affine.take_first(&call.spec);
     let Gradients { dresidual_out, mut dx, mut dresidual } = stream;
     let Partials { mut dweight, mut dbias } = partials;
     let ((this, cols), groups) = (call_of_group(call), call.spec.groups);
@@ -125,13 +137,21 @@ pub(super) fn backward(
             },
         };
         let dgate = dgate.as_mut().map(|dgate| dgate.columns(first));
-        match gate.map(|(slot, gate)| (slot, gate.columns(first))) {
-            None => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
-            Some((Slot::After, gate)) => {
+        match (gate.map(|(slot, gate)| (slot, gate.columns(first))), weight.map(|weight| weight.tail(first))) {
+            (None, None) => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
+            (None, Some(weight)) => {
+                let work = work.with(|dy, of| (dy, Weighted { of, weight }));
+                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
+            }
+            (Some((Slot::After, gate)), None) => {
                 let work = work.with(|of, x| (Pull { gated: Gated { of, gate }, dgate }, x));
                 spread(backend, plan.tasks, plan.blocks, work, kernel::any);
             }
-            Some((Slot::Before, gate)) => {
+            (Some((Slot::After, gate)), Some(weight)) => {
+                let work = work.with(|dy, of| (Pull { gated: Gated { of: dy, gate }, dgate }, Weighted { of, weight }));
+                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
+            }
+            (Some((Slot::Before, gate)), _) => {
                 let work = work.with(|dy, of| (dy, Pull { gated: Gated { of, gate }, dgate }));
                 spread(backend, plan.tasks, plan.blocks, work, kernel::any);
             }

@@ -7,7 +7,9 @@ use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Norm, Scales, Slot};
 
 use super::scales::{Compact, ScalesOut, scales_out};
-use super::{SliceBackend, call_and_plan, fork, gate, groups, input, matrix, matrix_mut, out, spread, starts, vectors};
+use super::{
+    SliceBackend, call_and_plan, fork, gate, groups, input, matrix, matrix_mut, numbers, out, spread, starts, vectors,
+};
 use crate::backend::CpuBackend;
 use crate::caps::Isa;
 use crate::lanes::{LANES, Out};
@@ -21,6 +23,7 @@ use crate::stages::gate::{AfterNorm, Gated, Then};
 use crate::stages::groups::Groups;
 use crate::stages::quantized_forward::{Codes, Scaling};
 use crate::stages::transposed::TransposedCols;
+use crate::stages::weight_first::Weighted;
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
 use crate::{kernel, memory};
 
@@ -31,12 +34,29 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let (this, plan) = call_and_plan(backend, &call);
     let mut args = call.into_args();
     let (gate, spec) = (gate::<B>(args.gate.take(), &this.spec)?, this.spec);
+    let weight = args.weight.take_if(|_| spec.cast_order.is_weight_first()).map(numbers::<B>).transpose()?;
     if spec.groups == 1 {
-        return match gate {
-            None => {
+        return match (gate, weight) {
+            (None, None) => {
                 quantized(backend, (this, plan), args, OfRow, |x, _| (x, (), None), |isa, work| kernel::mix(isa, work))
             }
-            Some((Slot::Before, gate)) => quantized(
+            (None, Some(weight)) => quantized(
+                backend,
+                (this, plan),
+                args,
+                OfRow,
+                |of, _| (Weighted { of, weight }, (), None),
+                |isa, work| kernel::any(isa, work),
+            ),
+            (Some((Slot::After, gate)), Some(weight)) => quantized(
+                backend,
+                (this, plan),
+                args,
+                OfRow,
+                |of, _| (Weighted { of, weight }, gate, None),
+                |isa, work| kernel::any(isa, work),
+            ),
+            (Some((Slot::Before, gate)), _) => quantized(
                 backend,
                 (this, plan),
                 args,
@@ -44,7 +64,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
                 |of, _| (Gated { of, gate }, (), None),
                 |isa, work| kernel::any(isa, work),
             ),
-            Some((Slot::After, gate)) => quantized(
+            (Some((Slot::After, gate)), None) => quantized(
                 backend,
                 (this, plan),
                 args,
@@ -59,18 +79,30 @@ pub(super) fn quantized_forward<B: SliceBackend>(
     let (mut mean, mut rstd) =
         (memory::zeros("mean", len(spec.norm == Norm::Layer))?, memory::zeros("rstd", len(true))?);
     let room = (&mut mean[..], &mut rstd[..]);
-    match gate {
-        None => {
+    match (gate, weight) {
+        (None, Some(weight)) => {
+            let slots = move |of, residual| {
+                grouped(backend, (this, plan), (Weighted { of, weight }, Weighted::columns, ()), residual, room)
+            };
+            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
+        }
+        (Some((Slot::After, gate)), Some(weight)) => {
+            let slots = move |of, residual| {
+                grouped(backend, (this, plan), (Weighted { of, weight }, Weighted::columns, gate), residual, room)
+            };
+            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
+        }
+        (None, None) => {
             let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, ()), residual, room);
             quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
-        Some((Slot::Before, gate)) => {
+        (Some((Slot::Before, gate)), _) => {
             let slots = move |of, residual| {
                 grouped(backend, (this, plan), (Gated { of, gate }, Gated::columns, ()), residual, room)
             };
             quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
-        Some((Slot::After, gate)) => {
+        (Some((Slot::After, gate)), None) => {
             let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, gate), residual, room);
             quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }

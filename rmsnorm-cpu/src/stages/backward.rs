@@ -52,6 +52,15 @@ pub(crate) trait PullBefore: Split {
 
 /// A row before the norm.
 pub(crate) trait RowBefore: Source {
+    /// Whether it has the weight, so that dweight is made of [`dweight`](Self::dweight).
+    const WEIGHS: bool = false;
+
+    /// The row's terms of dweight, from the gradient of h.
+    #[inline(always)]
+    fn dweight<S: Simd, P: Piece>(&self, _: P, dh: S::Lanes) -> S::Lanes {
+        dh
+    }
+
     /// The last visit: turns the gradient of h into that of x, and stores the gradients of the
     /// piece's own tensors.
     #[inline(always)]
@@ -345,7 +354,7 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
                 false => h,
             };
             let dy = self.dy.pull::<S, _>(piece, result, stores);
-            if let Some(dweight) = &mut partials.dweight {
+            if !B::WEIGHS && let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
             }
             if let Some(dbias) = &mut partials.dbias {
@@ -353,6 +362,9 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
             }
             let wdy = affine.times_weight::<S, _>(piece, dy);
             let dh = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
+            if B::WEIGHS && let Some(dweight) = &mut partials.dweight {
+                accumulate::<S, _>(dweight, piece, partials.is_first, self.x.dweight::<S, _>(piece, dh));
+            }
             let dx = self.x.pull::<S, _>(piece, dh, stores);
             let dx = match dresidual_out {
                 Some(dresidual_out) => S::add(dx, dresidual_out.load::<S, _>(piece)),

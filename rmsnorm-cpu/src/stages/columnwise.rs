@@ -69,7 +69,7 @@ impl<X: Before + Copy, G: AfterNorm> ColumnwiseCols<'_, X, G> {
         let mut magnitudes = S::splat(0.0);
         for (r, kept) in (row..row + rows).zip(&mut kept[..rows]) {
             let mean = self.mean.map_or(0.0, |mean| mean.get(r));
-            let statistics = Statistics { mean, rstd: self.rstd.get(r) };
+            let statistics = Statistics { mean, rstd: self.rstd.get(r) }.factors(&self.call);
             let values = Values::new(self.gate.affine::<M, _>(affine, r, &self.call), statistics, &self.quant);
             let [_, _, v] = values.of::<S, _>(&before.row::<M, true>(r, 0, &self.call), piece);
             magnitudes = S::max_magnitude(magnitudes, v);

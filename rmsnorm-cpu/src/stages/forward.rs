@@ -117,6 +117,6 @@ fn run_row<S: Simd, M: Mix, H: Source, A: After, F: Statistic>(
     visit: Visit<'_, OfMix<'_, M>>,
 ) -> Statistics {
     let statistics = statistic.of::<S, _>(visit.r, visit.call, &mut row);
-    after.put::<S, M, _, _>(row, statistics, visit);
+    after.put::<S, M, _, _>(row, statistics.factors(visit.call), visit);
     statistics
 }

@@ -34,7 +34,7 @@ impl<G: AfterNorm> AfterNorm for Groups<'_, G> {
     #[inline(always)]
     fn affine<M: Mix, A: Affine>(&self, affine: A, r: usize, call: &Call) -> Self::Affine<'_, M, A> {
         let cols = call.spec.cols / self.groups;
-        let affine = InGroups { affine, all: self.all, first: r * self.groups, cols };
+        let affine = InGroups { affine, all: self.all, first: r * self.groups, cols, call: *call };
         self.gate.affine::<M, _>(affine, r, call)
     }
 }
@@ -48,6 +48,14 @@ pub(crate) struct InGroups<'r, A> {
     first: usize,
     /// The columns of a group.
     cols: usize,
+    call: Call,
+}
+
+impl<A> InGroups<'_, A> {
+    #[inline(always)]
+    fn factors(&self, group: usize) -> Statistics {
+        self.all.of(self.first + group).factors(&self.call)
+    }
 }
 
 impl<A: Affine> Affine for InGroups<'_, A> {
@@ -83,11 +91,11 @@ impl<A: Affine> Affine for InGroups<'_, A> {
         let (start, end) = (piece.start(), piece.start() + piece.len());
         let group = start / self.cols;
         if end <= (group + 1) * self.cols {
-            return self.all.of(self.first + group).x_hat::<S>(h);
+            return self.factors(group).x_hat::<S>(h);
         }
         let (mut mean, mut rstd) = ([0.0; LANES], [0.0; LANES]);
         for (col, (mean, rstd)) in (start..end).zip(mean.iter_mut().zip(&mut rstd)) {
-            let of_col = self.all.of(self.first + col / self.cols);
+            let of_col = self.factors(col / self.cols);
             (*mean, *rstd) = (of_col.mean, of_col.rstd);
         }
         S::mul(S::sub(h, S::load(&mean)), S::load(&rstd))

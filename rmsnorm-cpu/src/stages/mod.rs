@@ -13,6 +13,7 @@ pub(crate) mod quantized_forward;
 pub(crate) mod ranks;
 pub(crate) mod reduce_partials;
 pub(crate) mod transposed;
+pub(crate) mod weight_first;
 
 use rmsnorm_spec::{DTypes, NormSpec};
 

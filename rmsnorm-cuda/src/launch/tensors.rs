@@ -42,6 +42,11 @@ impl<'a> Tensors<'a> {
         if self.problem.tensors.is_in_place() {
             params[Tensor::X] = params[Tensor::Y];
         }
+        // Kernels know the residual that is normalized alone, and its gradient, as x and dx.
+        if self.problem.tensors.is_cast() {
+            params[Tensor::X] = if self.problem.has(Tensor::X) { params[Tensor::X] } else { params[Tensor::Residual] };
+            params[Tensor::Dx] = params[Tensor::Dresidual];
+        }
         if !self.problem.tensors.has(Tensor::Residual) {
             params[Tensor::Residual] = params[Tensor::ResidualOut];
         }

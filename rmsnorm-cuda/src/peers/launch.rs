@@ -17,8 +17,8 @@ use crate::plan::ranks::{Plan, Round};
 /// Refuses calls that have no kernel across ranks.
 pub(super) fn check(problem: &Problem) -> Result<(), Error> {
     let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
-    if problem.gate.is_some() || problem.groups > 1 {
-        return unsupported("calls over ranks have no gate and no groups of columns");
+    if problem.gate.is_some() || problem.groups > 1 || problem.cast_order.is_weight_first() {
+        return unsupported("calls over ranks have no gate, no groups of columns and no weight before the norm");
     }
     match (problem.parts, problem.residual_placement) {
         (1, ResidualPlacement::Before) => Ok(()),

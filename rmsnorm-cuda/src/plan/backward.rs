@@ -192,8 +192,10 @@ fn column_bytes(problem: &Problem, tile: &Tile) -> usize {
 fn split_cluster(problem: &Problem, tile: &Tile, chunks: u64, caps: &Caps) -> Option<u32> {
     let gradients = problem.tensors.sums_over_rows() as u64;
     let (rows, cols) = (problem.rows as u64, problem.cols as u64);
-    // A row that needs several blocks has more columns than the device has blocks for.
-    if gradients == 0 || rows == 0 || rows > MOST_SPLIT_ROWS || tile.cluster > 1 {
+    // A row that needs several blocks has more columns than the device has blocks for. Behind a
+    // weight before the norm dweight needs the sums over the row.
+    let needs_sums = problem.cast_order.is_weight_first() && problem.tensors.has(Tensor::Dweight);
+    if gradients == 0 || rows == 0 || rows > MOST_SPLIT_ROWS || tile.cluster > 1 || needs_sums {
         return None;
     }
     // Neither product wraps: a matrix has at most isize::MAX bytes, and there are fewer partial

@@ -129,7 +129,8 @@ fn fits(problem: &Problem, tile: &Tile, caps: &Caps) -> bool {
 fn shared_bytes(problem: &Problem, tile: &Tile) -> usize {
     let DTypes { activation, residual, .. } = problem.dtypes;
     let inputs = inputs_of(problem).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
-    let bytes = if problem.parts > 1 { residual.size() } else { activation.size() + inputs.sum::<usize>() };
+    let of_x = if problem.tensors.is_cast() { residual } else { activation }.size();
+    let bytes = if problem.parts > 1 { residual.size() } else { of_x + inputs.sum::<usize>() };
     (tile.pack * tile.packs * tile.threads()) as usize * bytes
 }
 

@@ -9,10 +9,11 @@ pub(crate) fn inputs_of(problem: &Problem) -> TensorSet {
     inputs(Slot::Before).union(inputs(Slot::After))
 }
 
-/// Bytes of the widest element that forward reads from a row.
+/// Bytes of the widest element that forward reads from a row, or of y if that is wider.
 pub(crate) fn widest_input(problem: &Problem) -> usize {
     let sizes = inputs_of(problem).iter().filter_map(|tensor| problem.storage(tensor)).map(Storage::size);
-    sizes.fold(problem.dtypes.activation.size(), usize::max)
+    let of_x = problem.tensors.is_cast().then_some(problem.dtypes.residual.size());
+    sizes.chain(of_x).fold(problem.dtypes.activation.size(), usize::max)
 }
 
 /// Whether forward reads more than `x`: matrices of pieces, or several parts.

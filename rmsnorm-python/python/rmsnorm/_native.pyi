@@ -11,6 +11,7 @@ def look_for_nvrtc_in(folders: list[str]) -> None: ...
 def run_arrays(
     norm: str,
     options: tuple[float, float, bool, bool],
+    pieces: tuple[str | None, bool, int],
     tensors: dict[str, tuple[Any, bool]],
     stream: int | None = None,
 ) -> None: ...
@@ -19,5 +20,11 @@ def register_torch_operators(libtorch_cpu: str, libtorch_cuda: str | None = None
 def xla_handlers() -> dict[tuple[str, str], Any]: ...
 def xla_layouts() -> list[tuple[str, list[tuple[str, int]]]]: ...
 def xla_workspace_len(
-    is_cuda: bool, norm: str, rows: int, cols: int, tensors: str, dtypes: tuple[str, str, str]
+    is_cuda: bool,
+    norm: str,
+    rows: int,
+    cols: int,
+    tensors: str,
+    dtypes: tuple[str, str, str],
+    pieces: tuple[str | None, bool, int],
 ) -> int: ...

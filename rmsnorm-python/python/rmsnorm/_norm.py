@@ -4,6 +4,9 @@ from typing import Any, NamedTuple, TypeVar
 
 _V = TypeVar("_V", bound="Value")
 
+#: The activations of gates.
+ACTIVATIONS = "silu", "sigmoid"
+
 
 class Form(NamedTuple):
     """A norm without its arrays: the kind, the options and the pieces.
@@ -50,13 +53,40 @@ NORMS = "rms_norm", "layer_norm", "l2_norm", "l2_norm_clamped"
 CAST_ORDERS = "at_store", "before_weight", "rstd_first", "weight_first"
 
 
-def order_of(cast_before_weight: bool, cast_order: str | None) -> tuple[bool, str | None]:
-    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
-    if cast_order is None or cast_order in CAST_ORDERS[2:]:
-        return cast_before_weight, cast_order
-    if cast_order not in CAST_ORDERS:
-        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
-    return cast_order == "before_weight", None
+def check_pieces(form: Form, residual: Any, gate: Any) -> None:
+    """Raises if the gate or the groups are wrong in themselves or beside the residual."""
+    if form.activation not in ACTIVATIONS and gate is not None:
+        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
+    if not isinstance(form.gate_before, bool):
+        raise TypeError(f"gate_before: expected a bool, got {type(form.gate_before).__name__}; pass True or False")
+    if isinstance(form.groups, bool) or not isinstance(form.groups, int):
+        raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
+    if form.groups < 1:
+        raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
+    if residual is not None and form.residual_after and not (gate is None and form.is_plain):
+        name = ("gate" if gate is not None else "groups" if form.groups != 1 else "cast_order" if form.cast_order is not None
+                else "out_dtype" if form.out_dtype is not None else "l2_norm" if form.l2 is not None else "cast_before_weight")
+        raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
+    is_before = gate is not None and form.gate_before
+    if residual is not None and is_before:
+        raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
+    if form.out_dtype is not None and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"out_dtype: expected no {what}, got one; leave out_dtype out and cast y after the call")
+    if form.cast_order == "weight_first" and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"cast_order: expected no {what} with weight_first, got one; apply it to x before the call")
+
+
+def group_width(dims: list[int], groups: int) -> int:
+    """The columns of a group of the normalized dimensions. Raises ValueError if the number of groups
+    does not divide that of columns. TorchScript compiles this."""
+    cols = 1
+    for dim in dims:
+        cols *= dim
+    if groups < 1 or groups != 1 and cols % groups != 0:
+        raise ValueError(f"groups: expected a number that divides the {cols} columns of a row, got {groups}; each group has as many columns")
+    return cols // groups
 
 
 class Value:
@@ -68,23 +98,14 @@ class Value:
         self._options = options
 
     @classmethod
-    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False,
-            cast_order: str | None = None, out_dtype: Any = None) -> _V:
+    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> _V:
         """An RMS norm, with the options of `rms_norm`."""
-        more = _given(cast_order=cast_order, out_dtype=out_dtype)
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight, **more)
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
 
     @classmethod
-    def layer(cls: type[_V], eps: float | None = None, *, cast_order: str | None = None, out_dtype: Any = None) -> _V:
-        """A layer norm, with the options of `layer_norm`, and a cast order."""
-        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
-
-    @classmethod
-    def l2(cls: type[_V], eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
-           out_dtype: Any = None) -> _V:
-        """An L2 norm, with the options of `l2_norm`."""
-        more = _given(cast_order=cast_order, out_dtype=out_dtype)
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=l2_name(clamped), **more)
+    def layer(cls: type[_V], eps: float | None = None) -> _V:
+        """A layer norm, with the option of `layer_norm`."""
+        return cls(is_layer=True, eps=eps)
 
     def residual(self: _V, residual: Any) -> _V:
         """Normalizes `h = x + residual`. `apply` returns (y, h)."""
@@ -98,6 +119,18 @@ class Value:
         """Normalizes the sum of `residual_after` as well, with the same options. `apply` returns
         (y, h)."""
         return self._with(has_next=True, next_weight=weight, next_bias=bias)
+
+    def gate_after(self: _V, gate: Any, activation: str = "silu") -> _V:
+        """Multiplies the result by an activated gate: "silu" or "sigmoid" of an array like x."""
+        return self._with(gate=_there(gate, "gate"), activation=activation, gate_before=False)
+
+    def gate_before(self: _V, gate: Any, activation: str = "silu") -> _V:
+        """Multiplies x by an activated gate before the norm."""
+        return self._with(gate=_there(gate, "gate"), activation=activation, gate_before=True)
+
+    def groups(self: _V, groups: int) -> _V:
+        """Normalizes that many groups of columns, each by itself. Weight and bias run over all."""
+        return self._with(groups=groups)
 
     def _given(self) -> dict[str, Any]:
         """The options and the pieces' arrays by name. Raises TypeError if they do not go
@@ -115,19 +148,7 @@ class Value:
         return f"{type(self).__name__}({given})"
 
 
-def l2_name(clamped: bool) -> str:
-    """The kind of an L2 norm."""
-    if not isinstance(clamped, bool):
-        raise TypeError(f"clamped: expected a bool, got {type(clamped).__name__}; pass True or False")
-    return NORMS[2 + clamped]
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _there(residual: Any) -> Any:
-    if residual is None:
-        raise TypeError("residual: expected an array, got None; leave the call out for a norm without a residual")
-    return residual
+def _there(array: Any, name: str = "residual") -> Any:
+    if array is None:
+        raise TypeError(f"{name}: expected an array, got None; leave the call out for a norm without a {name}")
+    return array

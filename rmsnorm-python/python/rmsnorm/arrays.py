@@ -4,7 +4,7 @@ copied.
 Arrays are float32, float16 or bfloat16 (also of `ml_dtypes`), of any rank. A norm is over the last
 dimension. Weight, bias and residual have the dtype of x or float32. Rows may be strided, such as a
 slice of a fused QKV buffer. Definitions, roundings and error bounds: rmsnorm-spec/math.md,
-equations (1) to (14).
+equations (1) to (14) and (19) to (21).
 
 eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and
 `rmsnorm.jax`.
@@ -41,10 +41,11 @@ import sys
 from typing import Any, Literal, Protocol, TypeVar
 
 from . import _native
+from ._norm import Form, check_pieces
 
 __all__ = [
-    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "forward",
-    "backward",
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm",
+    "rms_norm_gated", "forward", "backward",
 ]
 
 
@@ -70,7 +71,7 @@ _Norm = Literal["rms_norm", "layer_norm"]
 #: The default eps of each norm.
 _EPS = {"rms_norm": 2.0**-23, "layer_norm": 1e-5}
 _FLOATS = ("float32", "float16", "bfloat16")
-_OUTPUTS = ("y", "residual_out", "mean", "rstd", "next_mean", "next_rstd", "dx", "dweight", "dbias", "dresidual")
+_OUTPUTS = ("y", "residual_out", "mean", "rstd", "next_mean", "next_rstd", "dx", "dgate", "dweight", "dbias", "dresidual")
 
 
 @functools.cache
@@ -128,7 +129,8 @@ def _real(name: str, value: Any) -> float:
 
 
 def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weight: bool, tensors: dict[str, Any],
-         stream: int | None, residual_after: bool = False) -> None:
+         pieces: tuple[str, bool, int], stream: int | None, residual_after: bool = False) -> None:
+    """pieces: the activation of the gate, whether the gate is before the norm, and the groups of columns."""
     if not isinstance(norm, str) or norm not in _EPS:
         raise ValueError(f'norm must be "rms_norm" or "layer_norm", got {norm!r}')
     eps, weight_offset = _real("eps", _EPS[norm] if eps is None else eps), _real("weight_offset", weight_offset)
@@ -136,24 +138,32 @@ def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weigh
         raise TypeError(f"cast_before_weight must be True or False, got {cast_before_weight!r}")
     if stream is not None and (not hasattr(stream, "__index__") or operator.index(stream) < 0):
         raise TypeError(f"stream must be the address of a CUDA stream, got {stream!r}")
+    activation, gate_before, groups = pieces
+    check_pieces(Form(False, 0.0, residual_after=bool(residual_after), activation=activation, gate_before=gate_before, groups=groups),
+                 tensors.get("residual"), tensors["gate"])
     tensors = {name: array for name, array in tensors.items() if array is not None}
     for name, array in tensors.items():
         _check(name, array)
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
-    _native.run_arrays(norm, (eps, weight_offset, bool(cast_before_weight), bool(residual_after)), lent, stream or None)
+    of_gate = activation if "gate" in tensors else None, gate_before, groups
+    _native.run_arrays(norm, (eps, weight_offset, bool(cast_before_weight), bool(residual_after)), of_gate, lent, stream or None)
 
 
 def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack | None,
             weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, residual: SupportsDLPack | None = None,
             residual_out: SupportsDLPack | None = None, mean: SupportsDLPack | None = None, rstd: SupportsDLPack | None = None,
             residual_after: bool = False, next_weight: SupportsDLPack | None = None, next_bias: SupportsDLPack | None = None,
-            next_mean: SupportsDLPack | None = None, next_rstd: SupportsDLPack | None = None, weight_offset: float = 0.0,
+            next_mean: SupportsDLPack | None = None, next_rstd: SupportsDLPack | None = None, gate: SupportsDLPack | None = None,
+            activation: str = "silu", gate_before: bool = False, groups: int = 1, weight_offset: float = 0.0,
             cast_before_weight: bool = False, stream: int | None = None) -> None:
     """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or
     "layer_norm".
 
-    x, y, residual, residual_out: (..., cols). weight, bias: (cols). mean, rstd: (...), float32.
+    x, y, residual, residual_out, gate: (..., cols). weight, bias: (cols). mean, rstd: (...), or with
+    several groups (..., groups), float32.
+    gate: multiplies the result after its activation, "silu" or "sigmoid", or x with gate_before.
+    groups: the number of groups of columns, each with its own statistics.
     residual_after: residual_out = residual + norm(x). y is None, or the norm of residual_out, and
     the `next_` arrays are those of this norm.
 
@@ -165,7 +175,8 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
     ([[6.0, 8.0, 0.0, 0.0]], [5.0])
     """
     of_next = dict(next_weight=next_weight, next_bias=next_bias, next_mean=next_mean, next_rstd=next_rstd)
-    tensors = dict(x=x, residual=residual, weight=weight, bias=bias, y=y, residual_out=residual_out, mean=mean, rstd=rstd, **of_next)
+    tensors = dict(x=x, residual=residual, gate=gate, weight=weight, bias=bias, y=y, residual_out=residual_out, mean=mean, rstd=rstd,
+                   **of_next)
     needed = ("residual", "residual_out") if residual_after else ("y",)
     for name in needed:
         if tensors[name] is None:
@@ -173,16 +184,20 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
     for name, array in of_next.items():
         if array is not None and (y is None or not residual_after):
             raise TypeError(f"{name} must not be given: only a call with residual_after and a y has a next norm")
-    _run(norm, eps, weight_offset, cast_before_weight, tensors, stream, residual_after)
+    _run(norm, eps, weight_offset, cast_before_weight, tensors, (activation, gate_before, groups), stream, residual_after)
 
 
 def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: SupportsDLPack, dx: SupportsDLPack,
              mean: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, dresidual_out: SupportsDLPack | None = None,
              dweight: SupportsDLPack | None = None, dbias: SupportsDLPack | None = None, dresidual: SupportsDLPack | None = None,
-             weight_offset: float = 0.0, stream: int | None = None) -> None:
-    """Writes dx, and dweight, dbias and dresidual where they are passed.
+             gate: SupportsDLPack | None = None, dgate: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
+             activation: str = "silu", gate_before: bool = False, groups: int = 1, weight_offset: float = 0.0,
+             stream: int | None = None) -> None:
+    """Writes dx, and dweight, dbias, dresidual and dgate where they are passed.
 
-    dy, x, dx, dresidual_out, dresidual: (..., cols). weight, dweight, dbias: (cols). mean, rstd: (...), float32.
+    dy, x, dx, dresidual_out, dresidual, gate, dgate: (..., cols). weight, dweight, dbias: (cols). mean, rstd: as in `forward`.
+    gate, activation, gate_before, groups: those of `forward`. bias: that of `forward`, only with a gate
+    after the norm.
     x: the normalized rows: the x of `forward`, or its residual_out if a residual was added before
     the norm.
     dresidual_out: the gradient of residual_out from later layers; it is added to dx.
@@ -199,9 +214,9 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
     >>> dx.tolist(), dweight.tolist()
     ([[0.5, 0.5]], [1.0, 0.0])
     """
-    tensors = dict(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd, dresidual_out=dresidual_out, dx=dx, dweight=dweight,
-                   dbias=dbias, dresidual=dresidual)
-    _run(norm, None, weight_offset, False, tensors, stream)
+    tensors = dict(dy=dy, x=x, gate=gate, weight=weight, bias=bias, mean=mean, rstd=rstd, dresidual_out=dresidual_out, dx=dx,
+                   dgate=dgate, dweight=dweight, dbias=dbias, dresidual=dresidual)
+    _run(norm, None, weight_offset, False, tensors, (activation, gate_before, groups), stream)
 
 
 def _new(name: str, like: Any) -> Any:
@@ -361,3 +376,26 @@ def rms_norm_add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = N
     forward("rms_norm", eps, x=x, residual=residual, y=y, residual_out=h, weight=weight, next_weight=next_weight, residual_after=True,
             weight_offset=weight_offset, cast_before_weight=cast_before_weight, stream=stream)
     return y, h
+
+
+def rms_norm_gated(x: _X, gate: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, eps: float | None = None, *,
+                   bias: SupportsDLPack | None = None, activation: str = "silu", norm_before_gate: bool = True, groups: int = 1,
+                   weight_offset: float = 0.0, cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
+    """`(rms_norm(x) + bias) * activation(gate)`, or with norm_before_gate=False
+    `rms_norm(x * activation(gate)) + bias`, rounded once; `out=x` is in place.
+
+    gate: the shape and dtype of x; None for a norm without one. activation: "silu" or "sigmoid".
+    groups: the number of groups of columns, each normalized by itself. The weight runs over all.
+    cast_before_weight: the norm is rounded before the weight multiplies it, and again before the gate
+    does, as in Qwen3-Next.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> x, gate = np.array([[3.0, -3.0]], np.float32), np.zeros((1, 2), np.float32)
+    >>> arrays.rms_norm_gated(x, gate, eps=0.0, activation="sigmoid").tolist()
+    [[0.5, -0.5]]
+    """
+    out = _new("x", x) if out is None else out
+    forward("rms_norm", eps, x=x, y=out, weight=weight, bias=bias, gate=gate, activation=activation, gate_before=not norm_before_gate,
+            groups=groups, weight_offset=weight_offset, cast_before_weight=cast_before_weight, stream=stream)
+    return out

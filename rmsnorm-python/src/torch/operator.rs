@@ -1,6 +1,6 @@
 //! The operators as data: their schemas, and the parameters and results parsed from them.
 
-use rmsnorm_core::{CastOrder, DType, Direction, Norm, Tensor};
+use rmsnorm_core::{DType, Direction, Norm, Tensor};
 
 /// The schemas of all operators. The `_inference` operators return no statistics, for calls without
 /// gradients. The `_norm_add` operators add the norm to the residual; with `need_y`, `y` is the next
@@ -39,10 +39,8 @@ pub(super) const SCHEMAS: [&str; 13] = [
      -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias, Tensor dresidual)",
 ];
 
-/// What `cast_order` counts. Python computes the other orders with PyTorch's operations.
-pub(super) const CAST_ORDERS: [CastOrder; 2] = [CastOrder::AtStore, CastOrder::BeforeWeight];
-/// What `y_dtype` counts: the dtype of `x`. Python computes a `y` of another dtype with PyTorch's operations.
-pub(super) const Y_DTYPES: [Option<DType>; 1] = [None];
+/// What `y_dtype` counts: the dtype of `x`, and the others.
+pub(super) const Y_DTYPES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), Some(DType::Bf16)];
 
 /// A parameter of an operator, in the order of its schema.
 #[derive(Clone, Copy, PartialEq, Eq)]

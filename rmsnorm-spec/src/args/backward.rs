@@ -19,8 +19,8 @@ use crate::{DTypes, Element, Error, GradReduction, NormBackend, Tensor};
 ///
 /// # Dtypes
 /// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) makes the parameters
-/// f32. For an f32 residual stream, [`mixed`](Self::mixed) takes `x` in f32. `dweight_sum` and
-/// `dbias_sum` are always f32.
+/// f32. For an f32 residual stream, [`mixed`](Self::mixed) takes `x` in f32. [`cast`](Self::cast)
+/// also writes `dx` in the dtype of `x`. `dweight_sum` and `dbias_sum` are always f32.
 ///
 /// # Example
 /// ```
@@ -100,7 +100,8 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     /// The gradient of `residual_out` from later layers; added to `dx` in f32, before rounding.
     pub dresidual_out: Option<Rows<B::In<'a, R>>>,
     /// Receives the gradient of `x`, which is also the gradient of `residual`, in the dtype of `y`.
-    pub dx: Rows<B::Out<'a, T>>,
+    /// `None` if `dresidual` alone receives it: [`cast`](Self::cast).
+    pub dx: Option<Rows<B::Out<'a, T>>>,
     /// Receives the gradient of `weight`. Overwritten, never added to.
     pub dweight: Option<B::Out<'a, W>>,
     /// Receives the gradient of `bias`. Overwritten, never added to.
@@ -109,7 +110,7 @@ pub struct Backward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: 
     /// Its values are unspecified before and after.
     pub workspace: Option<B::Out<'a, f32>>,
     /// Receives the same gradient as `dx`, rounded to the dtype of the residual stream: for an f32
-    /// stream.
+    /// stream. Without `dx`, messages call it `dx`.
     pub dresidual: Option<Rows<B::Out<'a, R>>>,
     /// Receives the gradient of `weight` as an unrounded f32 sum, for every dtype of the weight,
     /// instead of `dweight`: several devices can add their sums before one rounding.
@@ -153,15 +154,19 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
         rstd: B::In<'a, f32>,
         dx: impl Into<Rows<B::Out<'a, T>>>,
     ) -> Self {
+        Backward { dx: Some(dx.into()), ..Backward::of(dy.into(), x.into(), rstd) }
+    }
+
+    fn of(dy: Rows<B::In<'a, T>>, x: Rows<B::In<'a, R>>, rstd: B::In<'a, f32>) -> Self {
         Backward {
-            dy: dy.into(),
-            x: x.into(),
+            dy,
+            x,
             weight: None,
             bias: None,
             mean: None,
             rstd,
             dresidual_out: None,
-            dx: dx.into(),
+            dx: None,
             dweight: None,
             dbias: None,
             workspace: None,
@@ -175,6 +180,32 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Backward<'
             lost: None,
             dtypes: DTypes::of::<T, W, R>(),
         }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Backward<'a, B, T, T, R> {
+    /// The gradient `dx` in the dtype of `x`, where `y` and `dy` have another dtype:
+    /// [`Forward::cast`](crate::Forward::cast). It is rounded once.
+    ///
+    /// # Example
+    /// ```
+    /// # use rmsnorm_spec::{Backward, Error, NormBackend, NormSpec, bf16};
+    /// fn gradient<B>(backend: &B, dy: &[f32], x: &[bf16], rstd: &[f32], dx: &mut [bf16]) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32]>,
+    ///     B: for<'a> NormBackend<In<'a, bf16> = &'a [bf16], Out<'a, bf16> = &'a mut [bf16]>,
+    /// {
+    ///     let spec = NormSpec::rms(rstd.len(), x.len() / rstd.len(), 1e-6);
+    ///     backend.backward(&spec, Backward::<_, f32, f32, bf16>::cast(dy, x, rstd, dx))
+    /// }
+    /// ```
+    pub fn cast(
+        dy: impl Into<Rows<B::In<'a, T>>>,
+        x: impl Into<Rows<B::In<'a, R>>>,
+        rstd: B::In<'a, f32>,
+        dx: impl Into<Rows<B::Out<'a, R>>>,
+    ) -> Self {
+        Backward { dresidual: Some(dx.into()), ..Backward::of(dy.into(), x.into(), rstd) }
     }
 }
 
@@ -218,7 +249,7 @@ tensors!(Backward [] {
     given vector Rstd = rstd: In f32;
     given matrix Dy = dy: In T;
     optional matrix DresidualOut = dresidual_out: In R;
-    given matrix Dx = dx: Out T;
+    by_hand matrix Dx = dx: Out T;
     optional vector Dweight = dweight: Out W;
     optional vector Dbias = dbias: Out W;
     optional vector Workspace = workspace: Out f32;

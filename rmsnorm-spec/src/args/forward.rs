@@ -26,6 +26,7 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// | call | computes | needs | may have |
 /// |---|---|---|---|
 /// | [`new`](Self::new) | `y = norm(x)` | `x`, `y` | |
+/// | [`cast`](Self::cast) | `y = norm(x)`, with `x` of the residual stream's dtype | `x`, `y` | |
 /// | [`new`](Self::new), [`residual`](Self::residual) | `h = x + residual`, `y = norm(h)` | `x`, `y`, `residual` | `residual_out` (receives `h`) |
 /// | [`new`](Self::new), [`parts`](Self::parts) | `h = x[0] + x[1] + .. (+ residual)`, `y = norm(h)` | `x`, `y` | `residual`, and with it `residual_out` |
 /// | [`in_place`](Self::in_place) | `x = norm(x)` | `x` | |
@@ -49,7 +50,8 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// # Dtypes
 /// All tensors have one dtype by default. [`f32_weight`](Self::f32_weight) and
 /// [`f32_residual`](Self::f32_residual) make the parameters and the residual stream f32 while the
-/// activations have 16 bits. Call them before the tensors are passed.
+/// activations have 16 bits. Call them before the tensors are passed. [`cast`](Self::cast) makes `y`
+/// of another dtype than `x`.
 ///
 /// # Example
 /// Code that is generic over the backend names the dtype. With a concrete backend the views
@@ -67,8 +69,9 @@ use crate::{DTypes, Element, Error, NormBackend, Tensor};
 /// ```
 #[non_exhaustive]
 pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: Element = T> {
-    /// The input. In place, the call overwrites it with `y`.
-    pub x: Source<B::In<'a, T>, B::Out<'a, T>>,
+    /// The input. In place, the call overwrites it with `y`. `None` if the call normalizes
+    /// `residual` alone: [`cast`](Self::cast).
+    pub x: Option<Source<B::In<'a, T>, B::Out<'a, T>>>,
     /// Multiplied with the normalized row, after `weight_offset` is added to it; ones if absent.
     pub weight: Option<B::In<'a, W>>,
     /// Added after the multiplication; zeros if absent.
@@ -76,7 +79,7 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     /// Added to `x` before the norm: the call normalizes the sum, rounded to `R`. In place, the
     /// call overwrites it with the rounded sum. With
     /// [`ResidualPlacement::After`](crate::ResidualPlacement::After) the norm of `x` is added to
-    /// it.
+    /// it. Without `x` it is the input, and messages call it `x`.
     pub residual: Option<Source<B::In<'a, R>, B::Out<'a, R>>>,
     /// Receives the rounded sum, which is backward's `x`. Only with a `residual` that is not
     /// overwritten.
@@ -102,7 +105,8 @@ pub struct Forward<'a, B: NormBackend + ?Sized, T: Element, W: Element = T, R: E
     /// The count and stride of the matrices that `x` is the sum of. Not in place, and not with a
     /// residual after the norm.
     pub parts: Option<Parts>,
-    /// The name of a tensor that a later change of its dtype dropped. Validation refuses the call.
+    /// The name of a tensor that a later change of its dtype dropped, or `x` if a residual replaced
+    /// it. Validation refuses the call.
     pub(crate) lost: Option<&'static str>,
     /// The dtypes of the type parameters. Set it where views carry their types at run time;
     /// validation compares them with it.
@@ -153,8 +157,40 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
     }
 
     fn of(x: Source<B::In<'a, T>, B::Out<'a, T>>) -> Self {
+        Forward { x: Some(x), ..Forward::empty() }
+    }
+}
+
+impl<'a, B: NormBackend + ?Sized, T: Element, R: Element> Forward<'a, B, T, T, R> {
+    /// `y` from an `x` of another dtype, with one rounding: f32 to 16 bits, or 16 bits to f32. With
+    /// one dtype it computes what [`new`](Forward::new) computes.
+    ///
+    /// Statistics are those of `x` as it is. Weight, bias and gate go with `y`: they have its dtype
+    /// `T`, or after [`f32_weight`](Self::f32_weight) weight and bias are f32.
+    /// [`CastOrder::BeforeWeight`](crate::CastOrder::BeforeWeight) rounds to the dtype of `y`.
+    /// No such call adds a residual or parts, has a gate before the norm, or is in place.
+    /// [`Backward::cast`](crate::Backward::cast) is its backward call.
+    ///
+    /// # Example
+    /// The bf16 stream of a model, whose norm goes into a router in f32:
+    /// ```
+    /// # use rmsnorm_spec::{Error, Forward, NormBackend, NormSpec, bf16};
+    /// fn normalize<B>(backend: &B, x: &[bf16], weight: &[f32], y: &mut [f32]) -> Result<(), Error>
+    /// where
+    ///     B: for<'a> NormBackend<In<'a, f32> = &'a [f32], Out<'a, f32> = &'a mut [f32]>,
+    ///     B: for<'a> NormBackend<In<'a, bf16> = &'a [bf16]>,
+    /// {
+    ///     let spec = NormSpec::rms(x.len() / weight.len(), weight.len(), 1e-6);
+    ///     backend.forward(&spec, Forward::<_, f32, f32, bf16>::cast(x, y).weight(weight))
+    /// }
+    /// ```
+    pub fn cast(x: impl Into<Rows<B::In<'a, R>>>, y: impl Into<Rows<B::Out<'a, T>>>) -> Self {
+        Forward { residual: Some(Source::Read(x.into())), y: Some(y.into()), ..Forward::empty() }
+    }
+
+    fn empty() -> Self {
         Forward {
-            x,
+            x: None,
             weight: None,
             bias: None,
             residual: None,
@@ -169,7 +205,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element> Forward<'a, B, T> {
             gate: None,
             parts: None,
             lost: None,
-            dtypes: DTypes::of::<T, T, T>(),
+            dtypes: DTypes::of::<T, T, R>(),
         }
     }
 }
@@ -178,7 +214,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// With this [`residual`](Self#structfield.residual), which is only read: a view of dense rows,
     /// [`Rows::strided`] or [`Rows::grouped`].
     pub fn residual(self, residual: impl Into<Rows<B::In<'a, R>>>) -> Self {
-        Forward { residual: Some(Source::Read(residual.into())), ..self }
+        Forward { residual: Some(Source::Read(residual.into())), lost: self.lost_cast(), ..self }
+    }
+
+    /// Without `x`, the residual is what a cast normalizes: another one would replace it.
+    fn lost_cast(&self) -> Option<&'static str> {
+        self.lost.or(self.x.is_none().then_some("x"))
     }
 
     /// Normalizes the sum of `count` matrices in the view `x`: the first begins where `x` begins,
@@ -208,12 +249,12 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Forward<'a
     /// With this [`residual`](Self#structfield.residual), which the rounded sum overwrites. Only
     /// with [`in_place`](Forward::in_place), or if it is added after the norm.
     pub fn residual_in_place(self, residual: impl Into<Rows<B::Out<'a, R>>>) -> Self {
-        Forward { residual: Some(Source::Overwrite(residual.into())), ..self }
+        Forward { residual: Some(Source::Overwrite(residual.into())), lost: self.lost_cast(), ..self }
     }
 }
 
 tensors!(Forward [] {
-    given source X = x: Y T;
+    by_hand source X = x: Y T;
     by_hand source Residual = residual: ResidualOut R;
     optional vector Weight = weight: In W;
     optional vector Bias = bias: In W;

@@ -74,6 +74,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         given: WithStatistics<'g, B, Forward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
         check_columns_form(&spec, given.args.parts)?;
+        check_one_dtype("columns", given.args.x.is_some())?;
         check_given(given, Direction::Forward, |args| Checked::forward(spec, args))
     }
 }
@@ -92,6 +93,7 @@ impl<'a, 'g, B: NormBackend + ?Sized, T: Element, W: Element, R: Element>
         given: WithStatistics<'g, B, Backward<'a, B, T, W, R>>,
     ) -> Result<Self, Error> {
         check_columns_form(&spec, None)?;
+        check_one_dtype("columns", given.args.dx.is_some())?;
         check_given(given, Direction::Backward, |args| Checked::backward(backend, spec, args))
     }
 }
@@ -169,8 +171,8 @@ fn check_columns(columns: &[usize], here: usize) -> Result<(), Error> {
 /// anything.
 ///
 /// # Errors
-/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns, and for an
-/// `x` of several parts.
+/// `Unsupported` for a residual that is added after the norm, for a gate, for groups of columns,
+/// for a weight before the norm, and for an `x` of several parts.
 pub fn check_columns_form(spec: &NormSpec, parts: Option<Parts>) -> Result<(), Error> {
     check_divided("columns", "one matrix", spec, parts)
 }
@@ -187,6 +189,9 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
              and call the norm on its own columns"
         ));
     }
+    if spec.cast_order.is_weight_first() {
+        return unsupported(format!("where {divided} are divided among ranks, no weight comes before the norm"));
+    }
     match (spec.residual_placement, parts) {
         (ResidualPlacement::After, _) => {
             unsupported(format!("where {divided} are divided among ranks, a residual is added before the norm"))
@@ -196,6 +201,14 @@ pub(super) fn check_divided(divided: &str, x: &str, spec: &NormSpec, parts: Opti
         }
         (ResidualPlacement::Before, None) => Ok(()),
     }
+}
+
+/// Refuses casts: the first half takes x in the dtype of y.
+pub(super) fn check_one_dtype(divided: &str, has_one: bool) -> Result<(), Error> {
+    if has_one {
+        return Ok(());
+    }
+    Err(Error::Unsupported { rule: format!("where {divided} are divided among ranks, x and y have one dtype") })
 }
 
 /// A statistics tensor of this shape, read or written.

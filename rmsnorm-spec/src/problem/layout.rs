@@ -237,6 +237,7 @@ const fn most_elements(storage: Storage) -> usize {
 
 impl SpanVisitor for Layout {
     fn visit(&mut self, tensor: Tensor, view: View) -> Result<(), Error> {
+        let view = View { arg: self.tensors.arg_of_cast(tensor).unwrap_or(view.arg), ..view };
         self.check_storage(tensor, &view)?;
         let rows = self.rows_of(tensor);
         let (matrix, (min, max)) = match tensor.shape() {

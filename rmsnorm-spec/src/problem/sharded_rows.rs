@@ -1,6 +1,6 @@
 //! Validation of a forward call on a residual stream that is sharded over ranks by rows.
 
-use super::columns::check_divided;
+use super::columns::{check_divided, check_one_dtype};
 use super::layout::Layout;
 use super::{Checked, check_forward, problem};
 use crate::args::{SpanVisitor, View, Views};
@@ -19,6 +19,7 @@ impl<'a, B: NormBackend + ?Sized, T: Element, W: Element, R: Element> Checked<Sh
     pub fn forward_rows(spec: NormSpec, call: ShardedRows<Forward<'a, B, T, W, R>>) -> Result<Self, Error> {
         let ShardedRows { args, own, y_rows } = &call;
         check_divided("rows", "one matrix on every rank", &spec, args.parts)?;
+        check_one_dtype("rows", args.x.is_some())?;
         check_forward(&spec, args)?;
         if own.start > own.end || own.end > spec.rows {
             let rule = format!("it must be a range within the {} rows, got {own:?}", spec.rows);

@@ -5,6 +5,7 @@
 //! that they look up are compared with the table, so it must be added there.
 
 mod any;
+mod casts;
 mod columns;
 mod groups;
 mod parts;
@@ -409,7 +410,7 @@ impl Call {
             Form::Forward | Form::InPlace | Form::After | Form::AfterInPlace | Form::Gated => {
                 let is_next = self.form == Form::After;
                 let args = Forward::<'_, Numbers, T, W, R> {
-                    x: look_up.source("x", self.form.overwrites_x()),
+                    x: Some(look_up.source("x", self.form.overwrites_x())),
                     weight: optional("weight").then(|| look_up.view("weight")),
                     bias: optional("bias").then(|| look_up.view("bias")),
                     residual: optional("residual").then(|| look_up.source("residual", self.form.overwrites_residual())),
@@ -455,7 +456,7 @@ impl Call {
                     mean: optional("mean").then(|| look_up.view("mean")),
                     rstd: look_up.view("rstd"),
                     dresidual_out: optional("dresidual_out").then(|| look_up.rows("dresidual_out")),
-                    dx: look_up.rows("dx"),
+                    dx: Some(look_up.rows("dx")),
                     dweight: optional("dweight").then(|| look_up.view("dweight")),
                     dbias: optional("dbias").then(|| look_up.view("dbias")),
                     workspace: optional("workspace").then(|| look_up.view("workspace")),
@@ -850,7 +851,7 @@ fn the_problem_says_what_is_computed() {
         for mix in MIXES {
             for norm in Norm::ALL {
                 for (weight_offset, has_weight_offset) in [(0.0, false), (-0.0, false), (-0.5, true), (1e-30, true)] {
-                    for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight] {
+                    for cast_order in [CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst] {
                         let mut call = Call::full(form);
                         if norm != Norm::Layer {
                             call = call.without("mean").without("next_mean");
@@ -1044,6 +1045,63 @@ fn a_gate_has_its_activation_and_no_sums_beside_it() {
     let half = |allocation| View::<f16> { span: view(allocation).span, element: PhantomData };
     let mixed = Backward::<Numbers, f16, f16, f32>::mixed(half(1), view(2), vector(7, ROWS), half(3)).gate(half(4));
     let mixed = Checked::backward(&Numbers::<false>, before, mixed).map(|checked| *checked.problem());
+    assert_eq!(refused(mixed), "x");
+}
+
+/// A weight before the norm is there, and nothing else makes what is normalized.
+#[test]
+fn a_weight_before_the_norm_has_no_sums_and_no_gate_beside_it() {
+    type Args<'a> = Forward<'a, Numbers, f32>;
+    let view = |allocation| View::<f32> { span: Span { allocation, start: 0, len: ROWS * COLS }, element: PhantomData };
+    let vector = |allocation, len| View::<f32> { span: Span { allocation, start: 0, len }, element: PhantomData };
+    let first = NormSpec::rms(ROWS, COLS, 1e-5).cast_order(CastOrder::WeightFirst);
+    let weight = || vector(9, COLS);
+    let refused = |result: Result<Problem, Error>| match result {
+        Err(Error::Missing { arg, .. } | Error::InvalidArgument { arg, .. }) => arg,
+        Err(Error::Unsupported { .. }) => "unsupported",
+        other => panic!("{other:?}"),
+    };
+
+    let check = |spec: NormSpec, args: Args<'_>| Checked::forward(spec, args).map(|checked| *checked.problem());
+    let args = || Args::new(view(1), view(2)).weight(weight());
+    let problem = check(first, args()).expect("a good call");
+    assert_eq!(problem.pieces(), PieceSet::of(&[Piece::WeightFirst]));
+    assert!(problem.require_pieces("numbers", PieceSet::NONE).is_err());
+    check(first.gate_after(Activation::Silu), args().gate(view(3))).expect("a good call with a gate");
+    check(first.groups(5), args().bias(vector(8, COLS))).expect("a good call with groups");
+    check(first, Args::in_place(view(1)).weight(weight())).expect("a good call in place");
+    assert_eq!(refused(check(first, Args::new(view(1), view(2)))), "weight");
+    let sum = || args().residual(view(4)).residual_out(view(5));
+    assert_eq!(refused(check(first, sum())), "unsupported");
+    assert_eq!(refused(check(first.residual_after(), sum())), "unsupported");
+    assert_eq!(refused(check(first.gate_before(Activation::Silu), args().gate(view(3)))), "unsupported");
+    let two = View { span: Span { allocation: 1, start: 0, len: 2 * ROWS * COLS }, element: PhantomData };
+    let parts = Args::new(two, view(2)).weight(weight()).parts(2, ROWS * COLS);
+    assert_eq!(refused(check(first, parts)), "unsupported");
+    let halves = check_columns_form(&first, None);
+    assert!(matches!(halves, Err(Error::Unsupported { .. })), "{halves:?}");
+
+    type Quantized<'a> = QuantizedForward<'a, Numbers, f32, F8E4M3>;
+    let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+    let quantized =
+        |spec, args: Quantized<'_>| Checked::quantized_forward(spec, args).map(|checked| *checked.problem());
+    let codes = View::<F8E4M3> { span: view(2).span, element: PhantomData };
+    let args = || Quantized::new(quant, view(1), codes).scales(vector(6, ROWS));
+    quantized(first, args().weight(weight())).expect("a good call");
+    assert_eq!(refused(quantized(first, args())), "weight");
+    assert_eq!(refused(quantized(first, args().weight(weight()).residual(view(4)))), "unsupported");
+
+    type Gradients<'a> = Backward<'a, Numbers, f32>;
+    let backward =
+        |spec, args: Gradients<'_>| Checked::backward(&Numbers::<false>, spec, args).map(|checked| *checked.problem());
+    let args = || Gradients::new(view(1), view(2), vector(7, ROWS), view(3));
+    backward(first, args().weight(weight()).dweight(vector(8, COLS))).expect("a good call");
+    assert_eq!(refused(backward(first, args())), "weight");
+    assert_eq!(refused(backward(first, args().weight(weight()).dresidual_out(view(5)))), "unsupported");
+    let half = |allocation| View::<f16> { span: view(allocation).span, element: PhantomData };
+    let mixed = Backward::<Numbers, f16, f16, f32>::mixed(half(1), view(2), vector(7, ROWS), half(3));
+    let mixed = mixed.weight(View::<f16> { span: weight().span, element: PhantomData });
+    let mixed = Checked::backward(&Numbers::<false>, first, mixed).map(|checked| *checked.problem());
     assert_eq!(refused(mixed), "x");
 }
 

@@ -29,6 +29,9 @@ fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
         // Backward reads the sum.
         (Piece::Residual, Direction::Backward) => pair,
         (Piece::GateBefore, _) => format!("gate_put({pair}, held.gate)"),
+        // Forward holds h: `held`.
+        (Piece::WeightFirst, Direction::Forward | Direction::QuantizedForward) => pair,
+        (Piece::WeightFirst, Direction::Backward) => format!("weight_first_put({pair}, weight)"),
         (Piece::GateAfter, _) if holds_gate(key) => format!("gate_after_put({pair}, h.gate)"),
         (Piece::GateAfter, _) => format!("gate_after_put({pair}, held.gate)"),
         (Piece::Parts | Piece::ResidualAfter | Piece::NextNorm | Piece::Quantize, _) => pair,
@@ -43,6 +46,7 @@ fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
     };
     let pulled = match piece {
         Piece::GateBefore => return of_gate("pair_R(held.x)"),
+        Piece::WeightFirst => format!("weighted({gradient}, weight)"),
         // A place that the compiler does not know keeps the bias out of registers.
         Piece::GateAfter => {
             return of_gate(&result(key, 0, "terms.x_hat", "load_bias_0(thread + row * params.zero, k)"));
@@ -53,10 +57,15 @@ fn pull(key: &KernelKey, piece: Piece, gradient: String) -> [String; 2] {
     [pulled.clone(), pulled]
 }
 
-/// The weighted and biased values of a norm, from its normalized ones.
+/// The weighted and biased values of a norm, from its normalized ones. A weight before the norm has
+/// been in these.
 fn result(key: &KernelKey, n: u32, x_hat: &str, bias_of: &str) -> String {
     let [weight, bias, ..] = parameters(n).map(|tensor| key.call.tensors.has(tensor));
-    let weighted = if weight { format!("weighted({x_hat}, weight)") } else { x_hat.to_owned() };
+    let weighted = if weight && !pieces(key).has(Piece::WeightFirst) {
+        format!("weighted({x_hat}, weight)")
+    } else {
+        x_hat.to_owned()
+    };
     if bias { format!("biased({weighted}, {bias_of})") } else { weighted }
 }
 
@@ -98,7 +107,8 @@ fn held_matrices(key: &KernelKey) -> Vec<Held> {
     let is_after = |tensor| of_slot(key, Slot::After).iter().any(|piece| piece.tensors(direction).has(tensor));
     let held = |tensor: Tensor| {
         let overwritten = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
-        let by = overwritten.into_iter().find_map(|(input, output)| (input == tensor).then_some(output));
+        let is_overwritten = |input| input == tensor && (input != Tensor::X || key.call.tensors.is_in_place());
+        let by = overwritten.into_iter().find_map(|(input, output)| is_overwritten(input).then_some(output));
         let from = [Some(tensor), by].into_iter().flatten().find(|from| key.call.tensors.has(*from))?;
         let is_late = match direction {
             Direction::Backward => LATE.has(tensor),
@@ -114,7 +124,14 @@ fn held(key: &KernelKey) -> String {
     let matrices = held_matrices(key);
     let list = |each: &dyn Fn(&Held) -> String| matrices.iter().map(each).collect::<Vec<_>>().join(", ");
     let kept = |held: &Held| format!("Kept_{}", suffix(storage_of(key, held.tensor)));
-    let load = |held: &Held| format!("load_{}(row, thread, k)", held.from);
+    let is_first = pieces(key).has(Piece::WeightFirst) && key.program.info().direction != Direction::Backward;
+    let load = |held: &Held| match format!("load_{}(row, thread, k)", held.from) {
+        // What is held of x is h, so that the weight is read once.
+        x if is_first && held.tensor == Tensor::X => {
+            format!("settled_T(kept_T(weight_first_put(pair_T({x}), load_weight_0(thread, k))))")
+        }
+        load => load,
+    };
     let fields = list(&|held| format!("{}: {}", held.tensor, kept(held)));
     let early = list(&|held| if held.is_late { format!("{}()", kept(held)) } else { load(held) });
     let late = list(&|held| if held.is_late { load(held) } else { format!("held.{}", held.tensor) });
@@ -129,10 +146,14 @@ fn load_late_0(held: Held_0, row: u32, thread: u32, k: u32) -> Held_0 { return H
 
 /// h, as stored, from the held matrices; and the later norms' h, which the norm before has put.
 fn before(key: &KernelKey) -> String {
-    let x = "pair_T(held.x)".to_owned();
-    let made = of_slot(key, Slot::Before).into_iter().fold(x.clone(), |x, piece| put(key, piece, x));
+    // The residual that is normalized alone is its x.
+    let (x, kept) = match key.call.form.is_cast() {
+        true => ("pair_R(held.residual)", "held.residual"),
+        false => ("pair_T(held.x)", "held.x"),
+    };
+    let made = of_slot(key, Slot::Before).into_iter().fold(x.to_owned(), |x, piece| put(key, piece, x));
     let role = if holds_gate(key) { "R" } else { "0" };
-    let h = if made == x { "held.x".to_owned() } else { format!("settled_{role}(kept_{role}({made}))") };
+    let h = if made == x { kept.to_owned() } else { format!("settled_{role}(kept_{role}({made}))") };
     let h = if holds_gate(key) { format!("Kept_0({h}, held.gate)") } else { h };
     let mut text = substitute("\nfn h_0(held: Held_0) -> Kept_0 { return H; }\n", &[("H", &h)]);
     for n in 1..=norms(key) {
@@ -262,12 +283,14 @@ fn backward(key: &KernelKey) -> String {
         let role = if tensor.role(Direction::Backward) == Role::Residual { "R" } else { "T" };
         format!("\n    store_{tensor}(row, thread, k, kept_{role}({gradient}));")
     };
-    let wdy = if has(Tensor::Weight) { "weighted(dy, weight)" } else { "dy" };
+    let is_first = pieces(key).has(Piece::WeightFirst);
+    let wdy = if has(Tensor::Weight) && !is_first { "weighted(dy, weight)" } else { "dy" };
+    let terms = if is_first { "weight_first_terms(thread, k, dh, pair_R(held.x))" } else { "Pair()" };
     let ((dy, after), (dx, before)) = (pulled(key, Slot::After, "pair_T(held.dy)"), pulled(key, Slot::Before, "dx"));
     let of_x = has(Tensor::Dx).then(|| (Tensor::Dx, dx.clone()));
     let named = |(tensor, gradient)| (tensor, if gradient == dx { "pulled".to_owned() } else { gradient });
     let stores: String = of_x.into_iter().chain(before).map(named).map(store).collect();
-    let text = substitute(BACKWARD, &[("DY", &dy), ("WDY", wdy), ("DX", &dx), ("STORES", &stores)]);
+    let text = substitute(BACKWARD, &[("DY", &dy), ("WDY", wdy), ("DX", &dx), ("STORES", &stores), ("TERMS", terms)]);
     if after.is_empty() {
         return text;
     }
@@ -277,9 +300,10 @@ fn backward(key: &KernelKey) -> String {
 const BACKWARD: &str = "
 fn pull_after(held: Held_0) -> Pair { return DY; }
 fn pull_weight(dy: Pair, weight: Kept_W) -> Pair { return WDY; }
-fn pull_before(row: u32, thread: u32, k: u32, held: Held_0, dx: Pair) {
+fn pull_before(row: u32, thread: u32, k: u32, held: Held_0, weight: Kept_W, dx: Pair) {
     let pulled = DX;STORES
 }
+fn terms_before(thread: u32, k: u32, held: Held_0, dh: Pair) -> Pair { return TERMS; }
 ";
 const STORE_AFTER: &str = "
 fn store_after(row: u32, thread: u32, k: u32, held: Held_0, terms: Terms, weight: Kept_W) {STORES

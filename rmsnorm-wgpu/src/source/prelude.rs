@@ -7,7 +7,7 @@
 use rmsnorm_gpu::program::QuantNumbers;
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{CodeType, QuantSource, QuantSpec};
-use rmsnorm_spec::{Activation, CastOrder, DType, Norm, Tensor};
+use rmsnorm_spec::{Activation, DType, Norm, Tensor};
 
 use super::substitute::substitute;
 use super::{
@@ -57,7 +57,9 @@ fn constants(key: &KernelKey, f16: F16) -> String {
         ("IS_EARLY", key.is_early),
         ("IS_READ_AGAIN", tile.reads_again),
         ("IS_VISITED_ONCE", key.visits_once),
-        ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order == CastOrder::BeforeWeight),
+        ("IS_CAST_BEFORE_WEIGHT", key.call.cast_order.rounds_x_hat()),
+        ("IS_RSTD_CAST", key.call.cast_order.rounds_rstd()),
+        ("IS_WEIGHT_FIRST", key.call.cast_order.is_weight_first()),
         ("IS_FOLDED", is_folded(key)),
         ("HAS_WEIGHT_OFFSET", key.has_weight_offset),
         ("HAS_DWEIGHT", tensors.has(Tensor::Dweight)),

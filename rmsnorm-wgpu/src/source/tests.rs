@@ -8,11 +8,11 @@ use naga::front::wgsl;
 use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
 use rmsnorm_gpu::program::{CallKey, Form};
-use rmsnorm_gpu::testing::Draw;
+use rmsnorm_gpu::testing::{Draw, weight_first};
 use rmsnorm_shaders::{self as shaders, Source};
 use rmsnorm_spec::quant::{QuantSpec, ScaleRounding};
 use rmsnorm_spec::{
-    CastOrder, DType, DTypes, Direction, Norm, Piece, Problem, ResidualPlacement, Tensor, TensorSet, TensorShape,
+    CastOrder, DType, DTypes, Direction, Norm, Piece, Problem, ResidualPlacement, Slot, Tensor, TensorSet, TensorShape,
 };
 
 use super::prelude::quantizing;
@@ -29,14 +29,31 @@ const COLS: [usize; 17] =
     [1, 7, 64, 100, 300, 512, 1000, 1536, 2048, 4096, 5001, 7168, 8192, 12_288, 16_384, 65_536, 600_000];
 
 /// Random keys: everything that a plan may use, and more. The same number for each program, and
-/// some of them again with a gate.
+/// some of them again with a gate or with the weight before the norm.
 fn wide_sample() -> Vec<KernelKey> {
     let mut draw = Draw::new(5);
     let samples = Program::ALL.into_iter().flat_map(|program| [program; SAMPLES_PER_PROGRAM]);
     let keys: Vec<_> = samples.map(|program| draw.key(program)).collect();
     let gated: Vec<_> = keys.iter().step_by(2).filter_map(|key| draw.gated_key(key)).collect();
-    let in_groups: Vec<_> = keys.iter().chain(&gated).step_by(3).filter_map(in_groups).collect();
-    keys.into_iter().chain(gated).chain(in_groups).collect()
+    let first: Vec<_> = keys.iter().chain(&gated).step_by(3).filter_map(weight_first_key).collect();
+    let in_groups: Vec<_> = keys.iter().chain(&gated).chain(&first).step_by(3).filter_map(in_groups).collect();
+    keys.into_iter().chain(gated).chain(first).chain(in_groups).collect()
+}
+
+/// The same key with the weight before the norm, if the program and the call may have one.
+fn weight_first_key(key: &KernelKey) -> Option<KernelKey> {
+    let (info, CallKey { tensors, dtypes, form, gate, .. }) = (key.program.info(), key.call);
+    let is_gated_before = gate.is_some_and(|gate| gate.slot == Slot::Before);
+    if !info.optional.has(Tensor::Weight) || form.is_residual_after() || is_gated_before {
+        return None;
+    }
+    let tensors = tensors.difference(Piece::Residual.tensors(info.direction)).with(Tensor::Weight);
+    let dtypes = DTypes { residual: dtypes.activation, ..dtypes };
+    let mut key =
+        KernelKey { call: CallKey { cast_order: CastOrder::WeightFirst, tensors, dtypes, ..key.call }, ..*key };
+    let gathers = |quant: &QuantSpec| gathers_scales(quant, &key.tile, is_split(&key));
+    key.gathers_scales &= key.call.quant.as_ref().is_some_and(gathers);
+    Some(key)
 }
 
 /// The same key with groups of columns, if the program and the call may have them.
@@ -51,7 +68,7 @@ fn in_groups(key: &KernelKey) -> Option<KernelKey> {
 fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw::new(2);
     let devices = [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()];
-    let mut keys = Vec::new();
+    let mut problems = Vec::new();
     for (is_gated, caps) in [false, true].into_iter().flat_map(|is_gated| devices.map(|caps| (is_gated, caps))) {
         for call in 0..CALLS_PER_DEVICE {
             let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
@@ -61,24 +78,38 @@ fn planned() -> Vec<(Caps, KernelKey)> {
                 draw.problem(call / 3 * 2 + call % 3, rows, cols)
             };
             let problem = match (is_gated, problem.residual_placement) {
+                (false, ResidualPlacement::Before) if call % 5 == 4 => weight_first(&problem),
                 (false, _) => problem,
                 (true, ResidualPlacement::Before) => draw.gated(&problem),
                 (true, ResidualPlacement::After) => continue,
             };
-            let layout = draw.layout(&problem);
-            let steps = plan(&problem, &layout, &caps).map(|plan| plan.steps);
-            let steps = match steps {
-                // A small device cannot bind a block of long rows.
-                Err(PlanError::Columnwise { .. }) => continue,
-                steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
-            };
-            keys.extend(steps.into_iter().filter_map(|step| match step {
-                Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
-                Step::Zero { .. } => None,
-            }));
+            problems.push((caps, problem, draw.layout(&problem)));
         }
     }
-    keys
+    let mut draw = Draw::new(9);
+    for caps in devices {
+        for call in 0..CALLS_PER_DEVICE / 2 {
+            let (rows, cols) = (draw.of([1, 40, 512]), draw.of(COLS));
+            let cast = draw.cast(rows, cols);
+            let gated = draw.gated(&cast);
+            let has_gate = call % 3 == 0 && gated.gate.is_some_and(|gate| gate.slot == Slot::After);
+            let problem = if has_gate { gated } else { cast };
+            problems.push((caps, problem, draw.layout(&problem)));
+        }
+    }
+    let keys = |(caps, problem, layout): (Caps, Problem, Layout)| {
+        let steps = match plan(&problem, &layout, &caps).map(|plan| plan.steps) {
+            // A small device cannot bind a block of long rows.
+            Err(PlanError::Columnwise { .. }) => Vec::new(),
+            steps => steps.unwrap_or_else(|unfit| panic!("{problem:?}: {unfit}")),
+        };
+        let of_step = move |step| match step {
+            Step::Dispatch(dispatch) => Some((caps, dispatch.key)),
+            Step::Zero { .. } => None,
+        };
+        steps.into_iter().filter_map(of_step).collect::<Vec<_>>()
+    };
+    problems.into_iter().flat_map(keys).collect()
 }
 
 /// All sampled keys, without duplicates.
@@ -129,7 +160,7 @@ impl DrawKeys for Draw {
         let access = self.of([Access::Aligned, Access::Words, Access::Parts]);
         let keeps_rows = matches!(program, Program::Forward | Program::Backward);
         let cast_order = if program.is_forward() {
-            self.of([CastOrder::AtStore, CastOrder::BeforeWeight])
+            self.of([CastOrder::AtStore, CastOrder::BeforeWeight, CastOrder::RstdFirst])
         } else {
             CastOrder::AtStore
         };

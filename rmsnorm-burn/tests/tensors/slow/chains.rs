@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 use rmsnorm_burn::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
-    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Activation, Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 
 use super::{EPS, Leaves, assert_close, var_on, var64};
@@ -17,7 +17,8 @@ fn scalar(tensor: Tensor<1>) -> f64 {
 type Chain = fn(&Leaves, &Tensor<2>) -> Tensor<1>;
 
 /// Chains of all functions.
-const CHAINS: [(&str, Chain); 2] = [("norms", Leaves::norms), ("sums with norms", Leaves::sums)];
+const CHAINS: [(&str, Chain); 3] =
+    [("norms", Leaves::norms), ("sums with norms", Leaves::sums), ("gated norms", Leaves::gates)];
 
 impl Leaves {
     fn norms(&self, dy: &Tensor<2>) -> Tensor<1> {
@@ -34,6 +35,17 @@ impl Leaves {
         let (y, sum) = gemma_rms_norm_add_rms_norm(y, sum, b.clone(), w.clone(), EPS);
         let (y, sum) = add_layer_norm(y, sum, w.clone(), Some(b.clone()), EPS);
         loss(gemma_rms_norm_add(y.clone(), rms_norm_add(y, sum, b, EPS), w, EPS), dy)
+    }
+}
+
+impl Leaves {
+    fn gates(&self, dy: &Tensor<2>) -> Tensor<1> {
+        let Leaves { x, r, w, b } = self.clone();
+        let (silu, sigmoid) = (Activation::Silu, Activation::Sigmoid);
+        let y = Norm::rms(EPS).bias(b.clone()).groups(4).gate_before(r.clone(), silu).apply(x.clone(), w.clone());
+        let y = Norm::layer(EPS).bias(b.clone()).gate_after(x.clone(), sigmoid).apply(y, w.clone());
+        let (y, h) = Norm::layer(EPS).residual(r).gate_after(x, silu).bias(b.clone()).apply(y, w.clone());
+        loss(Norm::rms(EPS).groups(2).gate_after(y, sigmoid).apply(h, b), dy)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use rmsnorm_burn::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
-    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Activation, add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 use rmsnorm_core::reference::{self, BackwardInputs, ForwardInputs, ForwardOutputs};
 use rmsnorm_core::{Norm, NormSpec};
@@ -45,6 +45,75 @@ impl Given {
 
 fn spec(norm: Norm) -> NormSpec {
     NormSpec::new(norm, ROWS, COLS, EPS as f32)
+}
+
+#[test]
+fn gates_and_groups_in_f64_are_the_definition_with_their_gradients() {
+    for given in devices().map(|device| Given::on(&device)) {
+        let Given { x, r: z, w, b, dy, .. } = &given;
+        let (x64, z64, w64, b64, dy64) = (f64s(x), f64s(z), f64s(w), f64s(b), f64s(dy));
+        for (kind, activation, is_before, groups) in [
+            (Norm::Rms, Activation::Silu, false, 1),
+            (Norm::Layer, Activation::Sigmoid, false, 3),
+            (Norm::Rms, Activation::Sigmoid, true, 4),
+            (Norm::Layer, Activation::Silu, true, 1),
+        ] {
+            let what = format!("{kind:?} {activation:?}, before: {is_before}, {groups} groups");
+            let norm = match kind {
+                Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
+                Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
+                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+            };
+            let norm = norm.bias(b.clone()).groups(groups);
+            let norm = match is_before {
+                true => norm.gate_before(z.clone(), activation),
+                false => norm.gate_after(z.clone(), activation),
+            };
+            let y = norm.apply(x.clone(), w.clone());
+            let grads = loss(y.clone(), dy).backward();
+            let rows = if is_before { reference::gated(activation, &x64, &z64) } else { x64.clone() };
+            let inputs = ForwardInputs { x: &rows, residual: None, weight: Some(&w64), bias: Some(&b64) };
+            let spec = spec(kind).groups(groups);
+            let out = reference::forward(&spec, &inputs);
+            let (expected, dv) = match is_before {
+                true => (out.y.clone(), dy64.clone()),
+                false => {
+                    let y = reference::gated(activation, &out.y, &z64);
+                    (y, reference::gated_backward(activation, &dy64, &out.y, &z64).0)
+                }
+            };
+            let backward = back(&spec, &out, &w64, &dv);
+            let (dx, dz) = match is_before {
+                true => reference::gated_backward(activation, &backward.dx, &x64, &z64),
+                false => (backward.dx, reference::gated_backward(activation, &dy64, &out.y, &z64).1),
+            };
+            assert_close(&y, &expected, CLOSE, &what);
+            assert_close(&x.grad(&grads).unwrap(), &dx, CLOSE, &what);
+            assert_close(&z.grad(&grads).unwrap(), &dz, CLOSE, &what);
+            assert_close(&w.grad(&grads).unwrap(), &backward.dweight, CLOSE, &what);
+            assert_close(&b.grad(&grads).unwrap(), &backward.dbias, CLOSE, &what);
+        }
+    }
+}
+
+/// A gate far below zero, where an exponential overflows, has small results and gradients, and NaN stays
+/// NaN.
+#[test]
+fn extreme_gates_are_finite() {
+    for device in devices() {
+        let gate = || Tensor::<2>::from_floats([[-1000.0, -90.0, 1000.0, f32::NAN]], &device).require_grad();
+        for activation in [Activation::Silu, Activation::Sigmoid] {
+            let z = gate();
+            let norm = rmsnorm_burn::Norm::rms(EPS).gate_after(z.clone(), activation);
+            let y = norm.apply(Tensor::<2>::ones([1, 4], &device), Tensor::ones([4], &device));
+            let (values, gradient) = (f64s(&y), f64s(&z.grad(&y.sum().backward()).unwrap()));
+            assert!(values[..3].iter().chain(&gradient[..3]).all(|value| value.is_finite()), "{values:?} {gradient:?}");
+            assert!(
+                values[0].abs() < 1e-30 && gradient[0].abs() < 1e-30 && values[3].is_nan(),
+                "{values:?} {gradient:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{
-    add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm, layer_norm,
-    layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Activation, add_layer_norm, add_rms_norm, gemma_rms_norm, gemma_rms_norm_add, gemma_rms_norm_add_rms_norm,
+    layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
 };
 use rmsnorm_core::{Norm, bf16, f16};
 
@@ -71,6 +71,21 @@ impl Leaves {
         agrees("layer_norm_add", self, |of| layer_norm_add(of.x, of.r, of.w, Some(of.b), EPS), of_r);
         agrees("layer_norm_add without bias", self, |of| layer_norm_add(of.x, of.r, of.w, None, EPS), of_r);
         agrees("the pair's sum", self, |of| rms_norm_add_rms_norm(of.x, of.r, of.w, of.b, EPS).1, of_r);
+        agrees(
+            "gate_after",
+            self,
+            |of| {
+                let norm = rmsnorm_burn::Norm::rms(EPS).bias(of.b).groups(2);
+                norm.gate_after(of.r, Activation::Silu).apply(of.x, of.w)
+            },
+            of_x,
+        );
+        agrees(
+            "gate_before",
+            self,
+            |of| rmsnorm_burn::Norm::layer(EPS).bias(of.b).gate_before(of.r, Activation::Sigmoid).apply(of.x, of.w),
+            of_x,
+        );
         self.check_norms_of_sums();
         self.check_pairs();
     }

@@ -31,9 +31,14 @@ impl HarnessTask for Compute<'_> {
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {
         let request = self.0;
+        // Of a y with another dtype, x is the residual stream.
         let dtypes =
-            DTypes { activation: request.x.dtype, weight: request.weight_dtype(), residual: request.residual_dtype() };
-        dtypes.check()?;
+            DTypes { activation: request.y_dtype, weight: request.weight_dtype(), residual: request.residual_dtype() };
+        if request.is_cast() {
+            dtypes.check_cast()?
+        } else {
+            dtypes.check()?
+        }
         let outputs = On { harness, request, dtypes }.compute()?;
         Ok(Computed { device: harness.device(), outputs })
     }
@@ -126,12 +131,16 @@ impl<'h, H: Harness> On<'h, H> {
         let mut y = self.zeros("y", self.dtypes.activation, spec.rows * spec.cols)?;
         let mut saved = self.saved(residual.is_some())?;
 
-        let mut args = AnyForward::<H::Backend>::new(x.view(), y.view_mut()).rstd(saved.rstd.view_mut());
+        let mut args = match self.request.is_cast() {
+            true => AnyForward::<H::Backend>::cast(x.view(), y.view_mut()),
+            false => AnyForward::<H::Backend>::new(x.view(), y.view_mut()),
+        };
+        args.rstd = Some(saved.rstd.view_mut());
         args.dtypes = self.dtypes;
         args.weight = weight.map(Buffer::view);
         args.bias = bias.as_ref().map(|bias| bias.view());
         args.mean = saved.mean.as_mut().map(|mean| mean.view_mut());
-        args.residual = residual.as_ref().map(|residual| Source::Read(residual.view().into()));
+        args.residual = residual.as_ref().map(|residual| Source::Read(residual.view().into())).or(args.residual);
         args.residual_out = saved.residual_out.as_mut().map(|residual_out| residual_out.view_mut().into());
         args.gate = gate.as_ref().map(|gate| gate.view().into());
         self.harness.backend().launch(AnyCall::Forward(Checked::forward(*spec, args)?))?;
@@ -219,7 +228,7 @@ impl<'h, H: Harness> On<'h, H> {
         // Only a gate after the norm makes backward need the bias.
         let is_after = matches!(spec.gate, Some(Gate { slot: Slot::After, .. }));
         let bias = self.upload(self.request.bias.as_ref().filter(|_| is_after))?;
-        let mut dx = self.zeros("dx", self.dtypes.activation, spec.rows * spec.cols)?;
+        let mut dx = self.zeros("dx", x.dtype, spec.rows * spec.cols)?;
         let dgate = || self.zeros("dgate", self.dtypes.activation, spec.rows * spec.cols);
         let mut dgate = gate.is_some().then(dgate).transpose()?;
         let gradient = |name| self.zeros(name, self.dtypes.weight, spec.cols);
@@ -231,7 +240,11 @@ impl<'h, H: Harness> On<'h, H> {
         };
 
         let rstd = saved.rstd.view();
-        let mut args = AnyBackward::<H::Backend>::new(dy.view(), normalized.view(), rstd, dx.view_mut());
+        let (of_dy, of_x) = (dy.view(), normalized.view());
+        let mut args = match self.request.is_cast() {
+            true => AnyBackward::<H::Backend>::cast(of_dy, of_x, rstd, dx.view_mut()),
+            false => AnyBackward::<H::Backend>::new(of_dy, of_x, rstd, dx.view_mut()),
+        };
         args.dtypes = self.dtypes;
         args.weight = weight.map(Buffer::view);
         args.mean = saved.mean.as_ref().map(|mean| mean.view());

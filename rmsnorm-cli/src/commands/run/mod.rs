@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use self::compute::{Compute, Computed};
 use self::request::Request;
-use self::settings::{Settings, cast_order_name, slot_name};
+use self::settings::{Settings, slot_name};
 use self::unread::Unread;
 use crate::args::RunArgs;
 use crate::failure::{Failure, tell};
@@ -83,10 +83,11 @@ impl Report<'_> {
             "cols": spec.cols,
             "eps": spec.eps,
             "weight_offset": spec.weight_offset,
-            "cast_order": cast_order_name(spec.cast_order),
+            "cast_order": spec.cast_order.name(),
             "gate": spec.gate.map(|gate| slot_name(gate.slot)),
             "activation": spec.gate.map(|gate| gate.activation.name()),
             "groups": spec.groups,
+            "out_dtype": self.request.y_dtype.name(),
             "quant": self.request.quantize.map(|quantize| quantize.described()),
             "tensors": outputs,
             "ignored": { "metadata": self.unread.metadata, "tensors": self.unread.tensors },

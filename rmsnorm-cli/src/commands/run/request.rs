@@ -20,7 +20,7 @@ pub const SCALE: &str = "scale";
 /// - Shapes: `residual`, `gate`, `dy` and `dresidual_out` have the shape of `x`; `weight` and `bias` have
 ///   its trailing dimensions.
 /// - Dtypes: `weight` and `bias` share one; `residual` and `dresidual_out` share one; `gate` and
-///   `dy` have the dtype of `x`.
+///   `dy` have the dtype of `y`, which is that of `x` unless the settings say another.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// The norm.
@@ -47,6 +47,8 @@ pub struct Request<'a> {
     pub quantize: Option<Quantize>,
     /// Input: the given scale of all codes, one f32.
     pub scale: Option<Tensor<'a>>,
+    /// The dtype of the result.
+    pub y_dtype: DType,
 }
 
 impl<'a> Request<'a> {
@@ -72,8 +74,10 @@ impl<'a> Request<'a> {
             check_shape(bias, weight)?;
             check_dtype(bias, weight)?;
         }
+        let y_dtype = settings.out_dtype.unwrap_or(x.dtype);
+        check_out_dtype(y_dtype, &x, residual.is_some())?;
         for tensor in [&gate, &dy].into_iter().flatten() {
-            check_dtype(tensor, &x)?;
+            check_y_dtype(tensor, y_dtype, &x)?;
         }
         match (&gate, settings.gate) {
             (Some(_), None) => {
@@ -94,7 +98,7 @@ impl<'a> Request<'a> {
             }
         }
         for tensor in [&weight, &bias, &residual].into_iter().flatten() {
-            check_mix(tensor, &x)?;
+            check_mix(tensor, y_dtype, &x)?;
         }
 
         let (batch_shape, norm_shape) = split_shape(&x, weight.as_ref().or(bias.as_ref()))?;
@@ -126,6 +130,7 @@ impl<'a> Request<'a> {
             dresidual_out,
             quantize,
             scale,
+            y_dtype,
         })
     }
 
@@ -135,15 +140,50 @@ impl<'a> Request<'a> {
         self.batch_shape.iter().copied().chain(groups).collect()
     }
 
+    /// Whether `y` has another dtype than `x`.
+    pub fn is_cast(&self) -> bool {
+        self.y_dtype != self.x.dtype
+    }
+
     /// The dtype of weight and bias.
     pub fn weight_dtype(&self) -> DType {
-        self.weight.as_ref().or(self.bias.as_ref()).unwrap_or(&self.x).dtype
+        self.weight.as_ref().or(self.bias.as_ref()).map_or(self.y_dtype, |tensor| tensor.dtype)
     }
 
     /// The dtype of the residual.
     pub fn residual_dtype(&self) -> DType {
         self.residual.as_ref().unwrap_or(&self.x).dtype
     }
+}
+
+/// Checks that the call can round `x` to a result of dtype `y`.
+fn check_out_dtype(y: DType, x: &Tensor<'_>, has_residual: bool) -> Result<(), String> {
+    let (got, of_x) = (file_dtype(y), file_dtype(x.dtype));
+    if y == x.dtype {
+        return Ok(());
+    }
+    if has_residual {
+        return Err(format!(
+            "out_dtype is {got} and x is {of_x}, but there is a residual: a sum with it has a y like x; add it before \
+             the run, or leave out_dtype out"
+        ));
+    }
+    if y != DType::F32 && x.dtype != DType::F32 {
+        return Err(format!("out_dtype is {got} and x is {of_x}; one of them must be F32, or both the same"));
+    }
+    Ok(())
+}
+
+/// Checks a tensor that goes with `y`.
+fn check_y_dtype(tensor: &Tensor<'_>, y: DType, x: &Tensor<'_>) -> Result<(), String> {
+    if y == x.dtype {
+        return check_dtype(tensor, x);
+    }
+    if tensor.dtype == y {
+        return Ok(());
+    }
+    let (got, expected) = (file_dtype(tensor.dtype), file_dtype(y));
+    Err(format!("{} has dtype {got}; it must be {expected}, the out_dtype", tensor.name))
 }
 
 fn no_x(file: &TensorFile<'_>) -> String {
@@ -200,12 +240,13 @@ fn check_dtype(tensor: &Tensor<'_>, model: &Tensor<'_>) -> Result<(), String> {
     Err(format!("{} has dtype {got}; it must be {expected}, like {}", tensor.name, model.name))
 }
 
-fn check_mix(tensor: &Tensor<'_>, x: &Tensor<'_>) -> Result<(), String> {
-    if tensor.dtype == DType::F32 || tensor.dtype == x.dtype {
+fn check_mix(tensor: &Tensor<'_>, y: DType, x: &Tensor<'_>) -> Result<(), String> {
+    if tensor.dtype == DType::F32 || tensor.dtype == y {
         return Ok(());
     }
-    let (got, expected) = (file_dtype(tensor.dtype), file_dtype(x.dtype));
-    Err(format!("{} has dtype {got}; it must be F32 or {expected}, like x", tensor.name))
+    let (got, expected) = (file_dtype(tensor.dtype), file_dtype(y));
+    let like = if y == x.dtype { "like x" } else { "the out_dtype" };
+    Err(format!("{} has dtype {got}; it must be F32 or {expected}, {like}", tensor.name))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The settings of `rmsnorm run`, from options or from the metadata of the file.
 
-use rmsnorm_core::{Activation, CastOrder, Gate, Norm, Slot};
+use rmsnorm_core::{Activation, CastOrder, DType, Gate, Norm, Slot};
 
 use super::quantize::Quantize;
 use super::setting::{Setting, parse_number};
@@ -9,7 +9,8 @@ use crate::tensors::TensorFile;
 
 /// The names of the settings, without those of [`QuantizeArgs`](crate::args::QuantizeArgs) other
 /// than `codes`.
-pub const KEYS: [&str; 8] = ["op", "eps", "weight_offset", "cast_order", "gate", "activation", "groups", "codes"];
+pub const KEYS: [&str; 9] =
+    ["op", "eps", "weight_offset", "cast_order", "gate", "activation", "groups", "codes", "out_dtype"];
 
 /// The norm without its size. The library validates the numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,7 +21,7 @@ pub struct Settings {
     pub eps: f32,
     /// Added to every weight.
     pub weight_offset: f32,
-    /// Where `x_hat` is rounded.
+    /// The roundings on the way to `y`.
     pub cast_order: CastOrder,
     /// The gate, which the file has a tensor for.
     pub gate: Option<Gate>,
@@ -28,6 +29,8 @@ pub struct Settings {
     pub groups: usize,
     /// The format of the codes, for a quantized result.
     pub quantize: Option<Quantize>,
+    /// The dtype of `y`, if it is not said by `x`.
+    pub out_dtype: Option<DType>,
 }
 
 impl Settings {
@@ -52,6 +55,13 @@ impl Settings {
             (None, Some(_)) => return Err(format!("there is an activation but no gate: {}", missing("gate", "after"))),
         };
         let groups = find("groups", &flags.groups);
+        let out_dtype = find("out_dtype", &flags.out_dtype).map(|setting| setting.parse(parse_dtype)).transpose()?;
+        let quantize = Quantize::read(&flags.quantize, file)?;
+        if quantize.is_some() && out_dtype.is_some() {
+            return Err(
+                "out_dtype is the dtype of y, but codes ask for a quantized result: leave one of them out".into()
+            );
+        }
         Ok(Settings {
             norm,
             eps,
@@ -59,7 +69,8 @@ impl Settings {
             cast_order: cast_order.map_or(Ok(CastOrder::default()), |setting| setting.parse(parse_cast_order))?,
             gate,
             groups: groups.map_or(Ok(1), |setting| setting.parse(parse_count))?,
-            quantize: Quantize::read(&flags.quantize, file)?,
+            quantize,
+            out_dtype,
         })
     }
 }
@@ -73,8 +84,11 @@ fn parse_norm(name: &str) -> Result<Norm, &'static str> {
 }
 
 fn parse_cast_order(name: &str) -> Result<CastOrder, &'static str> {
-    let order = [CastOrder::AtStore, CastOrder::BeforeWeight].into_iter().find(|&order| cast_order_name(order) == name);
-    order.ok_or("at_store or before_weight")
+    CastOrder::from_name(name).ok_or("at_store, before_weight, rstd_first or weight_first")
+}
+
+fn parse_dtype(name: &str) -> Result<DType, &'static str> {
+    DType::from_name(name).ok_or("the dtype f32, f16 or bf16")
 }
 
 fn parse_slot(name: &str) -> Result<Slot, &'static str> {
@@ -94,13 +108,5 @@ pub const fn slot_name(slot: Slot) -> &'static str {
     match slot {
         Slot::After => "after",
         Slot::Before => "before",
-    }
-}
-
-/// The name in options and metadata.
-pub const fn cast_order_name(order: CastOrder) -> &'static str {
-    match order {
-        CastOrder::AtStore => "at_store",
-        CastOrder::BeforeWeight => "before_weight",
     }
 }

@@ -11,6 +11,7 @@ use crate::case::groups::GroupBug;
 use crate::case::l2::L2Bug;
 use crate::pieces;
 use crate::pieces::gate::GateBug;
+use crate::pieces::weight_first::{dweight_terms, weight_of_norm};
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -18,7 +19,7 @@ use crate::selftest::planted::NormBug;
 pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usize) {
     let given = tensors.values(Tensor::Workspace);
     let mut gradients = Gradients::new(call, given.unwrap_or_else(|| vec![0.0; workspace_len]));
-    let mut kernel = BackwardKernel::new(call, tensors.values(Tensor::Weight));
+    let mut kernel = BackwardKernel::new(call, weight_of_norm(call, tensors));
     let (means, rstds) = (tensors.values(Tensor::Mean), tensors.values(Tensor::Rstd).unwrap_or_default());
     let given = |index: usize| {
         let matrix = |tensor| tensors.row(tensor, index).unwrap_or_default();
@@ -35,9 +36,10 @@ pub(super) fn run(call: &Call, tensors: &mut Tensors<'_, '_>, workspace_len: usi
     for (index, given) in rows.iter_mut().enumerate() {
         let groups: Vec<Row> = (0..call.spec.groups).map(|group| kernel.row(index, group, given)).collect();
         let of_groups = |terms: &dyn Fn(&Row) -> Vec<f32>| groups.iter().flat_map(terms).collect::<Vec<f32>>();
-        let dweight = of_groups(&|row| kernel.dweight_terms(row));
-        gradients.add(index, &dweight, &of_groups(&|row| kernel.dbias_terms(row)));
         groups.iter().for_each(|row| kernel.dx(row, given));
+        let dweight = dweight_terms(call, tensors, index, given);
+        let dweight = dweight.unwrap_or_else(|| of_groups(&|row| kernel.dweight_terms(row)));
+        gradients.add(index, &dweight, &of_groups(&|row| kernel.dbias_terms(row)));
     }
     pieces::pull(Slot::Before, call, tensors, &mut rows);
     for (index, row) in rows.iter().enumerate() {

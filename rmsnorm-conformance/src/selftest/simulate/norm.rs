@@ -4,8 +4,10 @@ use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
 use super::tensors::Tensors;
+use crate::case::cast_orders::CastOrderBug;
 use crate::case::groups::GroupBug;
 use crate::case::l2::L2Bug;
+use crate::pieces::weight_first::weight_of_norm;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -45,7 +47,7 @@ pub(crate) struct NormKernel<'c> {
     pub(crate) bias: Option<Vec<f32>>,
     /// Added to the variance.
     pub(crate) eps: f32,
-    /// Where x_hat is rounded to 16 bits.
+    /// Where it rounds to 16 bits on the way to y.
     pub(crate) cast_order: CastOrder,
     /// Statistics of the previous row, for the bugs that confuse rows.
     previous: Option<Statistics>,
@@ -54,7 +56,7 @@ pub(crate) struct NormKernel<'c> {
 impl<'c> NormKernel<'c> {
     /// The kernel of the norm of x.
     pub(crate) fn first(call: &'c Call, tensors: &Tensors<'_, '_>) -> Self {
-        NormKernel::new(call, tensors.values(Tensor::Weight), tensors.values(Tensor::Bias))
+        NormKernel::new(call, weight_of_norm(call, tensors), tensors.values(Tensor::Bias))
     }
 
     pub(crate) fn new(call: &'c Call, weight: Option<Vec<f32>>, bias: Option<Vec<f32>>) -> Self {
@@ -105,6 +107,9 @@ impl<'c> NormKernel<'c> {
             Some(NormBug::RstdMissing) => None,
             Some(NormBug::RstdIsVariance) => Some(statistics.var),
             Some(NormBug::RstdOfOtherRow) => Some(self.previous.unwrap_or(statistics).rstd),
+            Some(_) | None if self.cast_order.rounds_rstd() && self.call.has(CastOrderBug::RstdStored) => {
+                Some(round(statistics.rstd, self.call.problem.dtypes.activation))
+            }
             Some(_) | None => Some(round(statistics.rstd, self.call.accumulator(NormBug::RstdStore16))),
         }
     }
@@ -212,14 +217,18 @@ impl<'c> NormKernel<'c> {
     }
 
     fn scale(&self, first_col: usize, h: &[f32], statistics: Statistics) -> Vec<f32> {
+        let activation = self.call.problem.dtypes.activation;
         let x_hat_dtype = match self.cast_order {
             CastOrder::BeforeWeight if self.call.has(NormBug::CastOrderIgnored) => DType::F32,
-            CastOrder::BeforeWeight => self.call.problem.dtypes.activation,
-            CastOrder::AtStore => self.call.accumulator(NormBug::CastLlama),
+            CastOrder::RstdFirst if self.call.has(CastOrderBug::XHatUnrounded) => DType::F32,
+            CastOrder::BeforeWeight | CastOrder::RstdFirst => activation,
+            CastOrder::AtStore | CastOrder::WeightFirst => self.call.accumulator(NormBug::CastLlama),
         };
+        let rounds_rstd = self.cast_order.rounds_rstd() && !self.call.has(CastOrderBug::RstdUnrounded);
+        let rstd = round(statistics.rstd, if rounds_rstd { activation } else { DType::F32 });
         let scale_one = |(i, h): (usize, &f32)| {
             let col = self.call.affine_col(first_col + i);
-            let x_hat = round((h - statistics.mean) * statistics.rstd, x_hat_dtype);
+            let x_hat = round((h - statistics.mean) * rstd, x_hat_dtype);
             match &self.bias {
                 Some(bias) if self.call.has(NormBug::BiasBeforeW) => (x_hat + bias[col]) * self.weight[col],
                 Some(bias) => x_hat * self.weight[col] + bias[col],

@@ -132,9 +132,11 @@ impl<'c, 'a> Tensors<'c, 'a> {
         self.of[tensor as usize].as_mut()
     }
 
-    /// The tensor to read as `tensor`: in place, the output that overwrites it.
+    /// The tensor to read as `tensor`: in place, the output that overwrites it; in a cast, the
+    /// residual as `x`.
     fn input(&self, tensor: Tensor) -> Option<&Matrix<'a>> {
-        let in_place = [(Tensor::X, Tensor::Y), (Tensor::Residual, Tensor::ResidualOut)];
+        let of_x = if self.call.problem.tensors.is_cast() { Tensor::Residual } else { Tensor::Y };
+        let in_place = [(Tensor::X, of_x), (Tensor::Residual, Tensor::ResidualOut)];
         let overwritten =
             in_place.into_iter().find(|(input, _)| *input == tensor).and_then(|(_, output)| self.get(output));
         self.get(tensor).or(overwritten)
@@ -172,7 +174,7 @@ impl<'c, 'a> Tensors<'c, 'a> {
         let (rows, cols) = if tensor.shape() == TensorShape::Transposed { (cols, rows) } else { (rows, cols) };
         let mut rows = if tensor.is_matrix() { given.layout(rows, cols) } else { given.layout(1, given.view.len()) };
         let of = match call.problem.tensors {
-            tensors if tensor == Tensor::Y && !tensors.has(Tensor::X) => Tensor::X,
+            tensors if tensor == Tensor::Y && tensors.is_in_place() => Tensor::X,
             tensors if tensor == Tensor::ResidualOut && !tensors.has(Tensor::Residual) => Tensor::Residual,
             _ => tensor,
         };

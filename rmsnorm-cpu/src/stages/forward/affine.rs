@@ -1,6 +1,6 @@
 //! Weight and bias: math.md, equations (5) and (6).
 
-use rmsnorm_spec::{CastOrder, DType};
+use rmsnorm_spec::{CastOrder, DType, NormSpec};
 
 use super::Statistics;
 use crate::lanes::{self, Any, In, Mix, Numbers, Piece, Simd};
@@ -14,6 +14,11 @@ pub(crate) struct Vectors<'a> {
 }
 
 impl<'a> Vectors<'a> {
+    /// Takes the weight out, if it comes before the norm.
+    pub(crate) fn take_first(&mut self, spec: &NormSpec) -> Option<In<'a, Any>> {
+        self.weight.take_if(|_| spec.cast_order.is_weight_first())
+    }
+
     /// Some columns.
     pub(crate) fn columns(self, first: usize, len: usize) -> Self {
         let part = |vector: In<'a, Any>| vector.part(first, len);
@@ -112,7 +117,7 @@ impl<M: Mix> Affine for OfMix<'_, M> {
 
     #[inline(always)]
     fn rounds(self) -> bool {
-        self.cast_order == CastOrder::BeforeWeight
+        self.cast_order.rounds_x_hat()
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ pub(crate) trait After: Split {
         false
     }
 
-    /// Finishes a row with these statistics.
+    /// Finishes a row with these statistics, as [`Statistics::factors`] rounds them.
     fn put<S: Simd, M: Mix, H: Source, A: Affine>(&mut self, row: H, statistics: Statistics, visit: Visit<'_, A>);
 
     /// Finishes after the last row.
@@ -130,7 +130,8 @@ impl NextNorm<'_> {
     fn put<S: Simd, M: Mix>(&mut self, mut sum: impl Source, r: usize, call: &Call, stores: Stores<'_>) {
         let affine = OfMix::<M>::new(self.affine, call);
         let statistics = Statistics::of::<S, _>(&mut sum, call);
-        self.store.put::<S, M, _, _>(sum, statistics, Visit { r, call, affine, stores, kept: None });
+        let visit = Visit { r, call, affine, stores, kept: None };
+        self.store.put::<S, M, _, _>(sum, statistics.factors(call), visit);
         self.saved.set(r, statistics);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use rmsnorm_spec::{CastOrder, DType, DTypes, Norm};
+use rmsnorm_spec::{DType, DTypes, Norm};
 
 use super::Rows;
 use super::affine::{Affine, Vectors};
@@ -100,7 +100,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             weight: weight.map(|w| kept::<S, M::W>(w, call.spec.weight_offset, of_weight.zeros(stride))),
             bias: bias.map(|bias| kept::<S, M::W>(bias, -0.0, of_bias.zeros(stride))),
             activation: call.dtypes.activation,
-            rounds: call.spec.cast_order == CastOrder::BeforeWeight,
+            rounds: call.spec.cast_order.rounds_x_hat(),
             values: PhantomData::<M::T>,
         };
         let (mut means, mut vars, mut sums) = ([0f32; MOST_ROWS], [0f32; MOST_ROWS], [[0f32; 2]; MOST_ROWS]);
@@ -157,7 +157,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             for i in 0..rows {
                 let (r, statistics) = (first + i, Statistics { mean: means[i], rstd: rstds[i] });
                 let visit = Visit { r, call, affine, stores, kept: None };
-                self.after.put::<S, M, _, _>(row!(i), statistics, visit);
+                self.after.put::<S, M, _, _>(row!(i), statistics.factors(call), visit);
                 self.saved.set(r, statistics);
                 self.statistic.store(r, statistics);
             }

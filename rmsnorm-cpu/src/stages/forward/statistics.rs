@@ -2,7 +2,7 @@
 //! second visit, because `avg(h^2) - mean^2` cancels. That visit also sums the deviations, which correct the rounding
 //! error of the mean and its effect on the variance.
 
-use rmsnorm_spec::Norm;
+use rmsnorm_spec::{DType, Norm, bf16, f16};
 
 use super::before::Source;
 use crate::lanes::{self, Out, Part, Simd};
@@ -102,6 +102,21 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
+    /// What makes x_hat in forward: with rstd rounded to the activations' dtype, if the cast order
+    /// says so.
+    #[inline(always)]
+    pub(crate) fn factors(self, call: &Call) -> Self {
+        if !call.spec.cast_order.rounds_rstd() {
+            return self;
+        }
+        let rstd = match call.dtypes.activation {
+            DType::F32 => self.rstd,
+            DType::F16 => f16::from_f32(self.rstd).to_f32(),
+            DType::Bf16 => bf16::from_f32(self.rstd).to_f32(),
+        };
+        Statistics { rstd, ..self }
+    }
+
     /// Equation (5).
     #[inline(always)]
     pub(crate) fn x_hat<S: Simd>(self, h: S::Lanes) -> S::Lanes {

@@ -15,11 +15,11 @@ use std::{io, thread};
 
 use rmsnorm_conformance::testing::{skip_or_fail, swept};
 use rmsnorm_gpu::program::{CallKey, QuantNumbers};
-use rmsnorm_gpu::testing::Draw;
+use rmsnorm_gpu::testing::{Draw, weight_first};
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleRounding};
 use rmsnorm_spec::{
-    Activation, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement, Slot,
-    Tensor, TensorSet,
+    Activation, CastOrder, DType, DTypes, Direction, Gate, GradReduction, GradStore, Norm, Problem, ResidualPlacement,
+    Slot, Tensor, TensorSet,
 };
 
 use super::super::*;
@@ -439,6 +439,55 @@ fn programs_of_parts_compile_and_keep_their_registers() {
     );
 }
 
+/// Norms that round rstd, and norms with the weight before them: forward, backward and to codes,
+/// with and without a gate after the norm.
+fn of_cast_orders() -> Vec<Job> {
+    let gate = Some(Gate { activation: Activation::Silu, slot: Slot::After });
+    let block = ScaleKind::Block { cols: 128, is_power_of_two: false };
+    let quants = [ScaleKind::Given, ScaleKind::Row, block].map(|scale| QuantSpec::new(CodeType::E4m3, scale));
+    let mut jobs = Vec::new();
+    for (i, cols) in [8, 64, 129, 1000, 4096, 4097, 8192, 17_920, 65_536, 262_144].into_iter().enumerate() {
+        let (norm, dtype) = (Norm::ALL[i % 2], [DType::Bf16, DType::F16, DType::F32][i % 3]);
+        let is_layer = norm == Norm::Layer;
+        let weight = TensorSet::of(&[Tensor::Weight, Tensor::Rstd]).set(Tensor::Mean, is_layer);
+        let sum = TensorSet::of(&[Tensor::Residual, Tensor::ResidualOut]);
+        let forward = Problem::forward(norm, ROWS, cols, dtype, weight);
+        let backward = Problem::backward(norm, ROWS, cols, dtype, weight.with(Tensor::Dweight).with(Tensor::Dbias));
+        let few = Problem { rows: FEW_ROWS, ..backward };
+        let along = weight.with(Tensor::CodesColumnwise).with(Tensor::ScalesColumnwise);
+        let codes = quants.map(|quant| {
+            let tensors = if quant.has_columnwise() { along } else { weight };
+            Problem::quantized_forward(norm, ROWS, cols, dtype, quant, tensors)
+        });
+        let after = |problem: &Problem| Problem {
+            tensors: problem.tensors.with(Tensor::Gate),
+            gate,
+            dtypes: problem.dtypes.widened(true, false),
+            ..*problem
+        };
+        let first = [forward, backward, few].into_iter().chain(codes).flat_map(|problem| [problem, after(&problem)]);
+        let first = first.map(|problem| weight_first(&problem));
+        let plain = Problem { tensors: forward.tensors.without(Tensor::Weight), ..forward };
+        let added = Problem { tensors: forward.tensors.union(sum), ..forward };
+        let twice = Problem { residual_placement: ResidualPlacement::After, ..added };
+        let rounded = [forward, plain, added, twice, after(&forward)].into_iter().chain(codes);
+        let rounded = rounded.map(|problem| Problem { cast_order: CastOrder::RstdFirst, ..problem });
+        let in_groups = [2, 1][usize::from(cols % 2 == 1)];
+        let grouped = [forward, backward].map(|problem| Problem { groups: in_groups, ..weight_first(&problem) });
+        for problem in first.chain(rounded).chain(grouped) {
+            let caps = [Caps::h200(), Caps::a100(), Caps::t4()][i % 3];
+            jobs.extend(of_plan(&problem, [16, 16, 2 * problem.dtypes.activation.size() as u32][i % 3], &caps));
+        }
+    }
+    unique(jobs)
+}
+
+#[test]
+fn programs_of_cast_orders_compile() {
+    let Some(nvrtc) = nvrtc() else { return };
+    report("cast orders", &compile_all(nvrtc, &of_cast_orders()));
+}
+
 #[test]
 fn programs_with_gates_compile_and_keep_their_registers() {
     let Some(nvrtc) = nvrtc() else { return };
@@ -495,6 +544,59 @@ fn programs_of_sums_compile_and_keep_their_registers() {
     report("sums", &outcomes);
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED).count();
     assert_eq!(spilling, 0, "programs of sums spill more than {MOST_SPILLED} bytes; the table has them");
+}
+
+/// The most bytes that a program of a cast spills: a gate beside two f32 matrices.
+const MOST_SPILLED_OF_CASTS: u32 = MOST_SPILLED_TO_CODES;
+
+/// Row lengths of every program of forward and backward.
+const COLS_OF_CASTS: [usize; 8] = [64, 128, 1000, 4096, 8192, 17_920, 65_536, 600_011];
+
+/// Calls whose y has another dtype than their x: typical ones, and every option.
+fn of_casts() -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (norm, dtypes) in Norm::ALL.into_iter().flat_map(|norm| DTypes::CASTS.map(|dtypes| (norm, dtypes))) {
+        let saved = TensorSet::of(&[Tensor::Rstd]).set(Tensor::Mean, norm == Norm::Layer);
+        let gradients = TensorSet::of(&[Tensor::Weight, Tensor::Dweight]).set(Tensor::Dbias, norm == Norm::Layer);
+        for cols in COLS_OF_CASTS {
+            let forward = Problem::forward(norm, ROWS, cols, dtypes.activation, saved.with(Tensor::Weight));
+            let tensors = forward.tensors.without(Tensor::X).with(Tensor::Residual);
+            jobs.extend(of_plan(&Problem { dtypes, tensors, ..forward }, 16, &Caps::h200()));
+            for rows in [FEW_ROWS, ROWS] {
+                let backward = Problem::backward(norm, rows, cols, dtypes.activation, gradients);
+                let tensors = backward.tensors.without(Tensor::Dx).with(Tensor::Dresidual);
+                jobs.extend(of_plan(&Problem { dtypes, tensors, ..backward }, 16, &Caps::h200()));
+            }
+        }
+    }
+    let mut draw = Draw::new(61);
+    for caps in [Caps::h200(), Caps::t4()] {
+        for sample in 0..60 {
+            let problem = draw.cast(draw_rows(sample), COLS_OF_CASTS[sample % 8] - sample % 3);
+            let gated = draw.gated(&problem);
+            let is_after = gated.gate.is_some_and(|gate| gate.slot == Slot::After);
+            let problem = if is_after && sample % 2 == 0 { gated } else { problem };
+            jobs.extend(of_plan(&problem, [2, 4, 8, 16][sample % 4], &caps));
+        }
+    }
+    unique(jobs)
+}
+
+fn draw_rows(sample: usize) -> usize {
+    if sample.is_multiple_of(3) { FEW_ROWS } else { ROWS }
+}
+
+#[test]
+fn programs_of_casts_compile_and_keep_their_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let jobs = of_casts();
+    for program in [Program::Forward, Program::ForwardStreaming, Program::Backward, Program::BackwardColumns] {
+        assert!(jobs.iter().any(|job| job.key.program == program && job.key.call.form.is_cast()), "{program:?}");
+    }
+    let outcomes = compile_all(nvrtc, &jobs);
+    report("casts", &outcomes);
+    let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > MOST_SPILLED_OF_CASTS).count();
+    assert_eq!(spilling, 0, "programs of casts spill more than {MOST_SPILLED_OF_CASTS} bytes; the table has them");
 }
 
 /// A loaded table may have any legal tile.

@@ -14,7 +14,8 @@ Exported programs (`jax.export`) contain jax.numpy operations only and load with
 eps: None means 2**-23 for RMS norms and 1e-5 for layer norms, as in `rmsnorm.torch` and
 `rmsnorm.arrays`.
 
-Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (14).
+Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (14) and (19) to
+(21).
 
 >>> import jax, jax.numpy as jnp, rmsnorm.jax as rj
 >>> gradient = jax.grad(lambda x: rj.rms_norm(x, eps=0.0)[0])
@@ -26,8 +27,11 @@ from .. import _need
 
 _need("jax", (0, 5))
 
-from .functions import Norm, add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm
+from .functions import (
+    Norm, add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm, rms_norm_gated,
+)
 
 __all__ = [
-    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "Norm",
+    "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm", "rms_norm_gated",
+    "Norm",
 ]

@@ -66,10 +66,11 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
     """{name: output}. inputs: {name: array, or None if absent}. outputs: {name: type}."""
     inputs = {name: array for name, array in inputs.items() if array is not None}
     call = jax.ffi.ffi_call(target, tuple(outputs.values()), vmap_method=vmap_method)
+    of_gate = dict(activation=norm.activation, gate_before=np.bool_(norm.gate_before)) if norm.activation else {}
     found = call(
         *inputs.values(), norm=norm.name, inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
-        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset),
-        cast_before_weight=np.bool_(norm.cast_before_weight), residual_after=np.bool_(norm.residual_after),
+        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset), cast_before_weight=np.bool_(norm.cast_before_weight),
+        residual_after=np.bool_(norm.residual_after), groups=np.int64(norm.groups), **of_gate,
     )
     return dict(zip(outputs, found))
 
@@ -83,7 +84,7 @@ def _by_platform(kernel, default, *args):
 
 
 #: The arrays and the results of `forward`, in their order.
-ARRAYS = "x", "residual", "weight", "bias", "next_weight", "next_bias"
+ARRAYS = "x", "residual", "gate", "weight", "bias", "next_weight", "next_bias"
 RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
 
 
@@ -100,7 +101,7 @@ def forward(norm, *arrays):
         x, residual = arrays[:2]
         kinds = {"y": _beside(x, x.ndim, x.dtype), "residual_out": residual is not None and _beside(x, x.ndim, residual.dtype)}
         are_there = results_of(norm, residual is not None)
-        statistics = _beside(x, x.ndim - 1, jnp.float32)
+        statistics = _beside(x, x.ndim - 1, jnp.float32, () if norm.groups == 1 else (norm.groups,))
         outputs = {name: kinds.get(name, statistics) for name, is_there in zip(RESULTS, are_there) if is_there}
         # "expand_dims": a weight that a batch shares is not copied for each member.
         found = _call(_FORWARD, norm, inputs, outputs, x.ndim, "expand_dims")
@@ -109,35 +110,35 @@ def forward(norm, *arrays):
     return _by_platform(kernel, lambda *args: reference.forward(norm, *args), *arrays)
 
 
-def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
-    """(dx, dweight, dbias, dresidual); None for gradients that are not needed.
+#: The arrays of `backward` in their order, and its results after dx.
+BACKWARD_ARRAYS = "dy", "x", "gate", "weight", "bias", "mean", "rstd", "dresidual_out"
+GRADIENTS = "dgate", "dweight", "dbias", "dresidual"
 
-    needs: whether dweight, dbias and dresidual are needed. dtypes: (of the parameters, of the
-    residual).
+
+def backward(norm, *arrays, needs, dtypes):
+    """dx and `GRADIENTS` for `BACKWARD_ARRAYS`; None for gradients that are not needed.
+
+    x: the x of `forward`, or its residual_out. bias: only with a gate after the norm.
+    needs: whether each of `GRADIENTS` is needed. dtypes: (of the parameters, of the residual).
     """
-    need_dweight, need_dbias, need_dresidual = needs
     parameter, stream = (jnp.dtype(dtype) for dtype in dtypes)
 
-    def kernel(is_cuda, dy, x, weight, mean, rstd, dresidual_out):
-        vector = _beside(dy, 0, parameter, dy.shape[-1:])
-        outputs = {"dx": _beside(dy, dy.ndim, dy.dtype)}
-        outputs |= {"dweight": vector} if need_dweight else {}
-        outputs |= {"dbias": vector} if need_dbias else {}
-        outputs |= {"dresidual": _beside(dy, dy.ndim, stream)} if need_dresidual else {}
-        inputs = {"dy": dy, "x": x, "weight": weight, "mean": mean, "rstd": rstd, "dresidual_out": dresidual_out}
+    def kernel(is_cuda, *arrays):
+        inputs = dict(zip(BACKWARD_ARRAYS, arrays))
+        dy, x = arrays[:2]
+        matrix, vector = _beside(dy, dy.ndim, dy.dtype), _beside(dy, 0, parameter, dy.shape[-1:])
+        kinds = matrix, vector, vector, _beside(dy, dy.ndim, stream)
+        outputs = {"dx": matrix} | {name: kind for name, kind, is_needed in zip(GRADIENTS, kinds, needs) if is_needed}
         names = [name for name, array in inputs.items() if array is not None] + list(outputs)
         room = _native.xla_workspace_len(
-            is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names),
-            (dy.dtype.name, parameter.name, x.dtype.name),
+            is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names), (dy.dtype.name, parameter.name, x.dtype.name),
+            (norm.activation, norm.gate_before, norm.groups),
         )
         # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not
         # allocate.
         outputs |= {"workspace": _beside(dy, 0, jnp.float32, (room,))} if room else {}
         # "broadcast_all": each member of a batch gets separate gradients.
         found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")
-        return tuple(found.get(name) for name in ("dx", "dweight", "dbias", "dresidual"))
+        return tuple(map(found.get, ("dx", *GRADIENTS)))
 
-    def default(dy, x, weight, mean, rstd, dresidual_out):
-        return reference.backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes)
-
-    return _by_platform(kernel, default, dy, x, weight, mean, rstd, dresidual_out)
+    return _by_platform(kernel, lambda *args: reference.backward(norm, *args, needs=needs, dtypes=dtypes), *arrays)

@@ -11,7 +11,7 @@ import jax
 
 from . import functions
 
-__all__ = ["RMSNorm", "LayerNorm"]
+__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated"]
 
 # The default of `state`. Not None, since None is a valid state.
 _NONE = object()
@@ -57,3 +57,38 @@ class LayerNorm(equinox.nn.LayerNorm):
 
     def __call__(self, x: jax.Array, state: object = _NONE, *, key: jax.Array | None = None):
         return _run(lambda row: functions.layer_norm(row, _flat(self.weight), _flat(self.bias), self.eps), self, x, state)
+
+
+class RMSNormGated(equinox.nn.RMSNorm):
+    """`y = norm(x, gate)`: `rms_norm_gated`, with its options, and the other arguments and the fields
+    of `equinox.nn.RMSNorm`. It normalizes all of x; use `jax.vmap` for a batch of rows.
+
+    >>> import equinox, jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
+    >>> norm = re.RMSNormGated(2, eps=0.0, activation="sigmoid")
+    >>> print(jax.vmap(norm)(jnp.array([[3.0, -3.0]]), jnp.zeros((1, 2))))
+    [[ 0.5 -0.5]]
+    """
+
+    activation: str = equinox.field(static=True)
+    norm_before_gate: bool = equinox.field(static=True)
+    groups: int = equinox.field(static=True)
+    cast_before_weight: bool = equinox.field(static=True)
+
+    def __init__(self, shape, eps: float = 1e-5, use_weight: bool = True, use_bias: bool = False, dtype=None, *, activation: str = "silu",
+                 norm_before_gate: bool = True, groups: int = 1, cast_before_weight: bool = False):
+        super().__init__(shape, eps, use_weight, use_bias, dtype)
+        self.activation, self.norm_before_gate, self.groups = activation, norm_before_gate, groups
+        self.cast_before_weight = cast_before_weight
+
+    def __call__(self, x: jax.Array, gate: jax.Array | None = None, *, key: jax.Array | None = None) -> jax.Array:
+        """y, with the shape of x. Without a gate, the norm alone."""
+        if gate is not None and gate.shape != x.shape:
+            raise ValueError(f"gate: expected the shape {x.shape}, got {gate.shape}")
+
+        def norm(row):
+            return functions.rms_norm_gated(
+                row, _flat(gate), _flat(self.weight), self.eps, bias=_flat(self.bias), activation=self.activation,
+                norm_before_gate=self.norm_before_gate, groups=self.groups, cast_before_weight=self.cast_before_weight,
+            )
+
+        return _run(norm, self, x, _NONE)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from .._norm import Form, Value
+from .._norm import Form, Value, check_pieces, group_width
 from . import calls, operators, reference
 
 _F32 = jnp.dtype(jnp.float32)
@@ -30,13 +30,14 @@ def _number(name, value):
     return number
 
 
-def norm_of(is_layer, eps, weight_offset=0.0, cast_before_weight=False, residual_after=False, has_next=False):
+def norm_of(is_layer, eps=None, weight_offset=0.0, cast_before_weight=False, residual_after=False, has_next=False, **of_gate):
+    """A norm without its arrays. of_gate: activation, gate_before and groups."""
     eps = (_LAYER_EPS if is_layer else _RMS_EPS) if eps is None else _number("eps", eps)
     if eps < 0.0:
         raise ValueError(f"eps: expected a number of at least 0, got {eps}; with a negative one, small rows have no real square root")
     if isinstance(cast_before_weight, jax.core.Tracer):
         raise TypeError("cast_before_weight: expected a bool, got a traced array; pass it to jax.jit by static_argnames")
-    return Form(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight), residual_after, has_next)
+    return Form(is_layer, eps, _number("weight_offset", weight_offset), bool(cast_before_weight), residual_after, has_next, **of_gate)
 
 
 def _array(name, value):
@@ -57,15 +58,15 @@ def _check(x, *others):
     if x.ndim == 0:
         raise ValueError("x: expected at least one dimension, got a scalar")
     for name, array in arrays.items():
-        shape = x.shape if name in ("x", "residual") else x.shape[-1:]
+        shape = x.shape if name in ("x", "residual", "gate") else x.shape[-1:]
         if array is not None and array.shape != shape:
             raise ValueError(f"{name}: expected the shape {shape}, got {array.shape}")
 
 
-def _have_kernels(x, residual, *parameters):
+def _have_kernels(x, residual, gate, *parameters):
     """Whether the kernels support these dtypes and shapes."""
     narrow_or_f32 = (_F32, *_NARROW)
-    stream = residual is None or residual.dtype in (x.dtype, _F32)
+    stream = (residual is None or residual.dtype in (x.dtype, _F32)) and (gate is None or gate.dtype == x.dtype)
     are_known = all(array is None or array.dtype in narrow_or_f32 for array in parameters)
     return x.dtype in narrow_or_f32 and 0 not in x.shape and stream and are_known
 
@@ -98,22 +99,24 @@ def _resharded(array, split):
     return jax.sharding.reshard(array, PartitionSpec(*split))
 
 
-def _apply(norm, is_split, x, residual, *parameters):
+def _apply(norm, is_split, *arrays):
     """(y, h); None for those that the call does not have."""
-    _check(x, residual, *parameters)
-    if not _have_kernels(x, residual, *parameters):
-        return reference.forward(norm, x, residual, *parameters)[:2]
-    # Explicit sharding: rows are split as in x, or else as in the residual; the last dimension is
-    # not split.
-    split = calls.split_of(x)
-    if residual is not None:
-        split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(residual)))
-    x, residual = (_resharded(array, (*split[:-1], None)) for array in (x, residual))
+    _check(*arrays)
+    group_width(arrays[0].shape[-1:], norm.groups)
+    if not _have_kernels(*arrays):
+        return reference.forward(norm, *arrays)[:2]
+    rows, parameters = arrays[:3], arrays[3:]
+    # Explicit sharding: rows are split as in x, or else as in the residual or the gate; the last
+    # dimension is not split.
+    split = calls.split_of(rows[0])
+    for other in calls.present(rows[1:]):
+        split = tuple(ours or theirs for ours, theirs in zip(split, calls.split_of(other)))
+    rows = [_resharded(array, (*split[:-1], None)) for array in rows]
     parameters = [_resharded(array, (None,)) for array in parameters]
-    axes = frozenset().union(*map(calls.manual_axes, calls.present((x, residual, *parameters))))
-    parameters = _parameters(x, parameters, axes)
-    x, residual = _varying(x, axes), _varying(residual, axes)
-    y, h, *_ = operators.norm(norm, is_split and not axes, x, residual, *parameters)
+    axes = frozenset().union(*map(calls.manual_axes, calls.present((*rows, *parameters))))
+    parameters = _parameters(rows[0], parameters, axes)
+    rows = [_varying(array, axes) for array in rows]
+    y, h, *_ = operators.norm(norm, is_split and not axes, *rows, *parameters)
     return _resharded(y, split), _resharded(h, split)
 
 
@@ -127,9 +130,10 @@ def _jitted(norm, is_split):
     return jax.jit(apply, inline=True)
 
 
-def normalize(norm, x, residual, weight, bias, partition=True, next_weight=None, next_bias=None):
+def normalize(norm, x, residual, weight, bias, partition=True, next_weight=None, next_bias=None, gate=None):
     """(y, h) of any norm; None for those that it does not have."""
-    arrays = zip(calls.ARRAYS, (x, residual, weight, bias, next_weight, next_bias))
+    check_pieces(norm, residual, gate)
+    arrays = zip(calls.ARRAYS, (x, residual, gate, weight, bias, next_weight, next_bias))
     return _jitted(norm, bool(partition))(*(_array(name, array) for name, array in arrays))
 
 
@@ -265,6 +269,34 @@ def rms_norm_add_rms_norm(
     return normalize(norm, _required("x", x), _required("residual", residual), weight, None, partition, next_weight)
 
 
+def rms_norm_gated(
+    x: ArrayLike, gate: ArrayLike | None = None, weight: ArrayLike | None = None, eps: float | None = None, *, bias: ArrayLike | None = None,
+    activation: str = "silu", norm_before_gate: bool = True, groups: int = 1, weight_offset: float = 0.0, cast_before_weight: bool = False,
+    partition: bool = True,
+) -> jax.Array:
+    """`(rms_norm(x) + bias) * activation(gate)`, or with norm_before_gate=False
+    `rms_norm(x * activation(gate)) + bias`: equations (19) to (21).
+
+    gate: the shape of x; None for a norm without one. activation: "silu" (`swish` of FLA) or "sigmoid".
+    groups: the number of groups of columns, each normalized by itself; the `group_size` of Mamba2 is
+    cols / groups. The weight runs over all columns.
+
+    The result is computed in float32 and rounded once. With cast_before_weight the norm is rounded
+    before the weight multiplies it, and again before the gate does, as in Qwen3-Next. The rest is as
+    in `rms_norm`. Layer norms and a residual: `Norm`.
+
+    >>> import jax.numpy as jnp, rmsnorm.jax as rj
+    >>> print(rj.rms_norm_gated(jnp.array([3.0, -3.0]), jnp.array([0.0, 0.0]), eps=0.0, activation="sigmoid"))
+    [ 0.5 -0.5]
+    """
+    # A flag that is traced has no value.
+    if isinstance(norm_before_gate, jax.core.Tracer):
+        raise TypeError("norm_before_gate: expected a bool, got a traced array; pass it to jax.jit by static_argnames")
+    form = norm_of(False, eps, weight_offset, cast_before_weight, activation=None if gate is None else activation,
+                   gate_before=gate is not None and not norm_before_gate, groups=groups)
+    return normalize(form, _required("x", x), None, weight, bias, partition, gate=gate)[0]
+
+
 class Norm(Value):
     """A norm as a value: its options and its pieces. Methods return a new value, and `apply`
     computes it with one kernel.
@@ -278,6 +310,9 @@ class Norm(Value):
     | `residual(r)` | (y, h): h = x + r, y = norm(h) |
     | `residual_after(r)` | h = r + norm(x) |
     | `residual_after(r).next_norm(weight, bias)` | (y, h): h = r + norm(x), y = norm(h) by these parameters |
+    | `gate_after(z, activation)` | y = norm(x) * activation(z); also after `residual(r)` |
+    | `gate_before(z, activation)` | y = norm(x * activation(z)) |
+    | `groups(n)` | y, each group of cols / n columns normalized by itself; also with a gate and `residual(r)` |
 
     >>> import jax.numpy as jnp, rmsnorm.jax as rj
     >>> around = rj.Norm.layer(0.0).residual_after(jnp.array([3.0, 5.0])).next_norm(bias=jnp.ones(2))
@@ -293,7 +328,7 @@ class Norm(Value):
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """y, h or (y, h) of these rows. partition: as in `rms_norm`."""
         given = dict(self._given())
-        arrays = {name: given.pop(name, None) for name in ("residual", "next_weight", "next_bias")}
+        arrays = {name: given.pop(name, None) for name in ("residual", "gate", "next_weight", "next_bias")}
         norm, residual = norm_of(**given), arrays.pop("residual")
         y, h = normalize(norm, _required("x", x), residual, weight, bias, partition, **arrays)
         return y if residual is None else (y, h) if norm.has_y else h

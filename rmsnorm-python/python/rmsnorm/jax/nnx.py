@@ -10,9 +10,9 @@ True
 import flax.nnx
 import jax
 
-from .functions import layer_norm, rms_norm
+from .functions import layer_norm, rms_norm, rms_norm_gated
 
-__all__ = ["RMSNorm", "LayerNorm"]
+__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated"]
 
 
 def _is_of_rows(module, x, mask):
@@ -60,3 +60,30 @@ class LayerNorm(flax.nnx.LayerNorm):
             return super().__call__(x, mask=mask)
         x, scale, bias = self.promote_dtype((x, _value(self.scale), _value(self.bias)), dtype=self.dtype)
         return layer_norm(x, scale, bias, self.epsilon)
+
+
+class RMSNormGated(flax.nnx.RMSNorm):
+    """`y = norm(x, gate)`: `rms_norm_gated`, with its options, and the other arguments and the
+    parameters of `flax.nnx.RMSNorm`. The dtype of the result is that of Flax's norm of x and the gate.
+
+    >>> from flax import nnx
+    >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn
+    >>> norm = rn.RMSNormGated(2, epsilon=0.0, activation="sigmoid", rngs=nnx.Rngs(0))
+    >>> print(norm(jnp.array([3.0, -3.0]), jnp.zeros(2)))
+    [ 0.5 -0.5]
+    """
+
+    def __init__(self, num_features: int, *, activation: str = "silu", norm_before_gate: bool = True, groups: int = 1,
+                 cast_before_weight: bool = False, **options):
+        super().__init__(num_features, **options)
+        self.activation, self.norm_before_gate, self.groups = activation, norm_before_gate, groups
+        self.cast_before_weight = cast_before_weight
+
+    def __call__(self, x: jax.Array, gate: jax.Array | None = None) -> jax.Array:
+        """y, with the shape of x. Without a gate, the norm alone."""
+        if not _is_of_rows(self, x, None):
+            raise NotImplementedError(f"reduction_axes, feature_axes, axis_name: expected -1, -1 and None, got {self.reduction_axes}, "
+                                      f"{self.feature_axes} and {self.axis_name}; a gated norm is over the last dimension")
+        x, gate, scale = self.promote_dtype((x, gate, _value(self.scale)), dtype=self.dtype)
+        return rms_norm_gated(x, gate, scale, self.epsilon, activation=self.activation, norm_before_gate=self.norm_before_gate,
+                              groups=self.groups, cast_before_weight=self.cast_before_weight)

@@ -3,12 +3,13 @@ gradients.
 
 | operator | arrays | results |
 |---|---|---|
-| `norm` | x, residual, weight, bias, next weight and bias | y, h, mean, rstd, next mean and rstd |
-| `tangent` | h, weight, mean, rstd; tangents of x, residual, weight, bias (linear in these) | tangents of y and h |
-| `gradients` | dy, h, weight, mean, rstd, dh | dx, dweight, dbias, dresidual |
+| `norm` | x, residual, gate, weight, bias, next weight and bias | y, h, mean, rstd, next mean and rstd |
+| `tangent` | h, gate, weight, bias, mean, rstd; tangents of x, residual, gate, weight, bias (linear in these) | tangents of y and h |
+| `gradients` | dy, h, gate, weight, bias, mean, rstd, dh | dx, dgate, dweight, dbias, dresidual |
 
 The derivative of `norm` is `tangent`, or two of them for two norms around a residual, and the transpose of `tangent` is `gradients`: reverse mode
-runs one kernel forward and one backward, and keeps only h and the statistics. `tangent` and
+runs one kernel forward and one backward, and keeps only h, the gate and the statistics. A bias is an array of these two only with a gate
+after the norm, whose gradient needs it. `tangent` and
 `gradients` are differentiated as jax.numpy formulas of h that recompute the statistics from h. The
 statistics are therefore no independent variables, and their tangents are zero.
 
@@ -57,8 +58,7 @@ class _Operator:
         def of(*arrays):
             arrays = filled(arrays, self.are_there)
             if is_fresh:
-                mean_at = at + 2
-                arrays[mean_at:mean_at + 2] = reference.statistics(self.norm, arrays[at])
+                arrays[at + 4:at + 6] = reference.statistics(self.norm, *arrays[at:at + 2])
             return tuple(present(run(how, self.norm, *self.options, *arrays)))
 
         for level in reversed(self.levels):
@@ -109,15 +109,14 @@ def _run_tangent(how, norm, dtype, has_dh, *arrays):
 
 
 def _run_gradients(how, norm, needs, dtypes, *arrays):
-    return how.backward(norm, *arrays, needs, dtypes)
+    return how.backward(norm, *arrays, needs=needs, dtypes=dtypes)
 
 
-# {role: (function, for each array whether it has one value per column, the index of h)}. mean and
-# rstd are at that index + 2 and + 3.
+# {role: (function, the arrays that have one value per column, the index of h)}. The gate, the weight, the bias, mean and rstd follow h.
 _ROLES = {
-    "norm": (_run_norm, (False, False, True, True, True, True), None),
-    "tangent": (_run_tangent, (False, True, False, False, False, False, True, True), 0),
-    "gradients": (_run_gradients, (False, False, True, False, False, False), 1),
+    "norm": (_run_norm, (3, 4, 5, 6), None),
+    "tangent": (_run_tangent, (2, 3, 9, 10), 0),
+    "gradients": (_run_gradients, (3, 4), 1),
 }
 
 
@@ -130,15 +129,17 @@ def _norm_jvp(primals, tangents, *, operator, call):
     if operator.levels:
         return _member_jvp(operator, primals, varied, [tangents[index] for index in varied])
     results, norm = operator.bind(*primals), operator.norm
-    x, residual, weight, _, next_weight, _ = filled(primals, operator.are_there)
+    x, residual, gate, weight, bias, next_weight, _ = filled(primals, operator.are_there)
     _, h, mean, rstd, next_mean, next_rstd = filled(results, calls.results_of(norm, residual is not None))
     changes = filled([tangent if type(tangent) is not ad.Zero else None for tangent in tangents], operator.are_there)
-    dx, dresidual, dweight, dbias, dnext_weight, dnext_bias = changes
+    dx, dresidual, dgate, dweight, dbias, dnext_weight, dnext_bias = changes
+    # The gradient of a gate after the norm is made of the norm.
+    bias = bias if dgate is not None and not norm.gate_before else None
 
     def tangent(dtype, rows, weight, mean, rstd, dx, dresidual, dweight, dbias):
         """(dy, dh) of one norm; dh is None if the rows are no sum, or none of its terms changes."""
         has_dh = rows is h and (dx is not None or dresidual is not None)
-        arrays = rows, weight, mean, rstd, dx, dresidual, dweight, dbias
+        arrays = rows, gate, weight, bias, mean, rstd, dx, dresidual, dgate, dweight, dbias
         found, arrays = _operator("tangent", norm._replace(residual_after=False, has_next=False), operator.is_split, (dtype, has_dh), arrays)
         return filled(found.bind(*arrays), (True, has_dh))
 
@@ -205,26 +206,26 @@ def _pulled(operator, wanted, dtypes, known, cotangents):
         axes = [0 if has and index not in wanted else None for index, has in enumerate(level)]
         found = jax.vmap(member, (axes, 0))(known, cotangents)
         return [each if level[index] else each.sum(0) for index, each in zip(wanted, found)]
-    h, weight, mean, rstd, *_ = filled(known, operator.are_there)
-    needs = filled([index in wanted for index in range(len(known))], operator.are_there)[4:]
-    parameter = present(filled(dtypes, operator.are_there)[6:])
+    h, *others, _, _, _, _, _ = filled(known, operator.are_there)
+    needs = filled([index in wanted for index in range(len(known))], operator.are_there)[6:]
+    parameter = present(filled(dtypes, operator.are_there)[9:])
     dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
     # The gradient of a sum after the norm may be wider than x, and that of a y never is.
     dy = dy.astype(h.dtype) if dy.dtype.itemsize > h.dtype.itemsize else dy
     # A float32 residual gets its gradient in float32, not in the dtype of x.
     is_wider = bool(needs[1]) and h.dtype != dy.dtype
-    options = (bool(needs[2]), bool(needs[3]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)
-    gradients, arrays = _operator("gradients", operator.norm, operator.is_split, options, (dy, h, weight, mean, rstd, dh))
-    dx, dweight, dbias, dresidual = filled(gradients.bind(*arrays), (True, *options[0]))
-    each = dx, dresidual if is_wider else dx, dweight, dbias
+    options = (*map(bool, needs[2:]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)
+    gradients, arrays = _operator("gradients", operator.norm, operator.is_split, options, (dy, h, *others, dh))
+    dx, *of_others, dresidual = filled(gradients.bind(*arrays), (True, *options[0]))
+    each = dx, dresidual if is_wider else dx, *of_others
     return [gradient for gradient, is_needed in zip(each, needs) if is_needed]
 
 
 def _batch(arrays, dims, *, operator, call):
     has = tuple(dim is not None for dim in dims)
     arrays = [array if dim is None else jnp.moveaxis(array, dim, 0) for array, dim in zip(arrays, dims)]
-    of_columns = [is_one for is_one, is_there in zip(_ROLES[operator.role][1], operator.are_there) if is_there]
-    sums_rows = operator.role == "gradients" and any(operator.options[0][:2])
+    of_columns = [index in _ROLES[operator.role][1] for index, is_there in enumerate(operator.are_there) if is_there]
+    sums_rows = operator.role == "gradients" and any(operator.options[0][1:3])
     are_rows = not operator.levels and not sums_rows and all(is_batched != is_one for is_batched, is_one in zip(has, of_columns))
     results = (operator if are_rows else dataclasses.replace(operator, levels=(has, *operator.levels))).bind(*arrays)
     return results, [0] * len(results)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from . import calls
 from .calls import filled, present
 
-_MATRIX, _STATISTICS, _VECTOR = "... n", "...", "n"
+_MATRIX, _STATISTICS, _VECTOR, _GROUP_STATISTICS = "... n", "...", "n", "... g"
 
 
 def _axes(rows):
@@ -28,7 +28,8 @@ def _axes(rows):
 
 def _specs(rows, *sides):
     """For each side, the partition specs of arrays of these kinds. rows: the split of the rows."""
-    specs = {_MATRIX: PartitionSpec(*rows, None), _STATISTICS: PartitionSpec(*rows), _VECTOR: PartitionSpec(None)}
+    whole = PartitionSpec(*rows, None)
+    specs = {_MATRIX: whole, _GROUP_STATISTICS: whole, _STATISTICS: PartitionSpec(*rows), _VECTOR: PartitionSpec(None)}
     return [tuple(specs[kind] for kind in side) for side in sides]
 
 
@@ -57,7 +58,8 @@ def _split(function, local, kinds_in, kinds_out):
 
     # Shardy, the partitioner of JAX 0.7 and later, reads `sharding_rule`; GSPMD calls `infer`.
     rule = ", ".join(kinds_in) + " -> " + ", ".join(kinds_out)
-    options = {"infer_sharding_from_operands": infer, "sharding_rule": rule, "need_replication_factors": ("n",)}
+    factors = ("n", "g") if _GROUP_STATISTICS in (*kinds_in, *kinds_out) else ("n",)
+    options = {"infer_sharding_from_operands": infer, "sharding_rule": rule, "need_replication_factors": factors}
     known = inspect.signature(split.def_partition).parameters
     split.def_partition(partition=partition, **{name: value for name, value in options.items() if name in known})
 
@@ -73,14 +75,19 @@ def _split(function, local, kinds_in, kinds_out):
     return run
 
 
+def _statistics(norm):
+    """The kind of mean and rstd."""
+    return _STATISTICS if norm.groups == 1 else _GROUP_STATISTICS
+
+
 @functools.lru_cache(256)
 def _forward(norm, are_there):
     def local(*args):
         return tuple(present(calls.forward(norm, *filled(args, are_there))))
 
-    kinds_in = tuple(_MATRIX if index < 2 else _VECTOR for index, is_there in enumerate(are_there) if is_there)
+    kinds_in = tuple(_MATRIX if index < 3 else _VECTOR for index, is_there in enumerate(are_there) if is_there)
     results = calls.results_of(norm, are_there[1])
-    kinds_out = tuple(_MATRIX if index < 2 else _STATISTICS for index, is_there in enumerate(results) if is_there)
+    kinds_out = tuple(_MATRIX if index < 2 else _statistics(norm) for index, is_there in enumerate(results) if is_there)
     return _split(local, lambda axes, *args: local(*args), kinds_in, kinds_out)
 
 
@@ -94,24 +101,22 @@ def forward(norm, *args):
 @functools.lru_cache(256)
 def _backward(norm, are_there, needs, dtypes):
     def with_dtypes(dtypes, *args):
-        return tuple(present(calls.backward(norm, *filled(args, are_there), needs, dtypes)))
+        return tuple(present(calls.backward(norm, *filled(args, are_there), needs=needs, dtypes=dtypes)))
 
     def local(*args):
         return with_dtypes(dtypes, *args)
 
-    need_dweight, need_dbias, need_dresidual = needs
-    kinds = (_MATRIX, _MATRIX, _VECTOR, _STATISTICS, _STATISTICS, _MATRIX)
+    kinds = _MATRIX, _MATRIX, _MATRIX, _VECTOR, _VECTOR, _statistics(norm), _statistics(norm), _MATRIX
     kinds_in = tuple(kind for kind, is_there in zip(kinds, are_there) if is_there)
-    kinds_out = (_MATRIX,) + (_VECTOR,) * (need_dweight + need_dbias) + (_MATRIX,) * need_dresidual
+    kinds_out = tuple(kind for kind, is_there in zip((_MATRIX, _MATRIX, _VECTOR, _VECTOR, _MATRIX), (True, *needs)) if is_there)
 
     def part(axes, *args):
-        if not axes or not (need_dweight or need_dbias):
+        if not axes or _VECTOR not in kinds_out:
             return local(*args)
         # Float32 parameters give float32 partial sums, so that the sum over the devices is rounded
         # once.
-        dy, x, weight, *rest = filled(args, are_there)
-        weight = None if weight is None else weight.astype(jnp.float32)
-        found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *present((dy, x, weight, *rest))))
+        args = [array.astype(jnp.float32) if kind == _VECTOR else array for kind, array in zip(kinds_in, args)]
+        found = list(with_dtypes((jnp.dtype(jnp.float32), dtypes[1]), *args))
         for index, kind in enumerate(kinds_out):
             if kind == _VECTOR:
                 found[index] = jax.lax.psum(found[index], axes).astype(dtypes[0])
@@ -120,9 +125,8 @@ def _backward(norm, are_there, needs, dtypes):
     return _split(local, part, kinds_in, kinds_out)
 
 
-def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
+def backward(norm, *args, needs, dtypes):
     """`calls.backward`, split by rows."""
-    args = dy, x, weight, mean, rstd, dresidual_out
     are_there = tuple(array is not None for array in args)
     found = _backward(norm, are_there, needs, tuple(jnp.dtype(dtype) for dtype in dtypes))(*present(args))
     return filled(found, (True, *needs))

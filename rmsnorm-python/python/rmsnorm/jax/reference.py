@@ -12,29 +12,62 @@ def _wide(*arrays):
     return [None if array is None else array.astype(jnp.float64 if is_double else jnp.float32) for array in arrays]
 
 
-def statistics(norm, rows):
-    """(mean, rstd) of the rows; the mean is None for an RMS norm."""
-    (rows,) = _wide(rows)
-    mean = rows.mean(-1) if norm.is_layer else None
-    centred = rows if mean is None else rows - mean[..., None]
-    return mean, jax.lax.rsqrt(jnp.square(centred).mean(-1) + norm.eps)
+def _in_groups(norm, rows):
+    """Rows with a dimension for the groups of columns, if there are several."""
+    return rows if norm.groups == 1 else rows.reshape(*rows.shape[:-1], norm.groups, rows.shape[-1] // norm.groups)
 
 
-def _normalized(rows, mean, rstd):
-    return (rows if mean is None else rows - mean[..., None]) * rstd[..., None]
+def _average(norm, rows):
+    """The average of each row, or of each group of its columns: one value per statistic."""
+    return _in_groups(norm, rows).mean(-1)
 
 
-def forward(norm, x, residual, weight, bias, next_weight=None, next_bias=None):
+def _spread(norm, statistics, like):
+    """Statistics for every column of rows like these."""
+    statistics = statistics[..., None]
+    return statistics if norm.groups == 1 else jnp.broadcast_to(statistics, _in_groups(norm, like).shape).reshape(like.shape)
+
+
+def _activated(norm, gate):
+    """The activation of a gate and its derivative: equation (19)."""
+    sigmoid, rest = jax.nn.sigmoid(gate), jax.nn.sigmoid(-gate)
+    return (gate * sigmoid, sigmoid * (1 + gate * rest)) if norm.activation == "silu" else (sigmoid, sigmoid * rest)
+
+
+def statistics(norm, rows, gate=None):
+    """(mean, rstd) of the rows, which a gate before the norm multiplies first; the mean is None for
+    an RMS norm."""
+    rows, gate = _wide(rows, gate if norm.gate_before else None)
+    rows = rows if gate is None else rows * _activated(norm, gate)[0]
+    mean = _average(norm, rows) if norm.is_layer else None
+    centred = rows if mean is None else rows - _spread(norm, mean, rows)
+    return mean, jax.lax.rsqrt(_average(norm, jnp.square(centred)) + norm.eps)
+
+
+def _normalized(norm, rows, mean, rstd):
+    return (rows if mean is None else rows - _spread(norm, mean, rows)) * _spread(norm, rstd, rows)
+
+
+def _affine(norm, x_hat, weight, bias):
+    y = x_hat if weight is None else x_hat * (weight + norm.weight_offset)
+    return y if bias is None else y + bias
+
+
+def forward(norm, x, residual, gate, weight, bias, next_weight=None, next_bias=None):
     """The results of `calls.forward`. 16-bit dtypes are computed in float32."""
-    rows, stream, weight, bias, next_weight, next_bias = _wide(x, residual, weight, bias, next_weight, next_bias)
+    wider = x.dtype if weight is None or weight.dtype.itemsize <= x.dtype.itemsize else weight.dtype
+    rows, stream, gate, weight, bias, next_weight, next_bias = _wide(x, residual, gate, weight, bias, next_weight, next_bias)
+    act = None if gate is None else _activated(norm, gate)[0]
 
     def of_rows(rows, weight, bias):
         mean, rstd = statistics(norm, rows)
-        x_hat = _normalized(rows, mean, rstd)
+        x_hat = _normalized(norm, rows, mean, rstd)
         if norm.cast_before_weight:
             x_hat = x_hat.astype(x.dtype).astype(rows.dtype)
-        y = x_hat if weight is None else x_hat * (weight + norm.weight_offset)
-        return y if bias is None else y + bias, mean, rstd
+        y = _affine(norm, x_hat, weight, bias)
+        if act is not None and not norm.gate_before:
+            y = (y.astype(wider).astype(rows.dtype) if norm.cast_before_weight else y) * act
+        return y, mean, rstd
 
     h, of_next = None, (None, None)
     if norm.residual_after:
@@ -46,47 +79,79 @@ def forward(norm, x, residual, weight, bias, next_weight=None, next_bias=None):
         if residual is not None:
             h = (rows + stream).astype(residual.dtype)
             rows = h.astype(rows.dtype)
+        if act is not None and norm.gate_before:
+            rows = rows * act
         y, *of_first = of_rows(rows, weight, bias)
     return y.astype(x.dtype) if norm.has_y else None, h, *of_first, *of_next
 
 
-def tangent(norm, gradient, dtype, h, weight, mean, rstd, dx, dresidual, dweight, dbias):
+def _sum(terms):
+    """The sum of the terms that are not None."""
+    terms = [term for term in terms if term is not None]
+    return sum(terms[1:], terms[0])
+
+
+def tangent(norm, gradient, dtype, h, gate, weight, bias, mean, rstd, dx, dresidual, dgate, dweight, dbias):
     """(dy, dh), the tangents of y and h, for tangents of the inputs (None for zero); dh is None if
     x and the residual have none.
 
-    The Jacobian of h -> x_hat is symmetric, so `gradient`, a `backward` without a weight, also
-    computes the forward derivative. dtype: of y. h: the normalized rows.
+    The Jacobian of the normalized row is symmetric, so `gradient`, a `backward` without a weight and
+    a gate, also computes the forward derivative. dtype: of y. h: the rows of the norm, before a gate
+    multiplies them. bias: only with a gate after the norm that has a tangent.
     """
-    wide_h, wide_weight, wide_dx, wide_dresidual, wide_dweight, wide_dbias = _wide(h, weight, dx, dresidual, dweight, dbias)
-    parts = [part for part in (wide_dx, wide_dresidual) if part is not None]
-    dh = sum(parts[1:], parts[0]).astype(h.dtype) if parts else None
+    rows, z, weight, bias, *changes = _wide(h, gate, weight, bias, dx, dresidual, dgate, dweight, dbias)
+    *of_h, dgate, dweight, dbias = changes
+    dh = _sum(of_h).astype(h.dtype) if any(change is not None for change in of_h) else None
+    act, slope = (None, None) if gate is None else _activated(norm, z)
+
+    def gated(rows, drows):
+        """The tangent of the product of these rows with the activation; None if it is zero."""
+        terms = None if drows is None else drows.astype(act.dtype) * act, None if dgate is None else rows * slope * dgate
+        return _sum(terms) if any(term is not None for term in terms) else None
+
+    # The rows and their tangent, as they enter the norm.
+    into, dinto = h, dh
+    if gate is not None and norm.gate_before:
+        into, dinto = rows * act, gated(rows, dh)
+    x_hat = _normalized(norm, into.astype(rows.dtype), mean, rstd)
     terms = []
-    if dh is not None:
-        through = gradient(norm, dh, h, None, mean, rstd, None, (False, False, False), (jnp.float32, h.dtype))[0]
-        (through,) = _wide(through)
-        terms.append(through if weight is None else through * (wide_weight + norm.weight_offset))
-    if wide_dweight is not None:
-        terms.append(_normalized(wide_h, mean, rstd) * wide_dweight)
-    if wide_dbias is not None:
-        terms.append(jnp.broadcast_to(wide_dbias, h.shape))
-    return sum(terms[1:], terms[0]).astype(dtype), dh
+    if dinto is not None:
+        plain, needs = norm._replace(activation=None, gate_before=False), (False,) * 4
+        through = gradient(plain, dinto, into, None, None, None, mean, rstd, None, needs=needs, dtypes=(jnp.float32, into.dtype))[0]
+        terms.append(_affine(norm, through.astype(rows.dtype), weight, None))
+    if dweight is not None:
+        terms.append(x_hat * dweight)
+    if dbias is not None:
+        terms.append(jnp.broadcast_to(dbias, h.shape))
+    dy = _sum(terms) if terms else None
+    if gate is not None and not norm.gate_before:
+        dy = gated(_affine(norm, x_hat, weight, bias), dy)
+    return dy.astype(dtype), dh
 
 
-def backward(norm, dy, x, weight, mean, rstd, dresidual_out, needs, dtypes):
-    """(dx, dweight, dbias, dresidual); None for gradients that are not needed. dtypes: (of the
-    parameters, of the residual)."""
-    wide_dy, rows, wide_weight, arriving = _wide(dy, x, weight, dresidual_out)
-    x_hat = _normalized(rows, mean, rstd)
-    wdy = wide_dy if weight is None else wide_dy * (wide_weight + norm.weight_offset)
-    dx = wdy - x_hat * (wdy * x_hat).mean(-1, keepdims=True)
-    dx = rstd[..., None] * (dx if mean is None else dx - wdy.mean(-1, keepdims=True))
+def backward(norm, dy, x, gate, weight, bias, mean, rstd, dresidual_out, *, needs, dtypes):
+    """The results of `calls.backward`: equations (7) to (12), (20) and (21)."""
+    dv, rows, z, wide_weight, wide_bias, arriving = _wide(dy, x, gate, weight, bias, dresidual_out)
+    act, slope = (None, None) if gate is None else _activated(norm, z)
+    into = rows * act if gate is not None and norm.gate_before else rows
+    x_hat, dgate = _normalized(norm, into, mean, rstd), None
+    if gate is not None and not norm.gate_before:
+        dv, dgate = dv * act, dv * _affine(norm, x_hat, wide_weight, wide_bias) * slope
+    wdy = _affine(norm, dv, wide_weight, None)
+    average = lambda rows: _spread(norm, _average(norm, rows), rows)  # noqa: E731
+    dx = wdy - x_hat * average(wdy * x_hat)
+    dx = _spread(norm, rstd, rows) * (dx if mean is None else dx - average(wdy))
     dx = dx if arriving is None else dx + arriving
-    need_dweight, need_dbias, need_dresidual = needs
+    dresidual = dx
+    if gate is not None and norm.gate_before:
+        dx, dgate = dx * act, dx * rows * slope
+    need_dgate, need_dweight, need_dbias, need_dresidual = needs
     parameter, stream = dtypes
     batch = tuple(range(x.ndim - 1))
     return (
         dx.astype(dy.dtype),
-        (wide_dy * x_hat).sum(batch).astype(parameter) if need_dweight else None,
-        wide_dy.sum(batch).astype(parameter) if need_dbias else None,
-        dx.astype(stream) if need_dresidual else None,
+        dgate.astype(dy.dtype) if need_dgate else None,
+        (dv * x_hat).sum(batch).astype(parameter) if need_dweight else None,
+        dv.sum(batch).astype(parameter) if need_dbias else None,
+        dresidual.astype(stream) if need_dresidual else None,
     )

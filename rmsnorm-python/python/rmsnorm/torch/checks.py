@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._norm import NORMS, Form
+from .._norm import ACTIVATIONS, NORMS, Form, check_pieces, group_width
 
-#: The activations of gates.
-ACTIVATIONS = "silu", "sigmoid"
 _NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
 
@@ -76,40 +74,10 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
 
 def pieces(form, residual, gate):
     """Raises if the options of a norm that is not plain are wrong in themselves or beside the residual and the gate."""
-    if form.activation not in ACTIVATIONS and gate is not None:
-        raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
-    flag("gate_before", form.gate_before)
-    if isinstance(form.groups, bool) or not isinstance(form.groups, int):
-        raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
-    if form.groups < 1:
-        raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
-    if form.out_dtype is not None and not (isinstance(form.out_dtype, torch.dtype) and form.out_dtype.is_floating_point
-                                           and form.out_dtype.itemsize > 1):
-        raise TypeError(f"out_dtype: expected a floating-point dtype of at least 16 bits, got {form.out_dtype!r}; None is the dtype of x")
-    name = ("gate" if gate is not None else "groups" if form.groups != 1 else "cast_order" if form.cast_order is not None
-            else "out_dtype" if form.out_dtype is not None else "l2_norm")
-    if residual is not None and form.residual_after:
-        raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
-    is_before = gate is not None and form.gate_before
-    if residual is not None and is_before:
-        raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
-    if form.out_dtype is not None and (residual is not None or is_before):
-        what = "residual" if residual is not None else "gate before the norm"
-        raise TypeError(f"out_dtype: expected no {what}, got one; leave out_dtype out and call y.to(out_dtype)")
-    if form.cast_order == "weight_first" and (residual is not None or is_before):
-        what = "residual" if residual is not None else "gate before the norm"
-        raise TypeError(f"cast_order: expected no {what} with weight_first, got one; apply it to x before the call")
-
-
-def group_width(dims: list[int], groups: int) -> int:
-    """The columns of a group of the normalized dimensions. Raises ValueError if the number of groups
-    does not divide that of columns. TorchScript compiles this."""
-    cols = 1
-    for dim in dims:
-        cols *= dim
-    if groups < 1 or groups != 1 and cols % groups != 0:
-        raise ValueError(f"groups: expected a number that divides the {cols} columns of a row, got {groups}; each group has as many columns")
-    return cols // groups
+    dtype = form.out_dtype
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
+        raise TypeError(f"out_dtype: expected a floating-point dtype of at least 16 bits, got {dtype!r}; None is the dtype of x")
+    check_pieces(form, residual, gate)
 
 
 def number(name, value):
@@ -211,7 +179,7 @@ def operands(given):
     groups = given.get("groups", 1)
     if "groups" in given:
         group_width(main.shape[-1:], groups)
-        pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
+        check_pieces(Form(False, 0.0, activation=ACTIVATIONS[0], gate_before=given["gate_before"]), given.get("residual"), given.get("gate"))
     expected = dict.fromkeys(_NAMES[3:], main.shape[-1:]) | dict.fromkeys(("mean", "rstd"), statistics_shape(main, groups))
     for name, tensor in tensors.items():
         shape = expected.get(name, main.shape)

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
-from .._norm import Form, Value, l2_name, order_of
+from .._norm import CAST_ORDERS, NORMS, Form, Value
 from . import checks, exported, fallback
 from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
@@ -49,11 +49,16 @@ def _has_cuda(index):
 _has_cuda._dynamo_marked_constant = True
 
 
-def _takes(x, residual, gate, *parameters, is_usual=True):
-    """Whether the kernels support these devices and dtypes. is_usual: whether y has the dtype of x, and the roundings one of the two
-    orders that the operators have."""
+def _takes(x, residual, gate, *parameters, out_dtype=None, is_first=False):
+    """Whether the kernels support these devices and dtypes. out_dtype: of y, None for that of x. is_first: whether the weight comes
+    before the norm."""
     dtype = x.dtype
-    if not is_usual or dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
+    if out_dtype is not None and out_dtype is not dtype:
+        if is_first or dtype not in _FLOATS or out_dtype not in _FLOATS or torch.float32 not in (dtype, out_dtype):
+            return False
+        # Gate and parameters go with y.
+        dtype = out_dtype
+    if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
         return False
@@ -75,11 +80,15 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     eps = _LAYER_EPS if eps is None and is_layer else eps
     tensors = x, residual, gate, weight, bias, next_weight, next_bias
     cast_order, out_dtype = general[-2:] if general else (None, None)
-    has_kernel = cast_order is out_dtype is None
+    is_first = cast_order == "weight_first"
     if general:
         checks.pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *general), residual, gate)
+        if out_dtype is torch.float32 and isinstance(x, Tensor) and x.dtype in _FLOATS and not is_first:
+            # Parameters go with y, and 16 bits become float32 without a rounding.
+            weight, bias = (one.float() if isinstance(one, Tensor) and one.dtype in _FLOATS else one for one in (weight, bias))
+            tensors = x, residual, gate, weight, bias, next_weight, next_bias
     is_eager = _is_eager(*tensors) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
-    if is_eager and _takes(*tensors, is_usual=has_kernel):
+    if is_eager and _takes(*tensors, out_dtype=out_dtype, is_first=is_first):
         eps = _RMS_EPS if eps is None else eps
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
             return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general), *tensors)
@@ -105,7 +114,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     is_flat = all(parameter is None or parameter.ndim <= 1 for parameter in tensors[len(ROWS):])
     if not is_flat or not (normalized_shape is None or _is_last(x, normalized_shape)):
         return _flattened(*args, normalized_shape)
-    if not _takes(*tensors, is_usual=has_kernel):
+    if not _takes(*tensors, out_dtype=out_dtype, is_first=is_first):
         return fallback.checked(*args)
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
         # Compilers can trace PyTorch's operations through every transform. No kernel supports zero
@@ -260,8 +269,8 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
     | "rstd_first" | 1 / sqrt(..) is rounded, then as "before_weight" | DeepSeek-V4 |
     | "weight_first" | x * (weight + weight_offset) is rounded, and that is normalized | Muse Spark |
 
-    out_dtype: the dtype of y; None is that of x. It is rounded once. PyTorch's operations compute "rstd_first", "weight_first"
-    and a y of another dtype.
+    out_dtype: the dtype of y; None is that of x. It is rounded once. Kernels compute float32 from 16 bits, and 16 bits from float32;
+    PyTorch's operations compute other pairs, and "weight_first" with a y of another dtype.
     normalized_shape: the last dimensions of x, normalized together; None means the shape of the
     weight, or the last dimension.
 
@@ -489,15 +498,35 @@ def l2_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, group
     tensor([[0.6000, 0.8000],
             [0.0000, 1.0000]])
     """
-    return normalize(x, weight, is_layer=False, eps=eps, groups=groups, l2=l2_name(clamped), normalized_shape=normalized_shape,
+    return normalize(x, weight, is_layer=False, eps=eps, groups=groups, l2=_l2_name(clamped), normalized_shape=normalized_shape,
                      weight_offset=weight_offset, cast_order=cast_order, out_dtype=out_dtype)
+
+
+def _l2_name(clamped):
+    """The kind of an L2 norm."""
+    checks.flag("clamped", clamped)
+    return NORMS[2 + clamped]
+
+
+def _given(**options):
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _order_of(cast_before_weight, cast_order):
+    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
+    if cast_order is None or cast_order in CAST_ORDERS[2:]:
+        return cast_before_weight, cast_order
+    if cast_order not in CAST_ORDERS:
+        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
+    return cast_order == "before_weight", None
 
 
 def normalize(x, weight=None, bias=None, *, is_layer, eps=None, residual=None, residual_after=False, has_next=False, next_weight=None,
               next_bias=None, gate=None, activation=None, gate_before=False, groups=1, l2=None, cast_order=None, out_dtype=None,
               normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
     """y, h or (y, h) of a norm with any pieces: what `Norm` calls, one argument a piece."""
-    cast_before_weight, cast_order = order_of(cast_before_weight, cast_order)
+    cast_before_weight, cast_order = _order_of(cast_before_weight, cast_order)
     if out_dtype is not None and isinstance(x, Tensor) and out_dtype is x.dtype:
         out_dtype = None
     is_plain = gate is None and type(groups) is int and groups == 1 and l2 is cast_order is out_dtype is None
@@ -535,27 +564,28 @@ class Norm(Value):
 
     __slots__ = ()
 
-    def gate_after(self, gate: Tensor, activation: str = "silu") -> "Norm":
-        """Multiplies the result by an activated gate: "silu" or "sigmoid" of a tensor like x."""
-        return self._with(gate=_gate(gate), activation=activation, gate_before=False)
+    @classmethod
+    def rms(cls, eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None,
+            out_dtype: torch.dtype | None = None) -> "Norm":
+        """An RMS norm, with the options of `rms_norm`."""
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
 
-    def gate_before(self, gate: Tensor, activation: str = "silu") -> "Norm":
-        """Multiplies x by an activated gate before the norm."""
-        return self._with(gate=_gate(gate), activation=activation, gate_before=True)
+    @classmethod
+    def layer(cls, eps: float | None = None, *, cast_order: str | None = None, out_dtype: torch.dtype | None = None) -> "Norm":
+        """A layer norm, with the options of `layer_norm`, and a cast order."""
+        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
 
-    def groups(self, groups: int) -> "Norm":
-        """Normalizes that many groups of columns, each by itself. Weight and bias run over all."""
-        return self._with(groups=groups)
+    @classmethod
+    def l2(cls, eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
+           out_dtype: torch.dtype | None = None) -> "Norm":
+        """An L2 norm, with the options of `l2_norm`."""
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=_l2_name(clamped),
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
 
     def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y, h or (y, h) of these rows."""
         return normalize(x, weight, bias, **self._given())
-
-
-def _gate(gate):
-    if gate is None:
-        raise TypeError("gate: expected a torch.Tensor, got None; leave the call out for a norm without a gate")
-    return gate
 
 
 def _layer_norm_add_layer_norm(x, residual, **given):

@@ -62,7 +62,7 @@ fn a_call_without_types_has_the_problem_of_the_one_with_types() {
 #[test]
 fn a_view_of_another_type_is_refused_and_named() {
     let mut args = forward();
-    args.x = Source::Read(Rows::dense(AnyIn::F16(view(1, ROWS * COLS))));
+    args.x = Some(Source::Read(Rows::dense(AnyIn::F16(view(1, ROWS * COLS)))));
     assert_eq!(refused(of_forward(args)), ("x", "its elements are bf16 by the dtypes of the call, got f16".into()));
     let changes: Changes<AnyForward<'static, Numbers>, 5> = [
         ("weight", |args| args.weight = Some(AnyIn::Bf16(view(3, COLS)))),
@@ -78,7 +78,7 @@ fn a_view_of_another_type_is_refused_and_named() {
     }
     let changes: Changes<AnyBackward<'static, Numbers>, 3> = [
         ("dy", |args| args.dy = Rows::dense(AnyIn::F32(view(1, ROWS * COLS)))),
-        ("dx", |args| args.dx = Rows::dense(AnyOut::Int8(view(4, ROWS * COLS)))),
+        ("dx", |args| args.dx = Some(Rows::dense(AnyOut::Int8(view(4, ROWS * COLS))))),
         ("dweight", |args| args.dweight = Some(AnyOut::F32(view(6, COLS)))),
     ];
     for (name, change) in changes {

@@ -316,6 +316,9 @@ fn equal_code_has_equal_keys() {
     assert_ne!(key(call(BF16, WEIGHT), at_store), key(call(BF16, WEIGHT), before));
     assert_eq!(key(call(BF16, NONE), at_store), key(call(BF16, NONE), before));
     assert_eq!(key(call(F32, WEIGHT), at_store), key(call(F32, WEIGHT), before));
+    // Without a weight the rounding of rstd stays.
+    assert_ne!(key(call(BF16, NONE), at_store), key(call(BF16, NONE), CastOrder::RstdFirst));
+    assert_eq!(key(call(F32, WEIGHT), at_store), key(call(F32, WEIGHT), CastOrder::RstdFirst));
     // The dtypes of absent tensors.
     let mixed = BF16.widened(true, true);
     assert_eq!(key(call(BF16, NONE), at_store), key(call(mixed, NONE), at_store));
