@@ -662,10 +662,14 @@ class _Inputs:
         if is_first:
             h, weight, first = h * weight, torch.ones_like(weight), weight
         rows = grouped(h)
-        rows = rows - rows.mean(-1, keepdim=True) if kind.is_layer else rows
+        terms = rows.abs()
+        if kind.is_layer:
+            # An element near 0 beside a large one is -mean in the centred row.
+            mean = rows.mean(-1, keepdim=True)
+            rows, terms = rows - mean, terms + mean.abs()
         total = rows.square().sum(-1, keepdim=True) / (1 if kind.l2 else rows.shape[-1])
         rstd = (total + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
-        x_hat = (grouped(h).abs() * rstd).flatten(-2)
+        x_hat = (terms * rstd).flatten(-2)
         dh = (grouped(dv * weight).amax(-1, keepdim=True) * rstd).expand_as(rows).flatten(-2)
         sizes = dict(y=(weight + bias) * after, input=dh * before, weight=(dv * x_hat).sum(0), bias=dv.sum(0))
         if is_first:
