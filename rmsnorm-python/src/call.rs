@@ -34,13 +34,16 @@ pub(crate) struct Call {
     pub(crate) direction: Direction,
     pub(crate) spec: NormSpec,
     pub(crate) quant: Option<QuantSpec>,
+    /// The dtype of `y` and `dy` if `x` has another one. `Residual` is then `x`, and `Dresidual` is
+    /// `dx`.
+    pub(crate) y_dtype: Option<DType>,
     tensors: [Option<Foreign>; Tensor::COUNT],
 }
 
 impl Call {
     /// A call without tensors.
     pub(crate) const fn new(direction: Direction, spec: NormSpec) -> Self {
-        Call { direction, spec, quant: None, tensors: [None; Tensor::COUNT] }
+        Call { direction, spec, quant: None, y_dtype: None, tensors: [None; Tensor::COUNT] }
     }
 
     /// Adds a tensor.
@@ -85,11 +88,22 @@ impl Call {
             }
             Direction::Backward => ([Tensor::Dy, Tensor::Dx], [Tensor::X, Tensor::DresidualOut]),
         };
-        let activation = needed(main[0], of(&main)?)?;
+        let activation = match self.y_dtype {
+            Some(dtype) => dtype,
+            None => needed(main[0], of(&main)?)?,
+        };
         let parameters =
             [Tensor::Weight, Tensor::Bias, Tensor::NextWeight, Tensor::NextBias, Tensor::Dweight, Tensor::Dbias];
         let weight = of(&parameters)?.unwrap_or(activation);
         Ok(DTypes { activation, weight, residual: of(&stream)?.unwrap_or(activation) })
+    }
+
+    /// Checks a mix of dtypes.
+    ///
+    /// # Errors
+    /// As [`DTypes::check`], or as [`DTypes::check_cast`] if `y` has another dtype than `x`.
+    pub(crate) fn check(&self, dtypes: DTypes) -> Result<(), Error> {
+        if self.y_dtype.is_some() { dtypes.check_cast() } else { dtypes.check() }
     }
 
     /// The call without its tensors. It always includes a workspace.
@@ -156,7 +170,7 @@ impl Call {
     /// - Memory, sharing: as for [`run`](Self::run), on the device of `backend`.
     unsafe fn run_on<B: Lender>(&self, backend: &B) -> Result<(), Error> {
         let (dtypes, mut lent) = (self.dtypes()?, [const { None }; Tensor::COUNT]);
-        dtypes.check()?;
+        self.check(dtypes)?;
         for (lent, tensor) in lent.iter_mut().zip(Tensor::ALL) {
             let Some(foreign) = self.tensor(tensor) else { continue };
             let expected = tensor.storage(self.direction, dtypes, self.quant.as_ref()).unwrap_or(foreign.storage);
@@ -188,17 +202,22 @@ impl Call {
     /// none.
     fn forward<B: Lender>(&self, backend: &B, mut tensors: Views<'_, B>) -> Result<(), Error> {
         let y = tensors.rows_out(Tensor::Y);
-        let (residual, sum) = (tensors.rows_in(Tensor::Residual), tensors.rows_out(Tensor::ResidualOut));
+        let (mut residual, sum) = (tensors.rows_in(Tensor::Residual), tensors.rows_out(Tensor::ResidualOut));
         let is_after = self.spec.residual_placement == ResidualPlacement::After;
         let (mut args, can_overwrite) = match (tensors.rows_in(Tensor::X), y) {
+            (None, y) if self.y_dtype.is_some() => {
+                let x = needed(Tensor::X, residual.take())?;
+                (AnyForward::<B>::cast(x, needed(Tensor::Y, y)?), false)
+            }
             (Some(x), None) if is_after => (AnyForward::<B>::added_to_residual(x), true),
             (Some(x), y) => (AnyForward::<B>::new(x, needed(Tensor::Y, y)?), is_after),
             (None, y) => (AnyForward::<B>::in_place(needed(Tensor::Y, y)?), true),
         };
-        (args.residual, args.residual_out) = match residual {
-            None if can_overwrite => (sum.map(Source::Overwrite), None),
-            residual => (residual.map(Source::Read), sum),
-        };
+        match residual {
+            None if can_overwrite => args.residual = sum.map(Source::Overwrite),
+            None => args.residual_out = sum,
+            residual => (args.residual, args.residual_out) = (residual.map(Source::Read), sum),
+        }
         args.dtypes = tensors.dtypes;
         args.weight = tensors.input(Tensor::Weight);
         args.bias = tensors.input(Tensor::Bias);
@@ -216,8 +235,14 @@ impl Call {
         let dy = needed(Tensor::Dy, tensors.rows_in(Tensor::Dy))?;
         let x = needed(Tensor::X, tensors.rows_in(Tensor::X))?;
         let rstd = needed(Tensor::Rstd, tensors.input(Tensor::Rstd))?;
-        let dx = needed(Tensor::Dx, tensors.rows_out(Tensor::Dx))?;
-        let mut args = AnyBackward::<B>::new(dy, x, rstd, dx);
+        let (dx, dresidual) = (tensors.rows_out(Tensor::Dx), tensors.rows_out(Tensor::Dresidual));
+        let mut args = if self.y_dtype.is_some() {
+            AnyBackward::<B>::cast(dy, x, rstd, needed(Tensor::Dresidual, dresidual)?)
+        } else {
+            let mut args = AnyBackward::<B>::new(dy, x, rstd, needed(Tensor::Dx, dx)?);
+            args.dresidual = dresidual;
+            args
+        };
         args.dtypes = tensors.dtypes;
         args.weight = tensors.input(Tensor::Weight);
         args.bias = tensors.input(Tensor::Bias);
@@ -226,7 +251,6 @@ impl Call {
         args.dweight = tensors.output(Tensor::Dweight);
         args.dbias = tensors.output(Tensor::Dbias);
         args.workspace = tensors.output(Tensor::Workspace);
-        args.dresidual = tensors.rows_out(Tensor::Dresidual);
         args.gate = tensors.rows_in(Tensor::Gate);
         args.dgate = tensors.rows_out(Tensor::Dgate);
         backend.launch(AnyCall::Backward(Checked::backward(backend, self.spec, args)?))

@@ -20,12 +20,14 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rmsnorm_core::quant::ScaleKind;
-use rmsnorm_core::{Activation, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Tensor, TensorShape};
+use rmsnorm_core::{
+    Activation, CastOrder, DType, Direction, Error, Norm, NormSpec, RowLayout, Storage, Tensor, TensorShape,
+};
 
 use crate::call::{Call, F32};
 use crate::device;
 use crate::foreign::{Foreign, Place, shape_of, sizes};
-use operator::{Operator, Parameter, SCHEMAS};
+use operator::{Operator, Parameter, SCHEMAS, Y_DTYPES};
 use shim::{Exception, Kernel, Shim, Value};
 use tensor::{DeviceOf, Owned};
 
@@ -41,11 +43,12 @@ struct Arguments<'s> {
     tensors: [Option<Owned<'s>>; Tensor::COUNT],
     eps: f64,
     weight_offset: f64,
-    cast_before_weight: bool,
-    norm: Norm,
+    cast_order: i64,
+    kind: i64,
     is_sigmoid: bool,
     gate_before: bool,
     groups: i64,
+    y_dtype: i64,
     needed: [bool; Tensor::COUNT],
     codes_type: i64,
     scale_kind: i64,
@@ -60,11 +63,12 @@ impl<'s> Arguments<'s> {
             tensors: [const { None }; Tensor::COUNT],
             eps: 0.0,
             weight_offset: 0.0,
-            cast_before_weight: false,
-            norm: operator.norm,
+            cast_order: 0,
+            kind: operator.norm as i64,
             is_sigmoid: false,
             gate_before: false,
             groups: 1,
+            y_dtype: 0,
             needed: [false; Tensor::COUNT],
             codes_type: 0,
             scale_kind: 0,
@@ -84,8 +88,13 @@ impl<'s> Arguments<'s> {
                 Parameter::Eps => arguments.eps = f64::from_bits(value),
                 Parameter::WeightOffset => arguments.weight_offset = f64::from_bits(value),
                 // Only the lowest byte of a bool is defined.
-                Parameter::CastBeforeWeight => arguments.cast_before_weight = value as u8 != 0,
-                Parameter::IsLayer => arguments.norm = if value as u8 != 0 { Norm::Layer } else { Norm::Rms },
+                Parameter::CastBeforeWeight => {
+                    let is_cast = value as u8 != 0;
+                    arguments.cast_order = if is_cast { CastOrder::BeforeWeight } else { CastOrder::AtStore } as i64;
+                }
+                Parameter::Kind => arguments.kind = value.cast_signed(),
+                Parameter::CastOrder => arguments.cast_order = value.cast_signed(),
+                Parameter::YDtype => arguments.y_dtype = value.cast_signed(),
                 Parameter::IsSigmoid => arguments.is_sigmoid = value as u8 != 0,
                 Parameter::GateBefore => arguments.gate_before = value as u8 != 0,
                 Parameter::Groups => arguments.groups = value.cast_signed(),
@@ -108,8 +117,9 @@ impl<'s> Arguments<'s> {
     }
 
     fn spec(&self, operator: &Operator, rows: usize, cols: usize) -> Result<NormSpec, Error> {
-        let cast_order = if self.cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
-        let spec = NormSpec::new(self.norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
+        let norm = numbered("kind", &Norm::ALL, self.kind)?;
+        let cast_order = numbered("cast_order", &CastOrder::ALL, self.cast_order)?;
+        let spec = NormSpec::new(norm, rows, cols, self.eps as f32).weight_offset(self.weight_offset as f32);
         // Statistics are allocated before validation, and more groups than columns may not fit.
         let groups = usize::try_from(self.groups).ok().filter(|groups| (1..=cols.max(1)).contains(groups));
         let refuse = || Error::InvalidArgument {
@@ -126,13 +136,34 @@ impl<'s> Arguments<'s> {
         })
     }
 
+    /// The dtype of `y` if `x` has another one. Backward has another one where `dresidual` stands for
+    /// `dx`.
+    fn y_dtype(&self, operator: &Operator, main: &Owned<'s>) -> Result<Option<DType>, Error> {
+        let asked = numbered("y_dtype", &Y_DTYPES, self.y_dtype)?;
+        match operator.direction {
+            Direction::Forward => {
+                let other = asked.filter(|_| asked != main.storage(Tensor::X).ok().and_then(Storage::float));
+                if other.is_some() && self.tensor(Tensor::Residual).is_some() {
+                    let rule = "a residual needs a y of the dtype of x: cast y after the call".into();
+                    return Err(Error::Unsupported { rule });
+                }
+                Ok(other)
+            }
+            Direction::Backward if operator.parameters.contains(&Parameter::Need(Tensor::Dx)) => {
+                let is_cast = !self.needed[Tensor::Dx as usize];
+                Ok(if is_cast { main.storage(Tensor::Dy)?.float() } else { None })
+            }
+            Direction::Backward | Direction::QuantizedForward => Ok(None),
+        }
+    }
+
     /// Whether the call has the result. A result that is not needed has no elements. The statistics
     /// of a next norm are needed with its `y`.
     fn needs(&self, operator: &Operator, result: Tensor) -> bool {
         let flag = if matches!(result, Tensor::NextMean | Tensor::NextRstd) { Tensor::Y } else { result };
         let is_optional = operator.parameters.contains(&Parameter::Need(flag));
         let has_no_input = result == Tensor::ResidualOut && self.tensor(Tensor::Residual).is_none();
-        let is_zero = result == Tensor::Mean && self.norm != Norm::Layer;
+        let is_zero = result == Tensor::Mean && self.kind != Norm::Layer as i64;
         !(is_optional && !self.needed[flag as usize] || has_no_input || is_zero)
     }
 
@@ -154,7 +185,8 @@ impl<'s> Arguments<'s> {
             // Strided vectors are copied, too.
             let (foreign, copy) = owned.rows(tensor)?;
             copies.extend(copy);
-            call.with(tensor, foreign)?;
+            let is_cast = call.direction == Direction::Forward && call.y_dtype.is_some();
+            call.with(if is_cast && tensor == Tensor::X { Tensor::Residual } else { tensor }, foreign)?;
         }
         Ok(())
     }
@@ -170,6 +202,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let RowLayout { rows, cols, .. } = sizes(dims).and_then(RowLayout::dense).ok_or_else(refuse)?;
     let spec = arguments.spec(operator, rows, cols)?;
     let mut call = Call::new(operator.direction, spec);
+    call.y_dtype = arguments.y_dtype(operator, main)?;
     let mut copies = Vec::new();
     arguments.give(&mut call, dims, device, &mut copies)?;
     if operator.direction == Direction::QuantizedForward {
@@ -180,7 +213,7 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     let weight =
         arguments.tensor(Tensor::Weight).or(arguments.tensor(Tensor::Bias)).map_or(DType::F32, |_| dtypes.weight);
     let dtypes = rmsnorm_core::DTypes { weight, ..dtypes };
-    dtypes.check()?;
+    call.check(dtypes)?;
 
     let mut results = [const { None }; MOST_RESULTS];
     for (result, &tensor) in results.iter_mut().zip(&operator.results) {
@@ -229,6 +262,13 @@ fn run(shim: &Shim, operator: &Operator, arguments: &Arguments<'_>) -> Result<[O
     // - stream: PyTorch's current stream, which it never destroys.
     unsafe { call.run(place)? };
     Ok(results.map(|made| made.map(Owned::into_value)))
+}
+
+/// The value of this number.
+fn numbered<T: Copy>(arg: &'static str, values: &[T], number: i64) -> Result<T, Error> {
+    let found = usize::try_from(number).ok().and_then(|number| values.get(number)).copied();
+    let refuse = || Error::InvalidArgument { arg, rule: format!("expected 0 to {}, got {number}", values.len() - 1) };
+    found.ok_or_else(refuse)
 }
 
 fn vector(len: usize) -> Result<RowLayout, Error> {

@@ -14,6 +14,8 @@ class Form(NamedTuple):
     residual_after: the norm is added to the residual. has_next: and the sum is normalized as well.
     activation: of the gate, None without one. gate_before: the gate multiplies x, not the result.
     groups: the number of groups of columns, each with its own statistics.
+    l2: "l2_norm" or "l2_norm_clamped", in place of an RMS norm. cast_order: "rstd_first" or "weight_first", which `cast_before_weight`
+    does not tell. out_dtype: of y, None for that of x.
     """
 
     is_layer: bool
@@ -25,21 +27,30 @@ class Form(NamedTuple):
     activation: str | None = None
     gate_before: bool = False
     groups: int = 1
+    l2: str | None = None
+    cast_order: str | None = None
+    out_dtype: Any = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither a gate nor groups."""
-        return self.activation is None and self.groups == 1
+        """Whether it is an RMS or layer norm with none of the last six, and a layer norm that rounds once."""
+        return self[6:] == _PLAIN and not (self.is_layer and self.cast_before_weight)
 
     @property
     def name(self) -> str:
         """The native library's name of the norm."""
-        return "layer_norm" if self.is_layer else "rms_norm"
+        return self.l2 or ("layer_norm" if self.is_layer else "rms_norm")
 
     @property
     def has_y(self) -> bool:
         """Whether the call has a y: only a sum after the norm has none."""
         return self.has_next or not self.residual_after
+
+
+_PLAIN = Form(False, 0.0)[6:]
+#: The kinds of norms and the cast orders, by their numbers in the native library.
+NORMS = "rms_norm", "layer_norm", "l2_norm", "l2_norm_clamped"
+CAST_ORDERS = "at_store", "before_weight", "rstd_first", "weight_first"
 
 
 def check_pieces(form: Form, residual: Any, gate: Any) -> None:
@@ -52,11 +63,19 @@ def check_pieces(form: Form, residual: Any, gate: Any) -> None:
         raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
     if form.groups < 1:
         raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
-    if residual is not None and form.residual_after and (gate is not None or form.groups != 1):
-        name = "groups" if gate is None else "gate"
+    if residual is not None and form.residual_after and not (gate is None and form.is_plain):
+        name = ("gate" if gate is not None else "groups" if form.groups != 1 else "cast_order" if form.cast_order is not None
+                else "out_dtype" if form.out_dtype is not None else "l2_norm" if form.l2 is not None else "cast_before_weight")
         raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")
-    if residual is not None and gate is not None and form.gate_before:
+    is_before = gate is not None and form.gate_before
+    if residual is not None and is_before:
         raise TypeError("gate: expected no residual with a gate before the norm, got one; add it before the call, as x + residual")
+    if form.out_dtype is not None and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"out_dtype: expected no {what}, got one; leave out_dtype out and cast y after the call")
+    if form.cast_order == "weight_first" and (residual is not None or is_before):
+        what = "residual" if residual is not None else "gate before the norm"
+        raise TypeError(f"cast_order: expected no {what} with weight_first, got one; apply it to x before the call")
 
 
 def group_width(dims: list[int], groups: int) -> int:

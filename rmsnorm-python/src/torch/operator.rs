@@ -1,10 +1,11 @@
 //! The operators as data: their schemas, and the parameters and results parsed from them.
 
-use rmsnorm_core::{Direction, Norm, Tensor};
+use rmsnorm_core::{DType, Direction, Norm, Tensor};
 
 /// The schemas of all operators. The `_inference` operators return no statistics, for calls without
 /// gradients. The `_norm_add` operators add the norm to the residual; with `need_y`, `y` is the next
-/// norm. `norm` and `norm_backward` are norms of either kind with a gate and groups of columns.
+/// norm. `norm` and `norm_backward` are norms of every kind, with a gate, groups of columns, each cast
+/// order, and a `y` of another dtype than `x`: backward then has `dresidual` in place of `dx`.
 pub(super) const SCHEMAS: [&str; 13] = [
     "rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset, bool cast_before_weight) \
      -> (Tensor y, Tensor rstd)",
@@ -29,13 +30,17 @@ pub(super) const SCHEMAS: [&str; 13] = [
      bool cast_before_weight, Tensor? scale, int codes_type, int scale_kind) \
      -> (Tensor codes, Tensor scales, Tensor residual_out)",
     "norm(Tensor x, Tensor? residual, Tensor? gate, Tensor? weight, Tensor? bias, float eps, float weight_offset, \
-     bool cast_before_weight, bool is_layer, bool is_sigmoid, bool gate_before, int groups) \
+     int kind, int cast_order, bool is_sigmoid, bool gate_before, int groups, int y_dtype) \
      -> (Tensor y, Tensor residual_out, Tensor mean, Tensor rstd)",
     "norm_backward(Tensor dy, Tensor x, Tensor? gate, Tensor? weight, Tensor? bias, Tensor? mean, Tensor rstd, \
-     Tensor? dresidual_out, float weight_offset, bool is_layer, bool is_sigmoid, bool gate_before, int groups, \
-     bool need_dgate, bool need_dweight, bool need_dbias, bool need_dresidual) \
+     Tensor? dresidual_out, float eps, float weight_offset, int kind, int cast_order, bool is_sigmoid, \
+     bool gate_before, int groups, bool need_dx, bool need_dgate, bool need_dweight, bool need_dbias, \
+     bool need_dresidual) \
      -> (Tensor dx, Tensor dgate, Tensor dweight, Tensor dbias, Tensor dresidual)",
 ];
+
+/// What `y_dtype` counts: the dtype of `x`, and the others.
+pub(super) const Y_DTYPES: [Option<DType>; 4] = [None, Some(DType::F32), Some(DType::F16), Some(DType::Bf16)];
 
 /// A parameter of an operator, in the order of its schema.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,13 +50,17 @@ pub(super) enum Parameter {
     Eps,
     WeightOffset,
     CastBeforeWeight,
-    /// Whether it is a layer norm, in an operator of both kinds.
-    IsLayer,
+    /// The number of a `Norm`, in an operator of all kinds.
+    Kind,
+    /// The number of a `CastOrder`.
+    CastOrder,
     /// Whether the gate's activation is sigmoid and not silu. No effect without a gate.
     IsSigmoid,
     /// Whether the gate is before the norm. No effect without a gate.
     GateBefore,
     Groups,
+    /// The number of the dtype of `y` in [`Y_DTYPES`].
+    YDtype,
     /// Whether a result is needed. A result that is not needed has no elements.
     Need(Tensor),
     /// The number of a `CodeType`.
@@ -69,7 +78,9 @@ impl Parameter {
             ("float", "eps") => Parameter::Eps,
             ("float", "weight_offset") => Parameter::WeightOffset,
             ("bool", "cast_before_weight") => Parameter::CastBeforeWeight,
-            ("bool", "is_layer") => Parameter::IsLayer,
+            ("int", "kind") => Parameter::Kind,
+            ("int", "cast_order") => Parameter::CastOrder,
+            ("int", "y_dtype") => Parameter::YDtype,
             ("bool", "is_sigmoid") => Parameter::IsSigmoid,
             ("bool", "gate_before") => Parameter::GateBefore,
             ("int", "groups") => Parameter::Groups,

@@ -31,10 +31,10 @@ _need("torch", (2, 10))
 
 from . import sharding as _sharding
 from .functional import (
-    Norm, add_layer_norm, add_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
+    Norm, add_layer_norm, add_rms_norm, l2_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
     rms_norm_gated,
 )
-from .modules import AddLayerNorm, AddRMSNorm, LayerNorm, LayerNormAdd, RMSNorm, RMSNormAdd, RMSNormGated
+from .modules import AddLayerNorm, AddRMSNorm, L2Norm, LayerNorm, LayerNormAdd, RMSNorm, RMSNormAdd, RMSNormGated
 from .patching import Patch, patch
 from .quantized import quantized_rms_norm
 
@@ -42,6 +42,6 @@ _sharding.register()
 
 __all__ = [
     "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm",
-    "rms_norm_gated", "Norm", "quantized_rms_norm", "RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormAdd", "LayerNormAdd", "RMSNormGated", "patch",
-    "Patch",
+    "rms_norm_gated", "l2_norm", "Norm", "quantized_rms_norm", "RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormAdd",
+    "LayerNormAdd", "RMSNormGated", "L2Norm", "patch", "Patch",
 ]

@@ -20,9 +20,22 @@ import functools
 import torch
 from torch.autograd import forward_ad
 
-from .._norm import Form
+from .._norm import NORMS, Form
 from . import fallback
-from .operators import FORWARD_RESULTS, FORWARD_TENSORS, ROWS, _library, eager_ops, forward, general_gradients, gradients, parameter_names, result_names
+from .operators import (
+    FORWARD_RESULTS,
+    FORWARD_TENSORS,
+    ROWS,
+    _library,
+    eager_ops,
+    form_of,
+    forward,
+    general_gradients,
+    gradients,
+    is_cast,
+    parameter_names,
+    result_names,
+)
 
 # Skips the operators' registered gradients, whose dispatch costs some microseconds a call.
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -107,7 +120,7 @@ def _gradients_in_order(is_long, ctx, dy, dh):
         return dx, (dresidual if is_wider else dx) if need_dresidual else None, dgate if need_dgate else None, *parameters
 
     if not form.residual_after:
-        dy = torch.zeros_like(rows, dtype=x_dtype) if dy is None else dy
+        dy = torch.zeros_like(rows, dtype=form.out_dtype or x_dtype) if dy is None else dy
         return None, *norm(dy, rows, weight, mean, rstd, dh, needs[:2], dtypes, need_dresidual), None, None
     next_parameters = None, None
     if dy is None:
@@ -199,7 +212,7 @@ class NormForTransforms(torch.autograd.Function):
             h_t = _sum(x_t, residual_t)
             y_t = _tangent(form, rows, weight, mean, rstd, h_t, *parameters_t[:2])
         y_t, h_t = (torch.zeros_like(rows) if tensor is None else tensor for tensor in (y_t, h_t))
-        return y_t.to(x_dtype) if form.has_y else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
+        return y_t.to(form.out_dtype or x_dtype) if form.has_y else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
 
     @staticmethod
     def vmap(info, dims, form, *tensors):
@@ -227,38 +240,51 @@ def _tangent(form, rows, weight, mean, rstd, rows_t, weight_t, bias_t):
 
 
 def _general_rows(form, x, gate, weight, bias, mean, rstd):
-    """What the derivatives of a norm with a gate or groups are made of: the activation of the gate and
-    its derivative (None without one), x before its multiplication, x_hat and `first` of `_rows`, and the
-    result before its multiplication."""
-    x = _wide(x)
+    """What the derivatives of a norm that is not plain are made of: the activation of the gate and its
+    derivative (None without one), x before its multiplication, x_hat and `first` of `_rows`, the
+    result before its multiplication, and the function that multiplies rows by the weight after the
+    norm. With the cast order weight_first, the weight multiplies x instead."""
+    dtype, x = x.dtype, _wide(x)
     act, slope = (None, None) if gate is None else fallback.activated(form.activation, gate)
-    x_hat, first, _ = _rows(form.is_layer, x if gate is None or not form.gate_before else x * act, mean, rstd, form.groups)
-    return act, slope, x, x_hat, first, _sum(_scaled(x_hat, weight, form.weight_offset), bias)
+    rows = x if gate is None or not form.gate_before else x * act
+    weigh = lambda rows: _scaled(rows, weight, form.weight_offset)  # noqa: E731
+    if form.cast_order == "weight_first":
+        rows, weigh = weigh(x), lambda rows: rows
+        # The rounding is part of the value and not of the derivatives.
+        rows = rows + (rows.to(dtype).to(rows.dtype) - rows).detach()
+    x_hat, first, _ = _rows(form.is_layer, rows, mean, rstd, form.groups, form)
+    return act, slope, x, x_hat, first, _sum(weigh(x_hat), bias), weigh
 
 
 def _general_tangent(form, x, weight, mean, rstd, gate, bias, x_t, gate_t, weight_t, bias_t):
-    """The tangent of the result of a norm with a gate or groups; None if all are None."""
-    act, slope, x, x_hat, first, v = _general_rows(form, x, gate, weight, bias, mean, rstd)
+    """The tangent of the result of a norm that is not plain; None if all are None."""
+    act, slope, x, x_hat, first, v, weigh = _general_rows(form, x, gate, weight, bias, mean, rstd)
     gated = lambda rows, rows_t: _sum(None if rows_t is None else rows_t * act, None if gate_t is None else rows * slope * gate_t)  # noqa: E731
     h_t = gated(x, x_t) if gate is not None and form.gate_before else x_t
-    v_t = _sum(None if h_t is None else _scaled(first(h_t), weight, form.weight_offset), None if weight_t is None else x_hat * weight_t,
-               None if bias_t is None else bias_t.expand(x.shape))
+    after_t = None if weight_t is None else x_hat * weight_t
+    if form.cast_order == "weight_first":
+        h_t, after_t = _sum(None if x_t is None else _scaled(x_t, weight, form.weight_offset), None if weight_t is None else x * weight_t), None
+    v_t = _sum(None if h_t is None else weigh(first(h_t)), after_t, None if bias_t is None else bias_t.expand(x.shape))
     return gated(v, v_t) if gate is not None and not form.gate_before else v_t
 
 
 def _general_by_operations(form, needs, dy, x, gate, weight, bias, mean, rstd, dresidual_out):
     """`general_gradients` with PyTorch's operations: equations (7) to (12), (20) and (21)."""
-    act, slope, wide_x, x_hat, first, v = _general_rows(form, x, gate, weight, bias, mean, rstd)
+    act, slope, wide_x, x_hat, first, v, weigh = _general_rows(form, x, gate, weight, bias, mean, rstd)
     need_dgate, need_dweight, need_dbias, need_dresidual = needs
     dv, dgate = dy.to(x_hat.dtype), None
     if gate is not None and not form.gate_before:
         dv, dgate = dv * act, dv * v * slope
-    dx = _sum(first(_scaled(dv, weight, form.weight_offset)), dresidual_out)
+    dx = _sum(first(weigh(dv)), dresidual_out)
+    dweight = dv * x_hat if need_dweight else None
+    if form.cast_order == "weight_first":
+        dx, dweight = _scaled(dx, weight, form.weight_offset), dx * wide_x if need_dweight else None
     dresidual = dx.to(x.dtype) if need_dresidual else None
     if gate is not None and form.gate_before:
         dx, dgate = dx * act, dx * wide_x * slope
-    dweight = _over_rows(dv * x_hat).to(weight.dtype) if need_dweight else None
-    return dx.to(dy.dtype), dgate.to(gate.dtype) if need_dgate else None, dweight, _over_rows(dv) if need_dbias else None, dresidual
+    dweight = _over_rows(dweight).to(weight.dtype) if need_dweight else None
+    dx = dx.to(x.dtype if is_cast(form, dy, x) else dy.dtype)
+    return dx, dgate.to(gate.dtype) if need_dgate else None, dweight, _over_rows(dv) if need_dbias else None, dresidual
 
 
 _GENERAL_BACKWARD = "dy", "x", "gate", "weight", "bias", "mean", "rstd", "dresidual_out"
@@ -441,14 +467,14 @@ def _scaled(rows, weight, weight_offset):
     return rows if weight is None else rows * (weight.to(rows.dtype) + weight_offset)
 
 
-def _rows(is_layer, h, mean, rstd, groups=1):
+def _rows(is_layer, h, mean, rstd, groups=1, form=None):
     """(x_hat, first, second) with PyTorch's operations, so that all three can be differentiated
     again.
 
     first(v) is the derivative of x_hat along v; second(u, v) is the derivative of first(u) along v.
     Both are symmetric: first as a map, second in its arguments and as a map of either. mean and
     rstd arrive as constants with the bits of the forward pass; terms of value zero give them their
-    derivatives.
+    derivatives. form: of a norm that is not plain.
     """
     width = h.shape[-1] // groups
 
@@ -458,7 +484,14 @@ def _rows(is_layer, h, mean, rstd, groups=1):
         return statistics if groups == 1 else statistics.expand(*statistics.shape[:-1], width).reshape(*statistics.shape[:-2], h.shape[-1])
 
     # Batches of `is_grads_batched` have no rule for unflatten.
-    average = lambda rows: spread((rows if groups == 1 else rows.reshape(*rows.shape[:-1], groups, width)).mean(-1))  # noqa: E731
+    grouped = lambda rows: rows if groups == 1 else rows.reshape(*rows.shape[:-1], groups, width)  # noqa: E731
+    average = lambda rows: spread(grouped(rows).mean(-1))  # noqa: E731
+    if form is not None and form.l2 == NORMS[3]:
+        # Where the norm is clamped, rstd is a constant.
+        is_free = (rstd * form.eps < 1 - 2.0**-20).to(rstd.dtype)
+        average = lambda rows: spread(grouped(rows).sum(-1) * is_free)  # noqa: E731
+    elif form is not None and form.l2 is not None:
+        average = lambda rows: spread(grouped(rows).sum(-1))  # noqa: E731
     zero = lambda tensor: tensor - tensor.detach()  # noqa: E731
     rows, rstd = _wide(h), spread(rstd)
     if is_layer:
@@ -515,14 +548,17 @@ def _register(name, names):
         given = {"weight_offset": 0.0, "cast_before_weight": False, "need_dbias": False, "need_y": False} | dict(zip(names, args))
         if "groups" in given:
             # Also without a gate, since an operator of plain norms may lack an argument.
-            form = Form(given["is_layer"], given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"],
-                        activation="sigmoid" if given["is_sigmoid"] else "silu", gate_before=given["gate_before"], groups=given["groups"])
+            form = form_of(given)
         else:
             form = Form(is_layer, given.get("eps", 0.0), given["weight_offset"], given["cast_before_weight"], name.endswith("_norm_add"),
                         given["need_y"])
         if name == "norm_backward":
             needs = tuple(given[f"need_{one}"] for one in result_names[name][1:])
-            return _GeneralBackward.apply(form, needs, *map(given.get, _GENERAL_BACKWARD))
+            if given["need_dx"]:
+                return _GeneralBackward.apply(form, needs, *map(given.get, _GENERAL_BACKWARD))
+            form = form._replace(out_dtype=given["dy"].dtype)
+            dx, *parameters, empty = _GeneralBackward.apply(form, (*needs[:3], False), *map(given.get, _GENERAL_BACKWARD))
+            return empty, *parameters, dx
         if name.endswith("_backward"):
             return tuple(t for t in _NormBackward.apply(is_layer, *map(given.get, _BACKWARD)) if t is not None)
         results = dict(zip(FORWARD_RESULTS, NormForTransforms.apply(form, *map(given.get, FORWARD_TENSORS))))

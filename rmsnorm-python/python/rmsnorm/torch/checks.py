@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._norm import ACTIVATIONS, Form, check_pieces, group_width
+from .._norm import ACTIVATIONS, NORMS, Form, check_pieces, group_width
 
 _NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
@@ -52,9 +52,13 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
     flag("cast_before_weight", cast_before_weight)
-    _values(eps, weight_offset)
-    if gate is not None and gate.dtype != x.dtype:
-        raise TypeError(f"gate: expected the dtype of x, {x.dtype}, got {gate.dtype}; call gate.to(x.dtype)")
+    _values(eps, weight_offset, form.l2 == NORMS[3])
+    y_dtype, of = (x.dtype, "x") if form.out_dtype is None else (form.out_dtype, "y")
+    if gate is not None and gate.dtype != y_dtype:
+        raise TypeError(f"gate: expected the dtype of {of}, {y_dtype}, got {gate.dtype}; call gate.to({of}.dtype)")
+    if form.cast_order == "weight_first" and weight is None:
+        raise ValueError("weight: expected a tensor with cast_order=\"weight_first\", which normalizes x * weight, got None; pass a weight, "
+                         "or leave cast_order out")
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
@@ -66,6 +70,14 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
     else:
         dims = shapes(x, residual, weight, bias, normalized_shape, next_weight, next_bias, gate)
         group_width(dims, form.groups)
+
+
+def pieces(form, residual, gate):
+    """Raises if the options of a norm that is not plain are wrong in themselves or beside the residual and the gate."""
+    dtype = form.out_dtype
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1):
+        raise TypeError(f"out_dtype: expected a floating-point dtype of at least 16 bits, got {dtype!r}; None is the dtype of x")
+    check_pieces(form, residual, gate)
 
 
 def number(name, value):
@@ -90,8 +102,11 @@ def flag(name, value):
         raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
 
 
-def _values(eps, weight_offset):
-    """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32."""
+def _values(eps, weight_offset, is_clamped=False):
+    """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32, or float32 cannot hold the square of a
+    clamped L2 norm's eps."""
+    if is_clamped and not (eps == 0 or 2.0**-63 <= eps <= 2.0**63):
+        raise ValueError(f"eps: expected 0 or a number from 2**-63 to 2**63 of a clamped L2 norm, got {eps}; float32 holds its square")
     if not 0 <= eps <= LARGEST:
         raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; a negative eps makes small rows NaN in "
                          "torch.nn.functional")
@@ -156,7 +171,7 @@ def operands(given):
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     name, main = next(iter(tensors.items()))
     devices(tensors, main)
-    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0))
+    _values(given.get("eps", 0.0), given.get("weight_offset", 0.0), given.get("kind") == 3)
     if main.ndim == 0:
         raise ValueError(f"{name}: expected at least one dimension, got the shape []; call {name}.reshape(1)")
     if main.dtype not in (torch.float32, torch.float16, torch.bfloat16):

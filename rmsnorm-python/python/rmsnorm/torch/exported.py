@@ -16,7 +16,7 @@ from .operators import FORWARD_TENSORS
 _library = torch.library.Library("rmsnorm", "FRAGMENT")
 _RMS, _LAYER = "Tensor? weight, float eps, float weight_offset, bool cast_before_weight", "Tensor? weight, Tensor? bias, float eps"
 _GENERAL = ("Tensor? gate, Tensor? weight, Tensor? bias, float eps, float weight_offset, bool cast_before_weight, bool is_layer, "
-            "str? activation, bool gate_before, int groups")
+            "str? activation, bool gate_before, int groups, str? l2, str? cast_order, ScalarType? out_dtype")
 _SCHEMAS = {
     "rms_norm": f"(Tensor x, {_RMS}) -> Tensor", "add_rms_norm": f"(Tensor x, Tensor residual, {_RMS}) -> (Tensor y, Tensor h)",
     "layer_norm": f"(Tensor x, {_LAYER}) -> Tensor", "add_layer_norm": f"(Tensor x, Tensor residual, {_LAYER}) -> (Tensor y, Tensor h)",
@@ -26,7 +26,7 @@ _SCHEMAS = {
     "layer_norm_add_norm": f"(Tensor x, Tensor residual, {_LAYER}, Tensor? next_weight, Tensor? next_bias) -> (Tensor y, Tensor h)",
     "norm": f"(Tensor x, {_GENERAL}) -> Tensor", "add_norm": f"(Tensor x, Tensor residual, {_GENERAL}) -> (Tensor y, Tensor h)",
 }
-_OF_GATE = "activation", "gate_before", "groups"
+_LAST = Form._fields[6:]
 _ops = types.SimpleNamespace()
 
 
@@ -48,7 +48,7 @@ def _composite(name, eager):
     def composite(x, *args):
         given = {"weight_offset": 0.0, "cast_before_weight": False, "is_layer": is_layer} | dict(zip(names, (x, *args)))
         form = Form(given["is_layer"], given["eps"], given["weight_offset"], given["cast_before_weight"], residual_after, has_next,
-                    *map(given.get, _OF_GATE) if "groups" in names else ())
+                    *map(given.get, _LAST) if "groups" in names else ())
         # A tracer's tensors have other types, and are decomposed.
         norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.unchecked
         y, h = norm(form, *map(given.get, FORWARD_TENSORS))
@@ -60,8 +60,7 @@ def _composite(name, eager):
 def norm(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """(y, h) as one node of the program; h is None without a residual, y if the call has none."""
     if not form.is_plain:
-        options = (gate, weight, bias, form.eps, form.weight_offset, form.cast_before_weight, form.is_layer, form.activation,
-                   form.gate_before, form.groups)
+        options = (gate, weight, bias, form.eps, form.weight_offset, form.cast_before_weight, form.is_layer, *form[6:])
         return (_ops.norm(x, *options), None) if residual is None else _ops.add_norm(x, residual, *options)
     options = (weight, bias, form.eps) if form.is_layer else (weight, form.eps, form.weight_offset, form.cast_before_weight)
     if form.has_next:

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
-from .._norm import Form, Value, check_pieces
+from .._norm import CAST_ORDERS, NORMS, Form, Value
 from . import checks, exported, fallback
 from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
@@ -49,9 +49,15 @@ def _has_cuda(index):
 _has_cuda._dynamo_marked_constant = True
 
 
-def _takes(x, residual, gate, *parameters):
-    """Whether the kernels support these devices and dtypes."""
+def _takes(x, residual, gate, *parameters, out_dtype=None, is_first=False):
+    """Whether the kernels support these devices and dtypes. out_dtype: of y, None for that of x. is_first: whether the weight comes
+    before the norm."""
     dtype = x.dtype
+    if out_dtype is not None and out_dtype is not dtype:
+        if is_first or dtype not in _FLOATS or out_dtype not in _FLOATS or torch.float32 not in (dtype, out_dtype):
+            return False
+        # Gate and parameters go with y.
+        dtype = out_dtype
     if dtype not in _FLOATS or not (x.is_cpu or x.is_cuda and _has_cuda(x.device.index or 0)):
         return False
     if residual is not None and residual.dtype is not dtype and residual.dtype is not torch.float32:
@@ -68,18 +74,24 @@ def _takes(x, residual, gate, *parameters):
 
 
 def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_before_weight=False, normalized_shape=None,
-          residual_after=False, has_next=False, next_weight=None, next_bias=None, gate=None, *of_gate):
-    """(y, h); y is None or unspecified if the call has none, h is None without a residual. of_gate:
-    activation, gate_before and groups, of a norm that is not plain."""
+          residual_after=False, has_next=False, next_weight=None, next_bias=None, gate=None, *general):
+    """(y, h); y is None or unspecified if the call has none, h is None without a residual. general: the
+    last fields of the form of a norm that is not plain, from activation on."""
     eps = _LAYER_EPS if eps is None and is_layer else eps
     tensors = x, residual, gate, weight, bias, next_weight, next_bias
-    if of_gate:
-        check_pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *of_gate), residual, gate)
+    cast_order, out_dtype = general[-2:] if general else (None, None)
+    is_first = cast_order == "weight_first"
+    if general:
+        checks.pieces(Form(is_layer, 0.0, 0.0, False, residual_after, has_next, *general), residual, gate)
+        if out_dtype is torch.float32 and isinstance(x, Tensor) and x.dtype in _FLOATS and not is_first:
+            # Parameters go with y, and 16 bits become float32 without a rounding.
+            weight, bias = (one.float() if isinstance(one, Tensor) and one.dtype in _FLOATS else one for one in (weight, bias))
+            tensors = x, residual, gate, weight, bias, next_weight, next_bias
     is_eager = _is_eager(*tensors) and not _has_mode() and (normalized_shape is None or _is_last(x, normalized_shape))
-    if is_eager and _takes(*tensors):
+    if is_eager and _takes(*tensors, out_dtype=out_dtype, is_first=is_first):
         eps = _RMS_EPS if eps is None else eps
         if type(eps) is float and type(weight_offset) is float and type(cast_before_weight) is bool:
-            return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate), *tensors)
+            return _recorded(Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general), *tensors)
     # Dynamo of PyTorch 2.10 cannot query modes; in compiled code modes change nothing below.
     is_usual = type(x) in _PLAIN and not x.is_nested and (_is_compiling() or not _has_mode())
     for tensor in tensors[1:]:
@@ -87,13 +99,13 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     is_tensor = is_usual or isinstance(x, Tensor) and all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors[1:])
     is_nested = not is_usual and any(isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors)
     if not is_usual and not is_nested and not _is_compiling() and has_torch_function(tensors):
-        form = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate)
+        form = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general)
         return _by_others(form, tensors, normalized_shape)
     if eps is None:
         eps = default_eps(x) if isinstance(x, Tensor) else _RMS_EPS
     eps, weight_offset = checks.number("eps", eps), checks.number("weight_offset", weight_offset)
     checks.flag("cast_before_weight", cast_before_weight)
-    args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate), *tensors
+    args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general), *tensors
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
     if not _is_compiling() and _is_traced() is not None and torch.onnx.is_in_onnx_export():
@@ -102,7 +114,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     is_flat = all(parameter is None or parameter.ndim <= 1 for parameter in tensors[len(ROWS):])
     if not is_flat or not (normalized_shape is None or _is_last(x, normalized_shape)):
         return _flattened(*args, normalized_shape)
-    if not _takes(*tensors):
+    if not _takes(*tensors, out_dtype=out_dtype, is_first=is_first):
         return fallback.checked(*args)
     if _is_compiling() and (x.shape[-1] == 0 or _is_transformed() or is_forward_mode()):
         # Compilers can trace PyTorch's operations through every transform. No kernel supports zero
@@ -151,13 +163,13 @@ def _recorded(*args):
 def _by_others(form, tensors, normalized_shape):
     """`_norm`, computed by an override of `__torch_function__`: a subclass, a mode or a Proxy of
     torch.fx."""
-    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, activation, gate_before, groups = form
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general = form
     x, residual, gate, weight, bias, next_weight, next_bias = tensors
     if not form.is_plain:
         found = handle_torch_function(
-            normalize, tensors, x, weight, bias, is_layer=is_layer, eps=eps, residual=residual, gate=gate, activation=activation,
-            gate_before=gate_before, groups=groups, normalized_shape=normalized_shape, weight_offset=weight_offset,
-            cast_before_weight=cast_before_weight,
+            normalize, tensors, x, weight, bias, is_layer=is_layer, eps=eps, residual=residual, gate=gate,
+            normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+            **dict(zip(Form._fields[-len(general):], general)),
         )
         return (found, None) if residual is None else found
     rows = (x,) if residual is None else (x, residual)
@@ -180,9 +192,9 @@ def _after_refusal(*args):
 
 def _of_form(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """`_norm` with the arguments of the kernels."""
-    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *of_gate = form
+    is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general = form
     return _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, None, residual_after, has_next, next_weight,
-                 next_bias, gate, *([] if form.is_plain else of_gate))
+                 next_bias, gate, *([] if form.is_plain else general))
 
 
 def _flattened(form, x, *args):
@@ -230,11 +242,14 @@ def _by_position(args, shape, **named):
 
 @overload
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None, *, normalized_shape: Sequence[int] | None = None,
-             weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
+             weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None,
+             out_dtype: torch.dtype | None = None) -> Tensor: ...
 @overload
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
-             weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor: ...
-def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
+             weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None,
+             out_dtype: torch.dtype | None = None) -> Tensor: ...
+def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offset=0.0, cast_before_weight=False, cast_order=None,
+             out_dtype=None):
     """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`: equations (1) to (12).
 
     `rms_norm(x, weight, eps)`, or with the arguments of `torch.nn.functional.rms_norm`:
@@ -245,6 +260,17 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
     eps: None means 2**-23, or 2**-52 for float64. weight_offset: 1 is Gemma's `1 + w`.
     cast_before_weight: round the normalized value to the dtype of x before the weight multiplies
     it, as Llama does.
+    cast_order: the order of roundings by name; None is "before_weight" with cast_before_weight, else "at_store".
+
+    | cast_order | y | model |
+    |---|---|---|
+    | "at_store" | rounded once | Gemma |
+    | "before_weight" | x_hat is rounded, then its product with the weight | Llama |
+    | "rstd_first" | 1 / sqrt(..) is rounded, then as "before_weight" | DeepSeek-V4 |
+    | "weight_first" | x * (weight + weight_offset) is rounded, and that is normalized | Muse Spark |
+
+    out_dtype: the dtype of y; None is that of x. It is rounded once. Kernels compute float32 from 16 bits, and 16 bits from float32;
+    PyTorch's operations compute other pairs, and "weight_first" with a y of another dtype.
     normalized_shape: the last dimensions of x, normalized together; None means the shape of the
     weight, or the last dimension.
 
@@ -264,6 +290,9 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
             weight, eps = args
         else:
             normalized_shape, weight, eps = _by_position(args, normalized_shape, weight=weight, eps=eps)
+    if cast_order is not None or out_dtype is not None:
+        return normalize(x, weight, is_layer=False, eps=eps, normalized_shape=normalized_shape, weight_offset=weight_offset,
+                         cast_before_weight=cast_before_weight, cast_order=cast_order, out_dtype=out_dtype)
     if _is_eager(x, None, None, weight) and _takes(x, None, None, weight) and (normalized_shape is None or _is_last(x, normalized_shape)):
         eps = _RMS_EPS if eps is None else eps
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
@@ -277,11 +306,11 @@ def rms_norm(x, *args, weight=None, eps=None, normalized_shape=None, weight_offs
 
 @overload
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = 1e-5, *,
-               normalized_shape: Sequence[int] | None = None) -> Tensor: ...
+               normalized_shape: Sequence[int] | None = None, out_dtype: torch.dtype | None = None) -> Tensor: ...
 @overload
 def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-               eps: float | None = 1e-5) -> Tensor: ...
-def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None):
+               eps: float | None = 1e-5, *, out_dtype: torch.dtype | None = None) -> Tensor: ...
+def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None, out_dtype=None):
     """`(x - mean) / sqrt(var + eps) * weight + bias`: equations (1) to (12).
 
     `layer_norm(x, weight, bias, eps)`, or with the arguments of `torch.nn.functional.layer_norm`:
@@ -301,6 +330,8 @@ def layer_norm(x, *args, weight=None, bias=None, eps=None, normalized_shape=None
         else:
             normalized_shape, weight, bias, eps = _by_position(args, normalized_shape, weight=weight, bias=bias, eps=eps)
     eps = _LAYER_EPS if eps is None else eps
+    if out_dtype is not None:
+        return normalize(x, weight, bias, is_layer=True, eps=eps, normalized_shape=normalized_shape, out_dtype=out_dtype)
     if _is_eager(x, None, None, weight, bias) and _takes(x, None, None, weight, bias) and (normalized_shape is None or _is_last(x, normalized_shape)):
         is_recorded = _is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)
                                               or (bias is not None and bias.requires_grad))
@@ -423,7 +454,8 @@ def _residual(residual):
 
 def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None = None, eps: float | None = None, *,
                    bias: Tensor | None = None, activation: str = "silu", norm_before_gate: bool = True, groups: int = 1,
-                   normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0, cast_before_weight: bool = False) -> Tensor:
+                   normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0, cast_before_weight: bool = False,
+                   cast_order: str | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
     """`(rms_norm(x) + bias) * activation(gate)`, or with norm_before_gate=False
     `rms_norm(x * activation(gate)) + bias`: equations (19) to (21).
 
@@ -447,19 +479,63 @@ def rms_norm_gated(x: Tensor, gate: Tensor | None = None, weight: Tensor | None 
     tensor([[0.4243, 0.8271]])
     """
     return normalize(x, weight, bias, is_layer=False, eps=eps, gate=gate, activation=activation, gate_before=not norm_before_gate,
-                     groups=groups, normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+                     groups=groups, normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+                     cast_order=cast_order, out_dtype=out_dtype)
+
+
+def l2_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, groups: int = 1, clamped: bool = False,
+            normalized_shape: Sequence[int] | None = None, weight_offset: float = 0.0, cast_order: str | None = None,
+            out_dtype: torch.dtype | None = None) -> Tensor:
+    """`x / sqrt(sum(x**2, -1) + eps) * (weight + weight_offset)`, as in flash-linear-attention: equations (1) to (12) with sums in place
+    of averages.
+
+    clamped: `x / max(sqrt(sum(x**2, -1)), eps)`, as `torch.nn.functional.normalize`. The gradient takes the divisor as a constant where
+    it is eps. Such an eps is 0, or from 2**-63 to 2**63. groups: the number of groups of columns, each normalized by itself, such as the
+    heads of a row. The rest is as in `rms_norm`. Gates, biases and a residual: `Norm.l2`.
+
+    >>> import torch, rmsnorm.torch as rt
+    >>> rt.l2_norm(torch.tensor([[3.0, 4.0], [0.0, 5.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 1.0000]])
+    """
+    return normalize(x, weight, is_layer=False, eps=eps, groups=groups, l2=_l2_name(clamped), normalized_shape=normalized_shape,
+                     weight_offset=weight_offset, cast_order=cast_order, out_dtype=out_dtype)
+
+
+def _l2_name(clamped):
+    """The kind of an L2 norm."""
+    checks.flag("clamped", clamped)
+    return NORMS[2 + clamped]
+
+
+def _given(**options):
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _order_of(cast_before_weight, cast_order):
+    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
+    if cast_order is None or cast_order in CAST_ORDERS[2:]:
+        return cast_before_weight, cast_order
+    if cast_order not in CAST_ORDERS:
+        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
+    return cast_order == "before_weight", None
 
 
 def normalize(x, weight=None, bias=None, *, is_layer, eps=None, residual=None, residual_after=False, has_next=False, next_weight=None,
-              next_bias=None, gate=None, activation=None, gate_before=False, groups=1, normalized_shape=None, weight_offset=0.0,
-              cast_before_weight=False):
+              next_bias=None, gate=None, activation=None, gate_before=False, groups=1, l2=None, cast_order=None, out_dtype=None,
+              normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
     """y, h or (y, h) of a norm with any pieces: what `Norm` calls, one argument a piece."""
-    is_plain = gate is None and type(groups) is int and groups == 1
+    cast_before_weight, cast_order = _order_of(cast_before_weight, cast_order)
+    if out_dtype is not None and isinstance(x, Tensor) and out_dtype is x.dtype:
+        out_dtype = None
+    is_plain = gate is None and type(groups) is int and groups == 1 and l2 is cast_order is out_dtype is None
+    is_plain = is_plain and not (is_layer and cast_before_weight is True)
     if not is_layer and (bias is not None and is_plain or next_bias is not None):
         raise TypeError(f"{'bias' if bias is not None else 'next_bias'}: an RMS norm has none, got one; leave it out")
-    of_gate = () if is_plain else (None if gate is None else activation, gate_before, groups)
+    general = () if is_plain else (None if gate is None else activation, gate_before, groups, l2, cast_order, out_dtype)
     y, h = _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, residual_after, has_next,
-                 next_weight, next_bias, gate, *of_gate)
+                 next_weight, next_bias, gate, *general)
     return y if residual is None else (y, h) if has_next or not residual_after else h
 
 
@@ -467,7 +543,7 @@ class Norm(Value):
     """A norm as a value: its options and its pieces. Methods return a new value, and `apply`
     computes it with one kernel.
 
-    `rms` and `layer` take the options of `rms_norm` and `layer_norm`. `apply(x, weight, bias)` has
+    `rms`, `layer` and `l2` take the options of `rms_norm`, `layer_norm` and `l2_norm`. `apply(x, weight, bias)` has
     all paths and derivatives of the functions. It returns
 
     | pieces | result |
@@ -488,6 +564,25 @@ class Norm(Value):
 
     __slots__ = ()
 
+    @classmethod
+    def rms(cls, eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None,
+            out_dtype: torch.dtype | None = None) -> "Norm":
+        """An RMS norm, with the options of `rms_norm`."""
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
+
+    @classmethod
+    def layer(cls, eps: float | None = None, *, cast_order: str | None = None, out_dtype: torch.dtype | None = None) -> "Norm":
+        """A layer norm, with the options of `layer_norm`, and a cast order."""
+        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
+
+    @classmethod
+    def l2(cls, eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
+           out_dtype: torch.dtype | None = None) -> "Norm":
+        """An L2 norm, with the options of `l2_norm`."""
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=_l2_name(clamped),
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
+
     def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y, h or (y, h) of these rows."""
         return normalize(x, weight, bias, **self._given())
@@ -506,5 +601,6 @@ _FUNCTIONS = {
 }
 exported.register(_of_form)
 # torch.jit.script compiles the functions of `fallback` in place of these.
-for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm, rms_norm_add, layer_norm_add, rms_norm_add_rms_norm, rms_norm_gated):
+for _function in (rms_norm, layer_norm, add_rms_norm, add_layer_norm, rms_norm_add, layer_norm_add, rms_norm_add_rms_norm, rms_norm_gated,
+                  l2_norm):
     _function.__prepare_scriptable__ = functools.partial(getattr, fallback, _function.__name__)

@@ -13,6 +13,7 @@ import types
 import torch
 
 from .. import _native
+from .._norm import CAST_ORDERS, NORMS, Form
 from . import checks
 
 _library = torch.library.Library("rmsnorm", "DEF")
@@ -38,6 +39,8 @@ FORWARD_TENSORS = "x", "residual", "gate", "weight", "bias", "next_weight", "nex
 #: Those that have the rows of x; the others are parameters.
 ROWS = FORWARD_TENSORS[:3]
 FORWARD_RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
+#: The dtypes of y by their number in `norm`; the first is that of x.
+Y_DTYPES = None, torch.float32, torch.float16, torch.bfloat16
 #: The operators, and their builtin functions: one Python call less, but invisible to tracers.
 ops = types.SimpleNamespace(**_overloads)
 eager_ops = types.SimpleNamespace(**{name: overload._op for name, overload in _overloads.items()})
@@ -55,7 +58,7 @@ def _fake(operator, *args):
 def is_needed(name, given):
     """Whether a call with these arguments, by name, has the result. The statistics of a next norm
     come with its y, and an RMS norm has no mean."""
-    if name == "mean" and not given.get("is_layer", True):
+    if name == "mean" and given.get("kind", 1) != 1:
         return False
     return given.get(f"need_{'y' if name.startswith('next_') else name}", True)
 
@@ -71,6 +74,8 @@ def _fake_result(name, given):
         shape, dtype = x.shape[-1:], next((one.dtype for one in parameters if one is not None), torch.float32)
     elif name == "dresidual":
         dtype = x.dtype
+    elif name == "y":
+        dtype = Y_DTYPES[given.get("y_dtype", 0)] or dtype
     elif name == "residual_out":
         shape, dtype = (0, dtype) if residual is None else (shape, residual.dtype)
     elif name == "codes":
@@ -97,9 +102,10 @@ for _name in parameter_names:
 
 def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
     """The `FORWARD_RESULTS` of these operators; those that the call does not have are None."""
-    is_layer, eps, *options, residual_after, has_next, _, _, _ = form
+    is_layer, eps, *options, residual_after, has_next = form[:6]
     if not form.is_plain:
-        y, h, mean, rstd = ops.norm(x, residual, gate, weight, bias, eps, *options, *_general_options(form))
+        y_dtype = 0 if form.out_dtype in (None, x.dtype) else Y_DTYPES.index(form.out_dtype)
+        y, h, mean, rstd = ops.norm(x, residual, gate, weight, bias, eps, form.weight_offset, *_general_options(form), y_dtype)
         return y, None if residual is None else h, mean if is_layer else None, rstd, None, None
     if residual_after:
         mean = next_mean = None
@@ -123,14 +129,32 @@ def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
 
 def _general_options(form):
     """The options of `norm` and `norm_backward` that other operators do not have."""
-    return form.is_layer, form.activation == "sigmoid", form.gate_before, form.groups
+    order = CAST_ORDERS.index(form.cast_order) if form.cast_order is not None else int(form.cast_before_weight)
+    return NORMS.index(form.name), order, form.activation == "sigmoid", form.gate_before, form.groups
+
+
+def form_of(given):
+    """The form of an operator with these options, by name."""
+    kind, order, y_dtype = given["kind"], given["cast_order"], Y_DTYPES[given.get("y_dtype", 0)]
+    return Form(kind == 1, given["eps"], given["weight_offset"], order == 1, activation="sigmoid" if given["is_sigmoid"] else "silu",
+                gate_before=given["gate_before"], groups=given["groups"], l2=NORMS[kind] if kind > 1 else None,
+                cast_order=CAST_ORDERS[order] if order > 1 else None, out_dtype=y_dtype)
+
+
+def is_cast(form, dy, x):
+    """Whether the gradient of x has a dtype of its own: y has another one than x."""
+    return form.out_dtype is not None and dy.dtype != x.dtype
 
 
 def general_gradients(ops, form, needs, dy, x, gate, weight, bias, mean, rstd, dh):
-    """(dx, dgate, dweight, dbias, dresidual) of a norm with a gate or groups; gradients that are not
+    """(dx, dgate, dweight, dbias, dresidual) of a norm that is not plain; gradients that are not
     needed have no elements. needs: of all except dx."""
     bias = None if gate is None or form.gate_before else bias
-    return ops.norm_backward(dy, x, gate, weight, bias, mean, rstd, dh, form.weight_offset, *_general_options(form), *needs)
+    call = functools.partial(ops.norm_backward, dy, x, gate, weight, bias, mean, rstd, dh, form.eps, form.weight_offset, *_general_options(form))
+    if is_cast(form, dy, x):
+        dx, *parameters, dresidual = call(False, *needs[:3], True)
+        return dresidual, *parameters, dx
+    return call(True, *needs)
 
 
 def gradients(ops, is_layer, dy, h, weight, mean, rstd, dh, weight_offset, need_dweight, need_dbias, need_dresidual):

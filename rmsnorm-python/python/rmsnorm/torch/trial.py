@@ -59,11 +59,15 @@ class Kind:
     activation: str | None = None
     gate_before: bool = False
     groups: int = 1
+    #: "l2_norm" in place of an RMS norm; rstd_first or weight_first.
+    l2: str | None = None
+    cast_order: str | None = None
 
     @property
     def is_plain(self):
-        """Whether it has neither a gate nor groups."""
-        return self.activation is None and self.groups == 1
+        """Whether it has neither a gate nor groups, nor an order of roundings of its own, and is no L2
+        norm."""
+        return self.activation is None and self.groups == 1 and self.l2 is None and self.cast_order is None
 
     def __call__(self, x, gate, weight, bias, eps, dims):
         if weight is None and bias is None and dims > 1:
@@ -83,7 +87,8 @@ class Kind:
             # A gate and parameters of 16 bits beside a float32 x: they are not rounded here.
             gate, weight, bias = (None if tensor is None else tensor.float() for tensor in (gate, weight, bias))
         return normalize(x, weight, bias, is_layer=self.is_layer, eps=eps, gate=gate, activation=self.activation, gate_before=self.gate_before,
-                         groups=self.groups, weight_offset=weight_offset, cast_before_weight=self.cast_before_weight)
+                         groups=self.groups, l2=self.l2, cast_order=self.cast_order, weight_offset=weight_offset,
+                         cast_before_weight=self.cast_before_weight)
 
     def __str__(self):
         options = []
@@ -92,13 +97,18 @@ class Kind:
         options += [f"groups={self.groups}"] * (self.groups != 1)
         options += [f"weight_offset={self.weight_offset:g}"] * (not self.is_layer or bool(self.weight_offset))
         options += ["rounds_offset=True"] * self.rounds_offset
-        options += [] if self.is_layer else [f"cast_before_weight={self.cast_before_weight}"]
-        name = ("layer_norm" if self.is_layer else "rms_norm") + "_gated" * (not self.is_plain)
+        if self.cast_order is not None:
+            options += [f"cast_order={self.cast_order}"]
+        else:
+            options += [] if self.is_layer else [f"cast_before_weight={self.cast_before_weight}"]
+        name = self.l2 or ("layer_norm" if self.is_layer else "rms_norm")
+        name += "_gated" * (self.activation is not None or self.groups != 1 and self.l2 is None)
         return f"{name}({', '.join(options)})" if options else name
 
 
 # In the order in which they are compared. They differ in float32.
-_KINDS = Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0)
+_KINDS = (Kind(False), Kind(False, 1.0), Kind(True), Kind(True, 1.0), Kind(False, l2="l2_norm"), Kind(False, cast_order="weight_first"),
+          Kind(False, 1.0, cast_order="weight_first"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -566,6 +576,8 @@ class _Inputs:
         rows[14::18, self.cols // 2] = 1e4
         self._finite = rows.clone()
         self._finite[15::18] = normal(repeats, self.cols)
+        # Where the weight comes first, the cube of 1 / 1e16 is no float32 in the module's own gradient.
+        self._finite[12::18] *= 1e-4
         rows[16::18, self.cols // 3] = float("nan")
         rows[17::18, self.cols // 3] = float("inf")
         # Some rows have large gradients, so that a module that clips gradients is found.
@@ -646,16 +658,24 @@ class _Inputs:
             act, slope = (z.abs() * sigmoid, sigmoid * (1.0 + z.abs() * rest)) if kind.activation == "silu" else (sigmoid, sigmoid * rest)
             before, after = (act, after) if kind.gate_before else (before, act)
         h, dv = x * before, self._dy * after
+        is_first = kind.cast_order == "weight_first"
+        if is_first:
+            h, weight, first = h * weight, torch.ones_like(weight), weight
         rows = grouped(h)
         terms = rows.abs()
         if kind.is_layer:
             # An element near 0 beside a large one is -mean in the centred row.
             mean = rows.mean(-1, keepdim=True)
             rows, terms = rows - mean, terms + mean.abs()
-        rstd = (rows.square().mean(-1, keepdim=True) + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
+        total = rows.square().sum(-1, keepdim=True) / (1 if kind.l2 else rows.shape[-1])
+        rstd = (total + (torch.finfo(_F32).eps if eps is None else eps)).rsqrt()
         x_hat = (terms * rstd).flatten(-2)
         dh = (grouped(dv * weight).amax(-1, keepdim=True) * rstd).expand_as(rows).flatten(-2)
         sizes = dict(y=(weight + bias) * after, input=dh * before, weight=(dv * x_hat).sum(0), bias=dv.sum(0))
+        if is_first:
+            # The test weights differ by magnitudes, so x_hat is large in a few columns.
+            dh = dh * (1.0 + x_hat)
+            sizes |= dict(input=dh * first, weight=(dh * x.abs()).sum(0))
         if kind.activation is not None:
             sizes["gate"] = (dh * x.abs() if kind.gate_before else self._dy * (weight * x_hat + bias)) * slope
         sizes["y"] = sizes["y"].expand_as(x)
@@ -985,9 +1005,11 @@ class _Trial:
     def _roundings(self, kind):
         """The norms that equal `kind` in float32 and round in 16 bits as the module may."""
         is_cast = not kind.is_layer and (any(self._has) or self._has_gate)
-        casts = (False, True) if is_cast else (False,)
+        orders = [{}]
+        if kind.cast_order is None:
+            orders += [dict(cast_before_weight=True)] * is_cast + [dict(cast_order="rstd_first")]
         offsets = (False, True) if kind.weight_offset and not kind.is_layer else (False,)
-        return [dataclasses.replace(kind, cast_before_weight=cast, rounds_offset=offset) for offset in offsets for cast in casts]
+        return [dataclasses.replace(kind, rounds_offset=offset, **order) for offset in offsets for order in orders]
 
     def _kinds(self, inputs, numbers):
         """The norms that the module may compute, as far as they differ in float32. numbers: those
@@ -1000,7 +1022,10 @@ class _Trial:
         found = [dataclasses.replace(kind, activation=activation, gate_before=is_before, groups=number)
                  for number, (activation, is_before), kind in itertools.product(sorted(groups), gates, _KINDS)]
         # A plain RMS norm has no bias.
-        return [kind for kind in found if (self._has[0] or not kind.weight_offset) and (kind.is_layer or not (kind.is_plain and self._has[1]))]
+        has_weight, has_bias = self._has
+        needs_weight = lambda kind: kind.weight_offset or kind.cast_order == "weight_first"  # noqa: E731
+        return [kind for kind in found if (has_weight or not needs_weight(kind)) and (kind.is_layer or not (kind.is_plain and has_bias))
+                and not (kind.gate_before and kind.cast_order == "weight_first")]
 
     def _miss(self, inputs, kind, eps, dtypes, call, got):
         """(the distance of a float32 result from the norm `kind`, where rounding explains at most
