@@ -4,7 +4,8 @@
 //! row stride above `cols` (a slice of a fused QKV buffer, [`Rows::strided`]) or rows in groups
 //! (the heads of a token in that buffer, [`Rows::grouped`]). A call has three dtypes: `T` for the
 //! activations, `W` for weight and bias, `R` for the residual stream. `W` and `R` are each `T` or
-//! `f32`. [`Forward::cast`] and [`Backward::cast`] also take an `R` of 16 bits where `T` is `f32`. Saved statistics are always `f32`.
+//! `f32`. [`Forward::cast`] and [`Backward::cast`] also take an `R` of 16 bits where `T` is `f32`.
+//! Saved statistics are always `f32`.
 //!
 //! Builder methods fill the structs, so a new optional tensor does not break callers.
 
