@@ -465,19 +465,27 @@ mod tests {
                 BackwardInputs { dy: &last.dx, x: &given[0], weight: Some(&given[2]), mean, rstd, dresidual_out: None };
             let first = backward(&spec, &inputs);
             let gradients = [&first.dx, &last.dx, &first.dweight, &last.dweight];
-            for (which, gradient) in gradients.into_iter().enumerate() {
-                for (i, gradient) in gradient.iter().enumerate() {
-                    let moved = |by: f64| {
-                        let mut moved = given.clone();
-                        moved[which][i] += by;
-                        loss(&moved)
-                    };
-                    // The error of a difference: a step squared, times a third derivative of some
-                    // hundreds.
-                    let step = 1e-5;
-                    let difference = (moved(step) - moved(-step)) / (2.0 * step);
-                    assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
-                }
+            are_central_differences(gradients, &given, loss);
+        }
+    }
+
+    /// Gradients are the central differences of the loss, in each of the first `given`.
+    fn are_central_differences<const G: usize, const N: usize>(
+        gradients: [&Vec<f64>; G],
+        given: &[Vec<f64>; N],
+        loss: impl Fn(&[Vec<f64>; N]) -> f64,
+    ) {
+        for (which, gradient) in gradients.into_iter().enumerate() {
+            for (i, gradient) in gradient.iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut moved = given.clone();
+                    moved[which][i] += by;
+                    loss(&moved)
+                };
+                // The error of a difference: a step squared, times a third derivative of some hundreds.
+                let step = 1e-5;
+                let difference = (moved(step) - moved(-step)) / (2.0 * step);
+                assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
             }
         }
     }
@@ -614,18 +622,7 @@ mod tests {
             let inputs = BackwardInputs { dy: &dy, x: &out.h, weight: None, mean, rstd, dresidual_out: None };
             let of_norm = backward(&spec, &inputs);
             let (dx, dweight) = weighted_backward(&spec, &of_norm.dx, &given[0], &given[1]);
-            for (which, gradient) in [dx, dweight, of_norm.dbias].iter().enumerate() {
-                for (i, gradient) in gradient.iter().enumerate() {
-                    let moved = |by: f64| {
-                        let mut moved = given.clone();
-                        moved[which][i] += by;
-                        loss(&moved)
-                    };
-                    let step = 1e-5;
-                    let difference = (moved(step) - moved(-step)) / (2.0 * step);
-                    assert!((gradient - difference).abs() < 1e-6, "{which} {i}: {gradient} and {difference}");
-                }
-            }
+            are_central_differences([&dx, &dweight, &of_norm.dbias], &given, loss);
         }
     }
 
