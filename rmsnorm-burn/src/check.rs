@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use rmsnorm_core::{Error, NormParams, ResidualPlacement, Slot};
 
@@ -57,11 +57,11 @@ impl<const D: usize> Args<D> {
         }
     }
 
-    /// `eps`, shapes and dtypes. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &NormParams) -> Result<(), String> {
+    /// `eps`, pieces, shapes and dtypes. Nothing is broadcast. `out_dtype` is that of y, if it was given.
+    pub(crate) fn check(&self, spec: &NormParams, out_dtype: Option<DType>) -> Result<(), String> {
         let (name, dims) = (spec.name(), self.x.dims());
         if !spec.has_valid_eps() {
-            return Err(format!("{name}: eps must be finite and not negative, got {}", spec.eps));
+            return Err(format!("{name}: eps must be {}, got {}", spec.norm.eps_rule(), spec.eps));
         }
         let Some(&cols) = dims.last() else { return Err(format!("{name}: x has no dimension to normalize over")) };
         if cols == 0 {
@@ -86,6 +86,10 @@ impl<const D: usize> Args<D> {
             return Err(format!(
                 "{name}: a gate before the norm goes with no residual: add it to x, or use gate_after"
             ));
+        }
+        spec.check_pieces(self.residual.is_some(), out_dtype.is_some()).map_err(|error| error.to_string())?;
+        if let Some(dtype) = out_dtype.filter(|dtype| !dtype.is_float()) {
+            return Err(format!("{name}: out_dtype must be a float dtype, got {dtype:?}"));
         }
         for (vector, tensor) in self.vectors() {
             let got = tensor.dims();

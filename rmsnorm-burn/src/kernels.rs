@@ -11,7 +11,7 @@ use rmsnorm_core::{DTypes, Error, NormParams, TensorSet};
 use {burn::backend::fusion::custom::TensorSpec, burn::tensor::Shape, rmsnorm_core::Tensor};
 
 use crate::check::or_panic;
-use crate::native::mix;
+use crate::native::{mix, theirs};
 
 /// An optional tensor. burn's macros do not support `Option` in a call under fusion.
 #[derive(Clone, Debug, ExtensionType)]
@@ -39,7 +39,7 @@ pub(crate) struct ForwardCall<B: Backend> {
     pub(crate) spec: NormParams,
     pub(crate) x: FloatTensor<B>,
     pub(crate) residual: Option<FloatTensor<B>>,
-    /// In the dtype of x.
+    /// In the dtype of y.
     pub(crate) gate: Option<FloatTensor<B>>,
     pub(crate) weight: FloatTensor<B>,
     pub(crate) bias: Option<FloatTensor<B>>,
@@ -108,21 +108,32 @@ impl<B: Backend> ForwardCall<B> {
 
     /// The dtypes of its tensors, if they have kernels.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
-        dtypes([self.x.dtype(), self.weight.dtype(), self.residual.as_ref().unwrap_or(&self.x).dtype()])
+        let (y, stream) = (y_dtype(&self.spec, self.x.dtype()), self.residual.as_ref().unwrap_or(&self.x));
+        dtypes([y, self.weight.dtype(), stream.dtype()], self.residual.is_some())
+    }
+
+    /// Whether y has another dtype than x.
+    pub(crate) fn is_cast(&self) -> bool {
+        y_dtype(&self.spec, self.x.dtype()) != self.x.dtype()
     }
 }
 
 impl<B: Backend> BackwardCall<B> {
     /// The dtypes of its tensors, if they have kernels.
     pub(crate) fn dtypes(&self) -> Result<DTypes, Error> {
-        dtypes([self.dy.dtype(), self.weight.dtype(), self.x.dtype()])
+        dtypes([self.dy.dtype(), self.weight.dtype(), self.x.dtype()], false)
     }
 }
 
+/// The dtype of y.
+fn y_dtype(spec: &NormParams, of_x: DType) -> DType {
+    spec.out_dtype.map_or(of_x, theirs)
+}
+
 /// The dtypes of activations, weight and residual stream.
-fn dtypes(theirs: [DType; 3]) -> Result<DTypes, Error> {
+fn dtypes(theirs: [DType; 3], adds_residual: bool) -> Result<DTypes, Error> {
     let rule = || format!("no kernels for activations, weight and residual of {theirs:?}");
-    mix(theirs).ok_or_else(|| Error::Unsupported { rule: rule() })
+    mix(theirs, adds_residual).ok_or_else(|| Error::Unsupported { rule: rule() })
 }
 
 /// A backend whose tensors our kernels take.
@@ -141,7 +152,7 @@ pub(crate) trait Run: Backend {
 #[derive(Clone, Debug, ExtensionType)]
 #[extension_type(fusion: cfg(feature = "wgpu"))]
 pub(crate) struct Forwarded<B: Backend> {
-    /// In the dtype of x.
+    /// In the dtype of x, or the `out_dtype` of the norm.
     #[extension_type]
     pub(crate) y: Maybe<B>,
     /// In the dtype of the residual.
@@ -253,7 +264,7 @@ fn forwarded(
     let rows: usize = x.shape.as_slice().split_last().map_or(0, |(_, batch)| batch.iter().product());
     let statistic = TensorSpec::new(Shape::from([rows * spec.groups]), DType::F32);
     ForwardedMetadata {
-        y: give(Tensor::Y, x.clone()),
+        y: give(Tensor::Y, TensorSpec::new(x.shape.clone(), y_dtype(spec, x.dtype))),
         residual_out: give(Tensor::ResidualOut, stream),
         mean: give(Tensor::Mean, statistic.clone()),
         rstd: give(Tensor::Rstd, statistic.clone()),

@@ -16,9 +16,11 @@ pub(crate) fn element(dtype: burn::tensor::DType) -> Option<DType> {
     DType::ALL.into_iter().find(|ours| theirs(*ours) == dtype)
 }
 
-/// The dtypes of a call, if they have kernels: activations, weight and residual stream.
-pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3]) -> Option<DTypes> {
+/// The dtypes of a call, if they have kernels: activations, weight and residual stream. A call that
+/// adds no residual may be a cast, which normalizes the stream to the activations' dtype.
+pub(crate) fn mix([activation, weight, residual]: [burn::tensor::DType; 3], adds_residual: bool) -> Option<DTypes> {
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };
-    dtypes.check().is_ok().then_some(dtypes)
+    let checked = if adds_residual { dtypes.check() } else { dtypes.check_cast() };
+    checked.is_ok().then_some(dtypes)
 }

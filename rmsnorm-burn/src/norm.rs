@@ -3,12 +3,12 @@
 use std::fmt::Debug;
 
 use burn::backend::Dispatch;
-use burn::tensor::{Device, Tensor};
-use rmsnorm_core::{Activation, Gate, NormParams, ResidualPlacement, Slot};
+use burn::tensor::{DType, Device, Tensor};
+use rmsnorm_core::{Activation, CastOrder, Gate, NormParams, ResidualPlacement, Slot};
 
 use crate::check::{Args, given, or_panic};
 use crate::kernels::{Maybe, Optional};
-use crate::native::mix;
+use crate::native::{element, mix};
 use crate::ops::NormOps;
 use crate::slow;
 
@@ -25,8 +25,9 @@ use crate::slow;
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
-/// each is rounded once. On the CPU the bits equal those of a call for each piece.
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x` or
+/// [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded once, unless a [`cast_order`](Norm::cast_order) rounds more.
+/// On the CPU the bits equal those of a call for each piece.
 ///
 /// # Gradients
 /// Every tensor has one, from either result or both. The gradient of an f32 residual with 16-bit activations is never rounded to 16 bits.
@@ -52,6 +53,8 @@ use crate::slow;
 #[derive(Clone, Debug)]
 pub struct Norm<P: Pieces = Alone> {
     params: NormParams,
+    /// Of y.
+    out_dtype: Option<DType>,
     bias: Option<Tensor<1>>,
     pieces: P,
 }
@@ -108,13 +111,34 @@ impl Norm {
         Norm::new(NormParams::new(rmsnorm_core::Norm::Layer, eps))
     }
 
+    /// `x / sqrt(sum(x^2) + eps) * weight`, as in flash-linear-attention.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use rmsnorm_burn::Norm;
+    ///
+    /// let device = Device::flex();
+    /// let y = Norm::l2(0.0).apply(Tensor::<2>::from_floats([[0.0, -4.0]], &device), Tensor::ones([2], &device));
+    /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [0.0, -1.0]);
+    /// ```
+    pub const fn l2(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::L2, eps))
+    }
+
+    /// `x / max(sqrt(sum(x^2)), eps) * weight`, as in PyTorch's `F.normalize`. `eps` is 0 or from
+    /// 2^-63 to 2^63. The gradient of a clamped row takes the divisor as a constant.
+    pub const fn l2_clamped(eps: f64) -> Self {
+        Norm::new(NormParams::new(rmsnorm_core::Norm::L2Clamped, eps))
+    }
+
     const fn new(params: NormParams) -> Self {
-        Norm { params, bias: None, pieces: Alone }
+        Norm { params, out_dtype: None, bias: None, pieces: Alone }
     }
 
     /// Normalizes `h = residual + x`, rounded to the dtype of the residual.
     pub fn residual<const D: usize>(self, residual: Tensor<D>) -> Norm<Added<D>> {
-        Norm { params: self.params, bias: self.bias, pieces: Added { residual, gate: None } }
+        self.with(|_| Added { residual, gate: None })
     }
 
     /// Multiplies the norm by an activation of the gate, as Qwen3-Next does: `y = norm(x) * activation(gate)`.
@@ -131,18 +155,18 @@ impl Norm {
     /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [0.5, -1.0]);
     /// ```
     pub fn gate_after<const D: usize>(self, gate: Tensor<D>, activation: Activation) -> Norm<Gated<D>> {
-        Norm { params: gated(self.params, activation, Slot::After), bias: self.bias, pieces: Gated(gate) }
+        self.gated(activation, Slot::After).with(|_| Gated(gate))
     }
 
     /// Multiplies `x` by an activation of the gate before the norm, as Mamba2 does. The product is not rounded. Not with a
     /// residual.
     pub fn gate_before<const D: usize>(self, gate: Tensor<D>, activation: Activation) -> Norm<Gated<D>> {
-        Norm { params: gated(self.params, activation, Slot::Before), bias: self.bias, pieces: Gated(gate) }
+        self.gated(activation, Slot::Before).with(|_| Gated(gate))
     }
 
     /// Adds the norm to the residual: `h = residual + norm(x)`.
     pub fn residual_after<const D: usize>(self, residual: Tensor<D>) -> Norm<AddedAfter<D>> {
-        Norm { params: self.params.residual_after(), bias: self.bias, pieces: AddedAfter(residual) }
+        Norm { params: self.params.residual_after(), ..self }.with(|_| AddedAfter(residual))
     }
 
     /// Computes y of the rows of `x`.
@@ -150,14 +174,14 @@ impl Norm {
     /// # Panics
     /// As [the crate](crate#panics) says.
     pub fn apply<const D: usize>(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
-        given("y", Args::of(x, weight, self.bias).run(self.params).0)
+        given("y", Args::of(x, weight, self.bias).run(self.params, self.out_dtype).0)
     }
 }
 
 impl<const D: usize> Norm<Gated<D>> {
     /// Normalizes `h = residual + x`, rounded to the dtype of the residual. Not with a gate before the norm.
     pub fn residual(self, residual: Tensor<D>) -> Norm<Added<D>> {
-        Norm { params: self.params, bias: self.bias, pieces: Added { residual, gate: Some(self.pieces.0) } }
+        self.with(|Gated(gate)| Added { residual, gate: Some(gate) })
     }
 
     /// Computes y of the rows of `x`.
@@ -166,15 +190,14 @@ impl<const D: usize> Norm<Gated<D>> {
     /// As [the crate](crate#panics) says.
     pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
         let args = Args { gate: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
-        given("y", args.run(self.params).0)
+        given("y", args.run(self.params, self.out_dtype).0)
     }
 }
 
 impl<const D: usize> Norm<Added<D>> {
     /// Multiplies the norm of h by an activation of the gate.
     pub fn gate_after(self, gate: Tensor<D>, activation: Activation) -> Self {
-        let pieces = Added { gate: Some(gate), ..self.pieces };
-        Norm { params: gated(self.params, activation, Slot::After), pieces, ..self }
+        self.gated(activation, Slot::After).with(|pieces| Added { gate: Some(gate), ..pieces })
     }
 
     /// Computes y and h of the rows of `x`.
@@ -184,7 +207,7 @@ impl<const D: usize> Norm<Added<D>> {
     pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> (Tensor<D>, Tensor<D>) {
         let Added { residual, gate } = self.pieces;
         let args = Args { residual: Some(residual), gate, ..Args::of(x, weight, self.bias) };
-        both(args.run(self.params))
+        both(args.run(self.params, self.out_dtype))
     }
 }
 
@@ -192,8 +215,7 @@ impl<const D: usize> Norm<AddedAfter<D>> {
     /// Normalizes that sum as well, with the same options and this weight. Weights that differ in dtype take burn's own
     /// operations. On wgpu two layer norms need a device with 12 storage buffers.
     pub fn next_norm(self, weight: Tensor<1>) -> Norm<NormedAgain<D>> {
-        let Norm { params, bias, pieces: AddedAfter(residual) } = self;
-        Norm { params, bias, pieces: NormedAgain { residual, weight, bias: None } }
+        self.with(|AddedAfter(residual)| NormedAgain { residual, weight, bias: None })
     }
 
     /// Computes h of the rows of `x`.
@@ -202,7 +224,7 @@ impl<const D: usize> Norm<AddedAfter<D>> {
     /// As [the crate](crate#panics) says.
     pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
         let args = Args { residual: Some(self.pieces.0), ..Args::of(x, weight, self.bias) };
-        given("residual_out", args.run(self.params).1)
+        given("residual_out", args.run(self.params, self.out_dtype).1)
     }
 }
 
@@ -218,8 +240,13 @@ impl<const D: usize> Norm<NormedAgain<D>> {
     /// As [the crate](crate#panics) says.
     pub fn apply(self, x: Tensor<D>, weight: Tensor<1>) -> (Tensor<D>, Tensor<D>) {
         let NormedAgain { residual, weight: next_weight, bias: next_bias } = self.pieces;
-        let args = Args::of(x, weight, self.bias);
-        both(Args { residual: Some(residual), next_weight: Some(next_weight), next_bias, ..args }.run(self.params))
+        let args = Args {
+            residual: Some(residual),
+            next_weight: Some(next_weight),
+            next_bias,
+            ..Args::of(x, weight, self.bias)
+        };
+        both(args.run(self.params, self.out_dtype))
     }
 }
 
@@ -234,11 +261,64 @@ impl<P: Pieces> Norm<P> {
     pub fn groups(self, groups: usize) -> Self {
         Norm { params: NormParams { groups, ..self.params }, ..self }
     }
-}
 
-/// The norm with a gate in that slot.
-const fn gated(params: NormParams, activation: Activation, slot: Slot) -> NormParams {
-    NormParams { gate: Some(Gate { activation, slot }), ..params }
+    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore` is the default.
+    ///
+    /// | `cast_order` | What is rounded before y | Model |
+    /// |---|---|---|
+    /// | `AtStore` | nothing | Gemma |
+    /// | `BeforeWeight` | the normalized value | Llama |
+    /// | `RstdFirst` | `1 / sqrt(..)`, and then as `BeforeWeight` | DeepSeek-V4 |
+    /// | `WeightFirst` | `x * weight`, which is then normalized | Muse Spark |
+    ///
+    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these roundings to have derivative 1.
+    ///
+    /// # Example
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use rmsnorm_burn::{CastOrder, Norm};
+    ///
+    /// let device = Device::flex();
+    /// let x = Tensor::<2>::from_floats([[3.0, 4.0]], &device);
+    /// // x * weight = [12, -12], whose norm has the weight in it.
+    /// let norm = Norm::rms(0.0).cast_order(CastOrder::WeightFirst);
+    /// let y = norm.apply(x, Tensor::<1>::from_floats([4.0, -3.0], &device));
+    /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [1.0, -1.0]);
+    /// ```
+    pub fn cast_order(self, cast_order: CastOrder) -> Self {
+        Norm { params: NormParams { cast_order, ..self.params }, ..self }
+    }
+
+    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and the gradient of `x` that of `x`.
+    /// Not with a residual nor a gate before the norm.
+    ///
+    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or f32. burn's own operations
+    /// compute other pairs, other weights, and [`CastOrder::WeightFirst`] with a y of another dtype.
+    ///
+    /// # Example
+    /// A router in f32 that reads a bf16 stream:
+    /// ```
+    /// use burn::tensor::{DType, Device, Tensor};
+    /// use rmsnorm_burn::Norm;
+    ///
+    /// let device = Device::flex();
+    /// let x = Tensor::<2>::from_floats([[3.0, -3.0]], &device).cast(DType::BF16);
+    /// let weight = Tensor::<1>::from_floats([1.0, 0.125], &device);
+    /// let y = Norm::rms(0.0).out_dtype(DType::F32).apply(x, weight);
+    /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [1.0, -0.125]);
+    /// ```
+    pub fn out_dtype(self, dtype: DType) -> Self {
+        Norm { out_dtype: Some(dtype), ..self }
+    }
+
+    fn gated(self, activation: Activation, slot: Slot) -> Self {
+        Norm { params: NormParams { gate: Some(Gate { activation, slot }), ..self.params }, ..self }
+    }
+
+    /// The same norm with other pieces.
+    fn with<Q: Pieces>(self, pieces: impl FnOnce(P) -> Q) -> Norm<Q> {
+        Norm { params: self.params, out_dtype: self.out_dtype, bias: self.bias, pieces: pieces(self.pieces) }
+    }
 }
 
 /// y and the sum of a call that has both.
@@ -248,11 +328,13 @@ fn both<const D: usize>((y, sum): (Option<Tensor<D>>, Option<Tensor<D>>)) -> (Te
 
 impl<const D: usize> Args<D> {
     /// y and the sum, if the call has them.
-    fn run(self, spec: NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
-        or_panic(self.check(&spec));
-        if !self.has_kernels(&spec) {
-            return self.run_slowly(&spec);
+    fn run(self, spec: NormParams, out_dtype: Option<DType>) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+        or_panic(self.check(&spec, out_dtype));
+        let dtype = out_dtype.unwrap_or(self.x.dtype());
+        if !self.has_kernels(&spec, dtype) {
+            return self.run_slowly(&spec, dtype);
         }
+        let spec = NormParams { out_dtype: out_dtype.and_then(element), ..spec };
         let Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
         let [residual, gate] = [residual, gate].map(|rows| Maybe::of(rows.map(Tensor::into_dispatch)));
         let vectors = [bias, next_weight, next_bias].map(|vector| Maybe::of(vector.map(Tensor::into_dispatch)));
@@ -262,30 +344,31 @@ impl<const D: usize> Args<D> {
         (y, sum)
     }
 
-    /// The same with burn's operations.
-    fn run_slowly(self, spec: &NormParams) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
+    /// The same with burn's operations, and y in `dtype`.
+    fn run_slowly(self, spec: &NormParams, dtype: DType) -> (Option<Tensor<D>>, Option<Tensor<D>>) {
         let Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
-        let dtype = x.dtype();
         let Some(residual) = residual else {
-            return (Some(slow::normalize(spec, x, gate, weight, bias, dtype)), None);
+            return (Some(slow::normalize(spec, x, gate, (weight, bias), dtype)), None);
         };
         let (sum, of_sum) = match spec.residual_placement {
             ResidualPlacement::Before => (slow::add(x, residual), Some((weight, bias))),
             ResidualPlacement::After => {
-                let sum = slow::normalize_add(spec, x, residual, weight, bias);
+                let sum = slow::normalize_add(spec, x, residual, (weight, bias));
                 (sum, next_weight.map(|weight| (weight, next_bias)))
             }
         };
-        let y = of_sum.map(|(weight, bias)| slow::normalize(spec, sum.clone(), gate, weight, bias, dtype));
+        let y = of_sum.map(|vectors| slow::normalize(spec, sum.clone(), gate, vectors, dtype));
         (y, Some(sum))
     }
 
-    /// Whether our kernels take these tensors: their device and dtypes.
-    fn has_kernels(&self, spec: &NormParams) -> bool {
+    /// Whether our kernels take these tensors, and make y of `dtype`: their device and dtypes.
+    fn has_kernels(&self, spec: &NormParams, dtype: DType) -> bool {
         let Args { x, residual, gate, weight, .. } = self;
-        gate.as_ref().is_none_or(|gate| gate.dtype() == x.dtype())
+        gate.as_ref().is_none_or(|gate| gate.dtype() == dtype)
+            // No kernel multiplies x with the weight first and makes y of another dtype.
+            && (dtype == x.dtype() || !spec.cast_order.is_weight_first())
             && self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype())
-            && mix([x.dtype(), weight.dtype(), residual.as_ref().unwrap_or(x).dtype()]).is_some()
+            && mix([dtype, weight.dtype(), residual.as_ref().unwrap_or(x).dtype()], residual.is_some()).is_some()
             // With or without autodiff.
             && (x.device() == Device::flex() || self.is_shared(spec))
     }

@@ -11,7 +11,7 @@ use rmsnorm_core::{
     ResidualPlacement, Rows, Tensor, TensorSet,
 };
 
-use crate::native::{element, mix};
+use crate::native::{element, mix, theirs};
 use crate::rows::Place;
 
 /// Storages of a device with kernels. [`ForwardCall`] and [`BackwardCall`] make calls with `run`,
@@ -131,7 +131,13 @@ impl<S: Kernels> ForwardCall<'_, S> {
 
     /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
-        dtypes([self.x.0, self.weight.0, self.residual.unwrap_or(self.x).0])
+        let [x, weight, residual] = [self.x, self.weight, self.residual.unwrap_or(self.x)].map(|each| each.0.dtype());
+        dtypes([self.spec.out_dtype.map_or(x, theirs), weight, residual], self.residual.is_some())
+    }
+
+    /// Whether y has another dtype than x.
+    pub(crate) fn is_cast(&self) -> bool {
+        self.spec.out_dtype.is_some_and(|dtype| theirs(dtype) != self.x.0.dtype())
     }
 }
 
@@ -139,7 +145,7 @@ impl<S: Kernels> ForwardCall<'_, S> {
 pub(crate) struct BackwardCall<'a, S> {
     pub(crate) spec: &'a NormParams,
     pub(crate) dy: Operand<'a, S>,
-    /// The tensor that forward normalized.
+    /// The tensor that forward normalized. Its dtype may differ from that of dy.
     pub(crate) x: Operand<'a, S>,
     pub(crate) weight: Operand<'a, S>,
     /// Only with a gate after the norm.
@@ -168,7 +174,7 @@ impl<S: Kernels> BackwardCall<'_, S> {
 
     /// The dtypes of its tensors.
     pub(crate) fn dtypes(&self) -> Result<DTypes> {
-        dtypes([self.dy.0, self.weight.0, self.x.0])
+        dtypes([self.dy, self.weight, self.x].map(|each| each.0.dtype()), false)
     }
 }
 
@@ -183,7 +189,8 @@ pub(crate) fn overwrite<S: Kernels>(
     bias: Option<Operand<'_, S>>,
 ) -> Result<()> {
     let place = Place::of(layout)?;
-    let (norms, dtypes) = (x.norms()?, dtypes([x, weight.0, x])?);
+    let dtype = x.dtype();
+    let (norms, dtypes) = (x.norms()?, dtypes([dtype, weight.0.dtype(), dtype], false)?);
     let mut args = AnyForward::<S::Norms>::in_place(place.rows.rows(x.view_mut(place.range)?));
     args.dtypes = dtypes;
     args.weight = Some(vector(weight)?);
@@ -204,9 +211,8 @@ pub(crate) fn kernels_dtype(storage: &impl BackendStorage) -> Result<DType> {
 }
 
 /// The dtypes of activations, weight and residual stream.
-fn dtypes<S: Kernels>(storages: [&S; 3]) -> Result<DTypes> {
-    let [activation, weight, residual] = storages.map(BackendStorage::dtype);
-    match mix(activation, weight, residual) {
+fn dtypes([activation, weight, residual]: [candle_core::DType; 3], adds_residual: bool) -> Result<DTypes> {
+    match mix([activation, weight, residual], adds_residual) {
         Some(dtypes) => Ok(dtypes),
         None => bail!("no kernels for {activation:?} with a weight of {weight:?} and a residual of {residual:?}"),
     }

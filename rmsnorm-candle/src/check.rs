@@ -1,6 +1,6 @@
 //! Checks of every call, on both paths.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Error, Result, Tensor, bail};
 
 use rmsnorm_core::{NormParams, ResidualPlacement, Slot};
 
@@ -33,8 +33,9 @@ impl<'a> Args<'a> {
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 
-    /// `eps`, shapes, dtypes and devices. Nothing is broadcast.
-    pub(crate) fn check(&self, spec: &NormParams) -> Result<()> {
+    /// `eps`, pieces, shapes, dtypes and devices. Nothing is broadcast. `out_dtype` is that of y, if it
+    /// was given.
+    pub(crate) fn check(&self, spec: &NormParams, out_dtype: Option<DType>) -> Result<()> {
         let (name, x) = (spec.name(), self.x);
         if !spec.has_valid_eps() {
             bail!("{name}: eps must be {}, got {}", spec.norm.eps_rule(), spec.eps);
@@ -59,6 +60,10 @@ impl<'a> Args<'a> {
         }
         if self.residual.is_some() && spec.gate.is_some_and(|gate| gate.slot == Slot::Before) {
             bail!("{name}: a gate before the norm goes with no residual: add it to x, or use gate_after");
+        }
+        spec.check_pieces(self.residual.is_some(), out_dtype.is_some()).map_err(Error::wrap)?;
+        if let Some(dtype) = out_dtype.filter(|dtype| !dtype.is_float()) {
+            bail!("{name}: out_dtype must be a float dtype, got {dtype:?}");
         }
         for (vector, tensor) in self.vectors() {
             if tensor.dims() != [cols] {

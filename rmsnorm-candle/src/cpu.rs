@@ -47,7 +47,11 @@ impl Kernels for CpuStorage {
     fn forward(call: &ForwardCall<'_, Self>, spec: &NormSpec, wanted: TensorSet) -> Result<Forwarded<Self>> {
         let statistic = |name, values| wanted.has(name).then_some(CpuStorage::F32(values));
         with_types!(call.dtypes()?; T, W, R => {
-            let mut inputs = ForwardInputs::<T, W, R>::mixed(rows(call.x)?).weight(vector(call.weight)?);
+            let mut inputs = match call.is_cast() {
+                true => ForwardInputs::<T, W, R>::cast(rows(call.x)?),
+                false => ForwardInputs::mixed(rows(call.x)?),
+            };
+            inputs = inputs.weight(vector(call.weight)?);
             if let Some(bias) = call.bias {
                 inputs = inputs.bias(vector(bias)?);
             }
@@ -76,14 +80,16 @@ impl Kernels for CpuStorage {
     }
 
     fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>> {
-        let dtypes = call.dtypes()?;
-        // The gradient of an f32 stream must not be rounded to the activations' dtype.
-        let is_wider = dtypes.activation != dtypes.residual;
-        let wanted = call.wanted.set(Tensor::Dresidual, is_wider);
+        let (dtypes, wanted) = (call.dtypes()?, call.wanted);
+        // The gradient has the dtype of x: that of an f32 stream must not be rounded to the activations'.
+        let is_cast = dtypes.activation != dtypes.residual;
         let rstd = call.statistics.rstd.as_slice()?;
         let mean = call.statistics.mean.as_ref().map(CpuStorage::as_slice).transpose()?;
         with_types!(dtypes; T, W, R => {
-            let mut inputs = BackwardInputs::<T, W, R>::mixed(rows(call.dy)?, rows(call.x)?, rstd);
+            let mut inputs = match is_cast {
+                true => BackwardInputs::<T, W, R>::cast(rows(call.dy)?, rows(call.x)?, rstd),
+                false => BackwardInputs::mixed(rows(call.dy)?, rows(call.x)?, rstd),
+            };
             inputs = inputs.weight(vector(call.weight)?);
             if let Some(mean) = mean {
                 inputs = inputs.mean(mean);
@@ -96,7 +102,7 @@ impl Kernels for CpuStorage {
             }
             let made = CpuBackend::new().backward_vec(spec, inputs, wanted).map_err(Error::wrap)?;
             Ok(Gradients {
-                dx: if is_wider { R::to_cpu_storage_owned(made.dresidual) } else { T::to_cpu_storage_owned(made.dx) },
+                dx: if is_cast { R::to_cpu_storage_owned(made.dresidual) } else { T::to_cpu_storage_owned(made.dx) },
                 dweight: wanted.has(Tensor::Dweight).then(|| W::to_cpu_storage_owned(made.dweight)),
                 dbias: wanted.has(Tensor::Dbias).then(|| W::to_cpu_storage_owned(made.dbias)),
                 dgate: wanted.has(Tensor::Dgate).then(|| T::to_cpu_storage_owned(made.dgate)),

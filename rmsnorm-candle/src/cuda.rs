@@ -70,7 +70,10 @@ impl Kernels for CudaStorage {
         args.dtypes = dtypes;
         args.weight = Some(vector(call.weight)?);
         args.bias = call.bias.map(vector).transpose()?;
-        args.residual = call.residual.map(rows).transpose()?.map(Source::Read);
+        args.residual = match call.is_cast() {
+            true => args.x.take(),
+            false => call.residual.map(rows).transpose()?.map(Source::Read),
+        };
         args.gate = call.gate.map(rows).transpose()?;
         args.next_weight = call.next_weight.map(vector).transpose()?;
         args.next_bias = call.next_bias.map(vector).transpose()?;
@@ -88,30 +91,31 @@ impl Kernels for CudaStorage {
     fn backward(call: &BackwardCall<'_, Self>, spec: &NormSpec) -> Result<Gradients<Self>> {
         let (dtypes, len) = (call.dtypes()?, spec.rows * spec.cols);
         let device = &call.x.0.device;
-        // The gradient of an f32 stream must not be rounded to the activations' dtype.
-        let is_wider = dtypes.activation != dtypes.residual;
-        let mut dx = room(device, dtypes.activation, len)?;
-        let mut dresidual = is_wider.then(|| room(device, dtypes.residual, len)).transpose()?;
+        // In the dtype of x: the gradient of an f32 stream must not be rounded to the activations'.
+        let mut dx = room(device, dtypes.residual, len)?;
         let parameter = |name| call.wanted.has(name).then(|| room(device, dtypes.weight, spec.cols)).transpose();
         let (mut dweight, mut dbias) = (parameter(Tensor::Dweight)?, parameter(Tensor::Dbias)?);
         let mut dgate = call.wanted.has(Tensor::Dgate).then(|| room(device, dtypes.activation, len)).transpose()?;
 
         let statistics = spec.rows * spec.groups;
         let rstd = call.statistics.rstd.view(0..statistics)?;
-        let mut args = AnyBackward::<CudaBackend>::new(rows(call.dy)?, rows(call.x)?, rstd, dx.view_mut(0..len)?);
+        let (dy, x, of_x) = (rows(call.dy)?, rows(call.x)?, dx.view_mut(0..len)?);
+        let mut args = match dtypes.activation == dtypes.residual {
+            true => AnyBackward::<CudaBackend>::new(dy, x, rstd, of_x),
+            false => AnyBackward::cast(dy, x, rstd, of_x),
+        };
         args.dtypes = dtypes;
         args.weight = Some(vector(call.weight)?);
         args.mean = call.statistics.mean.as_ref().map(|mean| mean.view(0..statistics)).transpose()?;
         args.bias = call.bias.map(vector).transpose()?;
         args.gate = call.gate.map(rows).transpose()?;
         args.dgate = lend(&mut dgate, len)?.map(Rows::dense);
-        args.dresidual = lend(&mut dresidual, len)?.map(Rows::dense);
         args.dweight = lend(&mut dweight, spec.cols)?;
         args.dbias = lend(&mut dbias, spec.cols)?;
         let norms = call.x.0.norms()?;
         let checked = Checked::backward(&norms, *spec, args).map_err(Error::wrap)?;
         norms.launch(AnyCall::Backward(checked)).map_err(Error::wrap)?;
-        Ok(Gradients { dx: dresidual.unwrap_or(dx), dweight, dbias, dgate })
+        Ok(Gradients { dx, dweight, dbias, dgate })
     }
 
     fn nothing(&self) -> Result<Self> {

@@ -21,7 +21,9 @@
 //! # Dtypes and devices
 //! Our kernels run on the CPU and, with the feature `cuda`, on NVIDIA GPUs. They take activations
 //! in f32, f16 or bf16; the weight (with the bias) and the residual have the dtype of `x` or f32.
-//! They compute in f32 and round once. All other calls run as candle's own operations, in f32, or
+//! They compute in f32 and round once, unless a [`cast_order`](Norm::cast_order) rounds more.
+//! With an [`out_dtype`](Norm::out_dtype), weight and gate go with y: one of x and y is f32, and the
+//! weight has the dtype of y or f32. All other calls run as candle's own operations, in f32, or
 //! in f64 if a tensor is f64, with the same gradients: other devices (Metal, and CUDA without the
 //! feature), f64, and mixes such as an f64 weight.
 //!
@@ -45,7 +47,7 @@
 //!
 //! # Errors
 //! A wrong length, dtype or device, and an `eps` that is negative or not finite, are errors that
-//! name the tensor. Nothing is broadcast. `eps` has no default.
+//! name the tensor. Pieces that do not go together are errors too. Nothing is broadcast. `eps` has no default.
 //!
 //! # Replacing other norms
 //! | other | here |
@@ -58,6 +60,8 @@
 //! | Gemma's `weight + 1`, rounded to the weight's dtype: candle-vllm, mistral.rs | [`nn::gemma_rms_norm`], [`gemma_rms_norm`]: `1 + weight` in f32 |
 //! | a weight cast to bf16 | the f32 weight, without a cast |
 //! | L2 norms of q and k: gated delta nets | [`Norm::l2`]`(eps)`, or [`Norm::l2_clamped`]`(eps)` for PyTorch's `F.normalize` |
+//! | `(x * rstd).to_dtype(..)? * weight`: Llama and others | [`Norm::rms`]`(eps).cast_order(CastOrder::BeforeWeight)`; [`CastOrder`] has more |
+//! | a norm of a bf16 stream, and a cast to f32: routers | [`Norm::rms`]`(eps).out_dtype(DType::F32)`, which rounds once |
 //! | strided norms of q and k: mistral.rs | [`rms_norm`] of the heads from `narrow`, before the transpose; or in place |
 //! | `residual + norm(x)`: mistral.rs's Gemma | [`gemma_rms_norm_add`]`(&x, &residual, &w, eps)`, or `norm.forward_add(&x, &residual)` |
 //! | `residual + norm(x)` and its next norm | [`gemma_rms_norm_add_rms_norm`]`(&x, &residual, &w1, &w2, eps)`, or `norm.forward_add_forward(&x, &residual, &next)` |
@@ -108,4 +112,4 @@ pub use functions::{
     rms_norm_add_rms_norm, rms_norm_in_place,
 };
 pub use norm::Norm;
-pub use rmsnorm_core::Activation;
+pub use rmsnorm_core::{Activation, CastOrder};

@@ -5,17 +5,23 @@ use rmsnorm_core::DTypes;
 
 /// Our name of the dtype, if it has kernels.
 pub(crate) fn element(dtype: DType) -> Option<rmsnorm_core::DType> {
-    let known = [
-        (DType::F32, rmsnorm_core::DType::F32),
-        (DType::F16, rmsnorm_core::DType::F16),
-        (DType::BF16, rmsnorm_core::DType::Bf16),
-    ];
-    known.into_iter().find(|(theirs, _)| *theirs == dtype).map(|(_, ours)| ours)
+    rmsnorm_core::DType::ALL.into_iter().find(|ours| theirs(*ours) == dtype)
 }
 
-/// The dtypes of a call, if they have kernels: activations, weight and residual stream.
-pub(crate) fn mix(activation: DType, weight: DType, residual: DType) -> Option<DTypes> {
+/// candle's name of a dtype.
+pub(crate) const fn theirs(dtype: rmsnorm_core::DType) -> DType {
+    match dtype {
+        rmsnorm_core::DType::F32 => DType::F32,
+        rmsnorm_core::DType::F16 => DType::F16,
+        rmsnorm_core::DType::Bf16 => DType::BF16,
+    }
+}
+
+/// The dtypes of a call, if they have kernels: activations, weight and residual stream. A call that
+/// adds no residual may be a cast, which normalizes the stream to the activations' dtype.
+pub(crate) fn mix([activation, weight, residual]: [DType; 3], adds_residual: bool) -> Option<DTypes> {
     let (activation, weight) = (element(activation)?, element(weight)?);
     let dtypes = DTypes { activation, weight, residual: element(residual)? };
-    dtypes.check().is_ok().then_some(dtypes)
+    let checked = if adds_residual { dtypes.check() } else { dtypes.check_cast() };
+    checked.is_ok().then_some(dtypes)
 }

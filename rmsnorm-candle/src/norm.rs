@@ -3,11 +3,11 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-use candle_core::{Result, Tensor, bail};
-use rmsnorm_core::{Activation, Gate, NormParams, ResidualPlacement, Slot};
+use candle_core::{DType, Result, Tensor, bail};
+use rmsnorm_core::{Activation, CastOrder, Gate, NormParams, ResidualPlacement, Slot};
 
 use crate::check::Args;
-use crate::native::mix;
+use crate::native::{element, mix};
 use crate::ops::{gated, in_place, normalize, sum};
 use crate::rows::{is_regular, regular};
 use crate::slow;
@@ -25,8 +25,8 @@ use crate::slow;
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x`, h that of the residual;
-/// each is rounded once.
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x` or
+/// [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded once, unless a [`cast_order`](Norm::cast_order) rounds more.
 ///
 /// # Gradients
 /// Every tensor has one, from either result or both. The gradient of an f32 residual with 16-bit activations is never rounded to 16 bits.
@@ -50,6 +50,8 @@ use crate::slow;
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a, P: Pieces = Alone> {
     params: NormParams,
+    /// Of y.
+    out_dtype: Option<DType>,
     bias: Option<&'a Tensor>,
     residual: Option<&'a Tensor>,
     gate: Option<&'a Tensor>,
@@ -122,8 +124,8 @@ impl<'a> Norm<'a> {
     }
 
     pub(crate) fn new(params: NormParams) -> Self {
-        let (bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None);
-        Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
+        let (out_dtype, bias, residual, gate, next_weight, next_bias) = (None, None, None, None, None, None);
+        Norm { params, out_dtype, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
     }
 
     /// Normalizes `h = residual + x`, rounded to the dtype of the residual.
@@ -145,9 +147,10 @@ impl<'a> Norm<'a> {
     /// Overwrites `x` with its norm, for inference.
     ///
     /// # Errors
-    /// As [`rms_norm_in_place`](crate::rms_norm_in_place), and with a gate.
+    /// As [`rms_norm_in_place`](crate::rms_norm_in_place), and with a gate or an
+    /// [`out_dtype`](Self::out_dtype).
     pub fn apply_in_place(&self, x: &Tensor, weight: &Tensor) -> Result<()> {
-        self.args(x, weight).overwrite(self.params)
+        self.args(x, weight).overwrite(self.params, self.out_dtype)
     }
 }
 
@@ -201,12 +204,62 @@ impl<'a, P: Pieces> Norm<'a, P> {
         Norm { params: NormParams { groups, ..self.params }, ..self }
     }
 
+    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore` is the default.
+    ///
+    /// | `cast_order` | What is rounded before y | Model |
+    /// |---|---|---|
+    /// | `AtStore` | nothing | Gemma |
+    /// | `BeforeWeight` | the normalized value | Llama |
+    /// | `RstdFirst` | `1 / sqrt(..)`, and then as `BeforeWeight` | DeepSeek-V4 |
+    /// | `WeightFirst` | `x * weight`, which is then normalized | Muse Spark |
+    ///
+    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these roundings to have derivative 1.
+    ///
+    /// # Example
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use rmsnorm_candle::{CastOrder, Norm};
+    /// # fn main() -> candle_core::Result<()> {
+    /// let (x, weight) = (Tensor::new(&[[3f32, 4.0]], &Device::Cpu)?, Tensor::new(&[4f32, -3.0], &Device::Cpu)?);
+    /// // x * weight = [12, -12], whose norm has the weight in it.
+    /// let y = Norm::rms(0.0).cast_order(CastOrder::WeightFirst).apply(&x, &weight)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[1.0, -1.0]]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cast_order(self, cast_order: CastOrder) -> Self {
+        Norm { params: NormParams { cast_order, ..self.params }, ..self }
+    }
+
+    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and the gradient of `x` that of `x`.
+    /// Not with a residual nor a gate before the norm.
+    ///
+    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or f32. candle's own operations
+    /// compute other pairs, other weights, and [`CastOrder::WeightFirst`] with a y of another dtype.
+    ///
+    /// # Example
+    /// A router in f32 that reads a bf16 stream:
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use rmsnorm_candle::Norm;
+    /// # fn main() -> candle_core::Result<()> {
+    /// let x = Tensor::new(&[[3f32, -3.0]], &Device::Cpu)?.to_dtype(DType::BF16)?;
+    /// let weight = Tensor::new(&[1f32, 0.125], &Device::Cpu)?;
+    /// let y = Norm::rms(0.0).out_dtype(DType::F32).apply(&x, &weight)?;
+    /// assert_eq!(y.to_vec2::<f32>()?, [[1.0, -0.125]]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn out_dtype(self, dtype: DType) -> Self {
+        Norm { out_dtype: Some(dtype), ..self }
+    }
+
     /// Computes the norm of the rows of `x`.
     ///
     /// # Errors
     /// If a shape, a dtype or a device is wrong, or `eps` is not finite or negative: [the crate](crate#errors) has the rules.
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> Result<P::Results> {
-        let (y, h) = self.args(x, weight).run(self.params)?;
+        let (y, h) = self.args(x, weight).run(self.params, self.out_dtype)?;
         match P::of(y, h) {
             Some(results) => Ok(results),
             None => bail!("{}: the call did not compute a result, which is a bug", self.params.name()),
@@ -223,17 +276,18 @@ impl<'a, P: Pieces> Norm<'a, P> {
 
     /// The same norm, before another piece.
     fn with<Q: Pieces>(self) -> Norm<'a, Q> {
-        let Norm { params, bias, residual, gate, next_weight, next_bias, .. } = self;
-        Norm { params, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
+        let Norm { params, out_dtype, bias, residual, gate, next_weight, next_bias, .. } = self;
+        Norm { params, out_dtype, bias, residual, gate, next_weight, next_bias, pieces: PhantomData }
     }
 }
 
 impl Args<'_> {
     /// y and the sum, if the call has them.
-    fn run(&self, params: NormParams) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        if !self.has_kernels(&params)? {
-            return self.run_slowly(&params);
+    fn run(&self, params: NormParams, out_dtype: Option<DType>) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        if !self.has_kernels(&params, out_dtype)? {
+            return self.run_slowly(&params, out_dtype.unwrap_or(self.x.dtype()));
         }
+        let params = NormParams { out_dtype: out_dtype.and_then(element), ..params };
         let x = regular(self.x)?;
         let [residual, gate] = [self.residual, self.gate].map(|rows| rows.map(regular).transpose());
         let (residual, gate) = (residual?, gate?);
@@ -254,29 +308,32 @@ impl Args<'_> {
         Ok((y, Some(h)))
     }
 
-    /// The same with candle's operations.
-    fn run_slowly(&self, params: &NormParams) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    /// The same with candle's operations, and y in `dtype`.
+    fn run_slowly(&self, params: &NormParams, dtype: DType) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let &Args { x, residual, gate, weight, bias, next_weight, next_bias } = self;
         let Some(residual) = residual else {
-            return Ok((Some(slow::normalize(params, x, gate, weight, bias, x.dtype())?), None));
+            return Ok((Some(slow::normalize(params, x, gate, (weight, bias), dtype)?), None));
         };
         let (h, of_h) = match params.residual_placement {
             ResidualPlacement::Before => (slow::add(x, residual)?, Some((weight, bias))),
             ResidualPlacement::After => {
-                let h = slow::normalize_add(params, x, residual, weight, bias)?;
+                let h = slow::normalize_add(params, x, residual, (weight, bias))?;
                 (h, next_weight.map(|weight| (weight, next_bias)))
             }
         };
-        let y = of_h.map(|(weight, bias)| slow::normalize(params, &h, gate, weight, bias, x.dtype())).transpose()?;
+        let y = of_h.map(|vectors| slow::normalize(params, &h, gate, vectors, dtype)).transpose()?;
         Ok((y, Some(h)))
     }
 
     /// Normalizes `x` in place.
-    fn overwrite(&self, params: NormParams) -> Result<()> {
-        let (has_kernels, name) = (self.has_kernels(&params)?, params.name());
+    fn overwrite(&self, params: NormParams, out_dtype: Option<DType>) -> Result<()> {
+        let (has_kernels, name) = (self.has_kernels(&params, out_dtype)?, params.name());
         let &Args { x, gate, weight, bias, .. } = self;
         if gate.is_some() {
             bail!("{name} in place takes no gate: use the form that returns y");
+        }
+        if out_dtype.is_some() {
+            bail!("{name} in place takes no out_dtype, as y has the memory of x: use the form that returns y");
         }
         if let Some((arg, _)) = self.all().find(|(_, tensor)| tensor.track_op()) {
             bail!(
@@ -287,7 +344,7 @@ impl Args<'_> {
             if !x.is_contiguous() {
                 bail!("{name} in place with candle's own operations needs a contiguous x, got {:?}", x.layout());
             }
-            let y = slow::normalize(&params, x, None, weight, bias, x.dtype())?;
+            let y = slow::normalize(&params, x, None, (weight, bias), x.dtype())?;
             return x.slice_set(&y, 0, 0);
         }
         if !is_regular(x.layout()) {
@@ -301,16 +358,20 @@ impl Args<'_> {
     ///
     /// # Errors
     /// As [`Args::check`].
-    fn has_kernels(&self, params: &NormParams) -> Result<bool> {
-        self.check(params)?;
+    fn has_kernels(&self, params: &NormParams, out_dtype: Option<DType>) -> Result<bool> {
+        self.check(params, out_dtype)?;
         let &Args { x, residual, gate, weight, .. } = self;
-        let is_gate_like_x = gate.is_none_or(|gate| gate.dtype() == x.dtype());
+        let dtype = out_dtype.unwrap_or(x.dtype());
+        let is_gate_like_y = gate.is_none_or(|gate| gate.dtype() == dtype);
+        // No kernel multiplies x with the weight first and makes y of another dtype.
+        let has_order = dtype == x.dtype() || !params.cast_order.is_weight_first();
         let is_one_dtype = self.vectors().all(|(_, vector)| vector.dtype() == weight.dtype());
         let is_on_device = x.device().is_cpu() || (cfg!(feature = "cuda") && x.device().is_cuda());
         Ok(is_on_device
             && is_one_dtype
-            && is_gate_like_x
-            && mix(x.dtype(), weight.dtype(), residual.unwrap_or(x).dtype()).is_some())
+            && is_gate_like_y
+            && has_order
+            && mix([dtype, weight.dtype(), residual.unwrap_or(x).dtype()], residual.is_some()).is_some())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 
 use rmsnorm_spec::{
-    Access, Backward, Direction, Element, Error, Forward, NormSpec, ResidualPlacement, Rows, Source, Tensor, TensorSet,
+    Access, Backward, Direction, Element, Error, Forward, NormSpec, ResidualPlacement, Rows, Tensor, TensorSet,
     TensorShape,
 };
 
@@ -14,13 +14,21 @@ use crate::{CpuBackend, UninitBackend};
 /// dense rows, [`Rows::strided`] or [`Rows::grouped`].
 #[derive(Clone, Copy, Debug)]
 pub struct ForwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
-    x: Rows<&'a [T]>,
+    x: X<'a, T, R>,
     weight: Option<&'a [W]>,
     bias: Option<&'a [W]>,
     residual: Option<Rows<&'a [R]>>,
     next_weight: Option<&'a [W]>,
     next_bias: Option<&'a [W]>,
     gate: Option<Rows<&'a [T]>>,
+}
+
+/// The input of a norm.
+#[derive(Clone, Copy, Debug)]
+enum X<'a, T, R> {
+    LikeY(Rows<&'a [T]>),
+    /// Of another dtype than `y`.
+    Cast(Rows<&'a [R]>),
 }
 
 impl<'a, T: Element> ForwardInputs<'a, T> {
@@ -34,7 +42,16 @@ impl<'a, T: Element, W: Element, R: Element> ForwardInputs<'a, T, W, R> {
     /// As [`new`](ForwardInputs::new), with separate dtypes for weight and bias (`W`) and the
     /// residual stream (`R`): each the activations' dtype or f32.
     pub fn mixed(x: impl Into<Rows<&'a [T]>>) -> Self {
-        let (x, weight, bias, residual, next_weight, next_bias) = (x.into(), None, None, None, None, None);
+        ForwardInputs::of(X::LikeY(x.into()))
+    }
+
+    /// `x` of another dtype (`R`) than `y` (`T`), as [`Forward::cast`].
+    pub fn cast(x: impl Into<Rows<&'a [R]>>) -> Self {
+        ForwardInputs::of(X::Cast(x.into()))
+    }
+
+    fn of(x: X<'a, T, R>) -> Self {
+        let (weight, bias, residual, next_weight, next_bias) = (None, None, None, None, None);
         ForwardInputs { x, weight, bias, residual, next_weight, next_bias, gate: None }
     }
 
@@ -101,6 +118,7 @@ pub struct BackwardInputs<'a, T: Element, W: Element = T, R: Element = T> {
     dresidual_out: Option<Rows<&'a [R]>>,
     bias: Option<&'a [W]>,
     gate: Option<Rows<&'a [T]>>,
+    is_cast: bool,
 }
 
 impl<'a, T: Element> BackwardInputs<'a, T> {
@@ -116,7 +134,13 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
     /// stream (`R`: `x` and `dresidual_out`): each the activations' dtype or f32.
     pub fn mixed(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
         let (dy, x, weight, mean, dresidual_out) = (dy.into(), x.into(), None, None, None);
-        BackwardInputs { dy, x, weight, mean, rstd, dresidual_out, bias: None, gate: None }
+        BackwardInputs { dy, x, weight, mean, rstd, dresidual_out, bias: None, gate: None, is_cast: false }
+    }
+
+    /// As [`mixed`](BackwardInputs::mixed), with the gradient of `x` in the dtype of `x` alone, as
+    /// [`Backward::cast`]: the call returns `dresidual` and no `dx`.
+    pub fn cast(dy: impl Into<Rows<&'a [T]>>, x: impl Into<Rows<&'a [R]>>, rstd: &'a [f32]) -> Self {
+        BackwardInputs { is_cast: true, ..BackwardInputs::mixed(dy, x, rstd) }
     }
 
     /// With the forward pass's weight (cols).
@@ -151,7 +175,7 @@ impl<'a, T: Element, W: Element, R: Element> BackwardInputs<'a, T, W, R> {
 pub struct BackwardOutputs<T, W = T, R = T> {
     /// The gradient of `x` and of `residual` (rows, cols).
     pub dx: Vec<T>,
-    /// `dx` in the residual stream's dtype.
+    /// `dx` in the residual stream's dtype. Alone with [`BackwardInputs::cast`].
     pub dresidual: Vec<R>,
     /// The gradient of `weight` (cols).
     pub dweight: Vec<W>,
@@ -205,14 +229,18 @@ impl CpuBackend {
         let mut rstd = Output::new(spec, wanted, Tensor::Rstd)?;
         let mut next_mean = Output::new(spec, wanted, Tensor::NextMean)?;
         let mut next_rstd = Output::new(spec, wanted, Tensor::NextRstd)?;
-        let args = match y.wanted() {
-            Some(y) => Forward::<UninitBackend, T>::new(inputs.x, y),
-            None => Forward::<UninitBackend, T>::added_to_residual(inputs.x),
+        let mut args = match (inputs.x, y.wanted()) {
+            (X::LikeY(x), Some(y)) => Forward::<UninitBackend, T>::new(x, y).weight_dtype::<W>().residual_dtype::<R>(),
+            (X::LikeY(x), None) => {
+                Forward::<UninitBackend, T>::added_to_residual(x).weight_dtype::<W>().residual_dtype::<R>()
+            }
+            (X::Cast(x), y) => Forward::<UninitBackend, T, T, R>::cast(x, y.unwrap_or_default()).weight_dtype::<W>(),
         };
-        let mut args = args.weight_dtype::<W>().residual_dtype::<R>();
+        if let Some(residual) = inputs.residual {
+            args = args.residual(residual);
+        }
         args.weight = inputs.weight;
         args.bias = inputs.bias;
-        args.residual = inputs.residual.map(Source::Read);
         args.residual_out = residual_out.wanted().map(Rows::dense);
         args.mean = mean.wanted();
         args.rstd = rstd.wanted();
@@ -237,9 +265,9 @@ impl CpuBackend {
         }
     }
 
-    /// As [`backward`](Self::backward), with results in new vectors: `dx`, and those of
-    /// `dresidual`, `dweight`, `dbias` and `dgate` that `wanted` lists. [`forward_vec`](Self::forward_vec)
-    /// has an example.
+    /// As [`backward`](Self::backward), with results in new vectors: `dx`, or `dresidual` with
+    /// [`BackwardInputs::cast`], and those of `dresidual`, `dweight`, `dbias` and `dgate` that `wanted`
+    /// lists. [`forward_vec`](Self::forward_vec) has an example.
     ///
     /// # Errors
     /// As [`forward_vec`](Self::forward_vec).
@@ -249,14 +277,23 @@ impl CpuBackend {
         inputs: BackwardInputs<'_, T, W, R>,
         wanted: impl Into<TensorSet>,
     ) -> Result<BackwardOutputs<T, W, R>, Error> {
-        let wanted = outputs(Direction::Backward, wanted.into(), Tensor::Dx)?;
+        let BackwardInputs { dy, x, rstd, is_cast, .. } = inputs;
+        let wanted = wanted.into();
+        if is_cast && wanted.has(Tensor::Dx) {
+            let rule = "BackwardInputs::cast has dresidual and no dx".into();
+            return Err(Error::InvalidArgument { arg: "wanted", rule });
+        }
+        let always = if is_cast { Tensor::Dresidual } else { Tensor::Dx };
+        let wanted = outputs(Direction::Backward, wanted, always)?;
         let mut dx = Output::new(spec, wanted, Tensor::Dx)?;
         let mut dresidual = Output::new(spec, wanted, Tensor::Dresidual)?;
         let mut dweight = Output::new(spec, wanted, Tensor::Dweight)?;
         let mut dbias = Output::new(spec, wanted, Tensor::Dbias)?;
         let mut dgate = Output::new(spec, wanted, Tensor::Dgate)?;
-        let mut args =
-            Backward::<UninitBackend, T, W, R>::mixed(inputs.dy, inputs.x, inputs.rstd, Rows::dense(dx.elements()));
+        let mut args = Backward::<UninitBackend, T, W, R>::mixed(dy, x, rstd, Rows::dense(dx.elements()));
+        if is_cast {
+            args.dx = None;
+        }
         args.weight = inputs.weight;
         args.mean = inputs.mean;
         args.dresidual_out = inputs.dresidual_out;

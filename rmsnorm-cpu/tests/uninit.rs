@@ -143,6 +143,30 @@ fn vectors_have_the_bits_of_slices_and_only_what_was_wanted() {
 }
 
 #[test]
+fn vectors_of_another_dtype_have_the_bits_of_slices() {
+    let (backend, rows, cols) = (CpuBackend::new(), 20, 100);
+    let spec = NormSpec::rms(rows, cols, 1e-5);
+    let (x, weight, dy) = (values::<bf16>(1, rows * cols), values::<f32>(2, cols), values::<f32>(3, rows * cols));
+    let (mut y, mut rstd) = (vec![f32::NAN; rows * cols], vec![f32::NAN; rows]);
+    let args = Forward::<f32, f32, bf16>::cast(&x, &mut y).weight(&weight).rstd(&mut rstd);
+    backend.forward(&spec, args).unwrap();
+    let (mut dx, mut dweight) = (vec![bf16::NAN; rows * cols], vec![f32::NAN; cols]);
+    let args = Backward::<f32, f32, bf16>::cast(&dy, &x, &rstd, &mut dx).weight(&weight);
+    backend.backward(&spec, args.dweight(&mut dweight)).unwrap();
+
+    let inputs = ForwardInputs::<f32, f32, bf16>::cast(&x).weight(&weight);
+    let made = backend.forward_vec(&spec, inputs, &[Tensor::Rstd]).unwrap();
+    assert_eq!((made.y, made.rstd), (y, rstd.clone()));
+    let residual = backend.forward_vec(&spec, inputs.residual(&x), &[]).unwrap_err().to_string();
+    assert!(residual.starts_with("residual must not be given: Forward::cast adds none"), "{residual}");
+    let inputs = BackwardInputs::<f32, f32, bf16>::cast(&dy, &x, &rstd).weight(&weight);
+    let made = backend.backward_vec(&spec, inputs, &[Tensor::Dweight]).unwrap();
+    assert_eq!((made.dx, made.dresidual, made.dweight), (vec![], dx, dweight));
+    let error = backend.backward_vec(&spec, inputs, &[Tensor::Dx]).unwrap_err();
+    assert_eq!(error.to_string(), "wanted: BackwardInputs::cast has dresidual and no dx");
+}
+
+#[test]
 fn gradients_of_no_rows_are_zeros() {
     let norm = NormSpec::rms(0, 40, 1e-5);
     let inputs = BackwardInputs::<f32>::new(&[], &[], &[]);

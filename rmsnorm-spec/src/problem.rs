@@ -647,15 +647,24 @@ fn check_cast<B: NormBackend + ?Sized, T: Element, W: Element, R: Element>(
         (Some(Source::Read(_)), Some(_), None, Some(_), None) => {
             unsupported("no call adds parts and makes y of another dtype than x: use Forward::new with parts(..)")
         }
-        (Some(Source::Read(_)), Some(_), None, None, None) => match (spec.residual_placement, spec.gate) {
-            (ResidualPlacement::After, _) => {
-                unsupported("no call makes y of another dtype than x and adds a residual after the norm")
-            }
-            (ResidualPlacement::Before, Some(Gate { slot: Slot::Before, .. })) => {
-                unsupported("no call has a gate before the norm and a y of another dtype than x")
-            }
-            (ResidualPlacement::Before, Some(Gate { slot: Slot::After, .. }) | None) => Ok(()),
-        },
+        (Some(Source::Read(_)), Some(_), None, None, None) => check_cast_pieces(spec, false),
+    }
+}
+
+/// A call whose y has another dtype than its x adds no residual and has no gate before the norm.
+pub(crate) fn check_cast_pieces(spec: &NormSpec, has_residual: bool) -> Result<(), Error> {
+    let unsupported = |rule: &str| Err(Error::Unsupported { rule: rule.into() });
+    match (spec.residual_placement, spec.gate) {
+        (ResidualPlacement::After, _) => {
+            unsupported("no call makes y of another dtype than x and adds a residual after the norm")
+        }
+        (ResidualPlacement::Before, _) if has_residual => {
+            unsupported("no call adds a residual and makes y of another dtype than x: cast y after the call")
+        }
+        (ResidualPlacement::Before, Some(Gate { slot: Slot::Before, .. })) => {
+            unsupported("no call has a gate before the norm and a y of another dtype than x")
+        }
+        (ResidualPlacement::Before, Some(Gate { slot: Slot::After, .. }) | None) => Ok(()),
     }
 }
 
@@ -756,7 +765,12 @@ fn check_gate(spec: &NormSpec, has_gate: bool, has_residual: bool) -> Result<(),
 }
 
 /// A weight before the norm is there, and nothing else makes what is normalized.
-fn check_weight_first(spec: &NormSpec, has_weight: bool, has_residual: bool, is_cast: bool) -> Result<(), Error> {
+pub(crate) fn check_weight_first(
+    spec: &NormSpec,
+    has_weight: bool,
+    has_residual: bool,
+    is_cast: bool,
+) -> Result<(), Error> {
     if !spec.cast_order.is_weight_first() {
         return Ok(());
     }

@@ -14,7 +14,9 @@ use crate::kernels::{ForwardCall, Forwarded, Maybe};
 pub(super) fn forward(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let is_owned = call.residual.as_ref().map(Owned::is);
     match call.spec.residual_placement {
-        ResidualPlacement::Before if Owned::is(&call.x) && is_owned != Some(false) => overwrite(call),
+        ResidualPlacement::Before if !call.is_cast() && Owned::is(&call.x) && is_owned != Some(false) => {
+            overwrite(call)
+        }
         // With a next norm, y would have to be zeroed first, which is unnecessary only if all
         // results are new.
         ResidualPlacement::After if call.next_weight.is_none() && is_owned == Some(true) => overwrite(call),
@@ -59,7 +61,7 @@ fn overwrite(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
 
 /// Results in new vectors.
 fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
-    let dtypes = call.dtypes()?;
+    let (dtypes, is_cast) = (call.dtypes()?, call.is_cast());
     let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted } = call;
     let shape = x.layout().shape().clone();
     let (x, weight) = (Regular::new(x)?, Regular::new(weight)?);
@@ -69,7 +71,11 @@ fn forward_new(call: ForwardCall<Flex>) -> Result<Forwarded<Flex>, Error> {
     let rows = Shape::from([x.rows.rows * spec.groups]);
     let statistic = |name: Tensor, values| Maybe::of(wanted.has(name).then(|| wrap(values, rows.clone())));
     with_types!(dtypes; T, W, R => {
-        let mut inputs = ForwardInputs::<T, W, R>::mixed(x.read()?).weight(weight.vector()?);
+        let mut inputs = match is_cast {
+            true => ForwardInputs::<T, W, R>::cast(x.read()?),
+            false => ForwardInputs::mixed(x.read()?),
+        };
+        inputs = inputs.weight(weight.vector()?);
         if let Some(bias) = &bias {
             inputs = inputs.bias(bias.vector()?);
         }

@@ -150,7 +150,7 @@ fn with_nodes<B: Kernels, C: CheckpointStrategy, const N: usize>(
     taken: Option<Normalized<B>>,
 ) -> Tracked<B> {
     let prep = Backward::<B, N>::prepare::<C>(NormStep, nodes);
-    // No kernel normalizes a single tensor to another dtype, so such a y is kept.
+    // A y that was taken from a sum of another dtype is kept, as `spec` does not tell its dtype.
     let prep = if taken.as_ref().is_none_or(|taken| taken.y.dtype() == x.dtype()) {
         let [gate, bias] = optional.each_ref().map(|tensor| tensor.as_ref().map(Tracked::<B>::id));
         let again = Again::<B> { spec, x: x.id(), weight: weight.id(), gate, bias, backend: PhantomData };

@@ -10,6 +10,7 @@ use crate::kernels::{ForwardCall, Forwarded, Maybe};
 
 pub(super) fn forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBackend>, Error> {
     let (norms, dtypes) = (shared_backend(&call.x.device, &call.x.client)?, call.dtypes()?);
+    let is_cast = call.is_cast();
     let ForwardCall { spec, x, residual, gate, weight, bias, next_weight, next_bias, wanted } = call;
     let read = |tensor: Option<CubeTensor>| tensor.map(Lent::read).transpose();
     let (x, residual, weight) = (Lent::read(x)?, read(residual)?, Lent::read(weight)?);
@@ -25,7 +26,10 @@ pub(super) fn forward(call: ForwardCall<CubeBackend>) -> Result<Forwarded<CubeBa
     args.dtypes = dtypes;
     args.weight = Some(weight.input());
     args.bias = bias.as_ref().map(Lent::input);
-    args.residual = residual.as_ref().map(|residual| Source::Read(residual.input_rows()));
+    args.residual = match is_cast {
+        true => args.x.take(),
+        false => residual.as_ref().map(|residual| Source::Read(residual.input_rows())),
+    };
     args.gate = gate.as_ref().map(Lent::input_rows);
     args.next_weight = next_weight.as_ref().map(Lent::input);
     args.next_bias = next_bias.as_ref().map(Lent::input);

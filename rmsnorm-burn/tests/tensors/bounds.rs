@@ -13,14 +13,14 @@ use rmsnorm_core::{DTypes, Norm, NormSpec, Slot, Tensor as Name, bf16, f16};
 use crate::kit::{Native, arithmetic, elements, f64s, has, loss, on_each_device, plain, tensor, var};
 
 /// Large enough to affect every result, and exact in f32.
-const EPS: f64 = 1.0 / 16.0;
+pub const EPS: f64 = 1.0 / 16.0;
 
 /// A normalized tensor: the dimensions of a leaf, and a view of it.
-type View<const D: usize> = ([usize; D], fn(Tensor<D>) -> Tensor<D>);
+pub type View<const D: usize> = ([usize; D], fn(Tensor<D>) -> Tensor<D>);
 
 /// A check of every view, of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a
 /// fused buffer, and tensors that must be copied.
-trait Check {
+pub trait Check {
     fn view<const D: usize>(&self, view: View<D>);
 
     fn views(&self) {
@@ -47,20 +47,20 @@ trait Check {
 }
 
 /// Judges every result and every gradient of a function.
-struct Judge<'a, const D: usize> {
-    spec: NormSpec,
-    dtypes: DTypes,
-    x: &'a Tensor<D>,
-    residual: Option<&'a Tensor<D>>,
-    weight: &'a Tensor<1>,
-    bias: Option<&'a Tensor<1>>,
-    gate: Option<&'a Tensor<D>>,
-    dy: &'a Tensor<D>,
+pub struct Judge<'a, const D: usize> {
+    pub spec: NormSpec,
+    pub dtypes: DTypes,
+    pub x: &'a Tensor<D>,
+    pub residual: Option<&'a Tensor<D>>,
+    pub weight: &'a Tensor<1>,
+    pub bias: Option<&'a Tensor<1>>,
+    pub gate: Option<&'a Tensor<D>>,
+    pub dy: &'a Tensor<D>,
 }
 
 impl<const D: usize> Judge<'_, D> {
     /// Passes the references of both passes to `judge`.
-    fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
+    pub fn run(&self, judge: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
         self.passes(|passes| passes.judge(&arithmetic(), &judge));
     }
 
@@ -95,6 +95,7 @@ macro_rules! judge {
         assert!(verdict.is_pass() && verdict.checked > 0, "{} of {}: {verdict:?}", $name, $case);
     };
 }
+pub(crate) use judge;
 
 /// Norms of activations `T` with a weight of `W`.
 struct Norms<T, W>(std::marker::PhantomData<(T, W)>);
@@ -114,6 +115,8 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             ("gemma_rms_norm", spec(Norm::Rms).weight_offset(1.0), None),
             ("layer_norm without bias", spec(Norm::Layer), None),
             ("layer_norm", spec(Norm::Layer), Some(&bias)),
+            ("Norm::l2", spec(Norm::L2), None),
+            ("Norm::l2_clamped", spec(Norm::L2Clamped), None),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
             // A separate view, because burn differentiates a graph once.
@@ -121,7 +124,8 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             let y = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm(x_in, weight_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm(x_in, weight_in, EPS),
-                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
+                (Norm::L2, _) => rmsnorm_burn::Norm::l2(EPS).apply(x_in, weight_in),
+                (Norm::L2Clamped, _) => rmsnorm_burn::Norm::l2_clamped(EPS).apply(x_in, weight_in),
                 (Norm::Layer, _) => layer_norm(x_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()), "{case}");
@@ -129,8 +133,7 @@ impl<T: Native, W: Native> Check for Norms<T, W> {
             // matrix.
             let last = D - 1;
             let loss = match spec.norm {
-                Norm::Rms => loss(y.clone(), &dy),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::Rms | Norm::L2 | Norm::L2Clamped => loss(y.clone(), &dy),
                 Norm::Layer => loss(y.clone().swap_dims(0, last), &dy.clone().swap_dims(0, last)),
             };
             let grads = loss.backward();
@@ -163,12 +166,14 @@ impl<T: Native, W: Native, R: Native> Check for Adds<T, W, R> {
             ("add_rms_norm", Norm::Rms, None),
             ("add_layer_norm without bias", Norm::Layer, None),
             ("add_layer_norm", Norm::Layer, Some(&bias)),
+            ("Norm::l2 of a sum", Norm::L2, None),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
             let (x_in, residual_in, weight_in) = (of(base.clone()), of(stream.clone()), weight.clone());
             let (y, sum) = match norm {
                 Norm::Rms => add_rms_norm(x_in, residual_in, weight_in, EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS).residual(residual_in).apply(x_in, weight_in),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS).residual(residual_in).apply(x_in, weight_in),
                 Norm::Layer => add_layer_norm(x_in, residual_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), residual.dtype()), "{case}");
@@ -209,13 +214,17 @@ impl<T: Native, W: Native, R: Native> Check for AddsAfter<T, W, R> {
             ("gemma_rms_norm_add", spec(Norm::Rms).weight_offset(1.0), None),
             ("layer_norm_add without bias", spec(Norm::Layer), None),
             ("layer_norm_add", spec(Norm::Layer), Some(&bias)),
+            ("Norm::l2_clamped to a sum", spec(Norm::L2Clamped), None),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
             let (x_in, residual_in, weight_in) = (of(base.clone()), of(stream.clone()), weight.clone());
             let sum = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add(x_in, residual_in, weight_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add(x_in, residual_in, weight_in, EPS),
-                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
+                (Norm::L2, _) => rmsnorm_burn::Norm::l2(EPS).residual_after(residual_in).apply(x_in, weight_in),
+                (Norm::L2Clamped, _) => {
+                    rmsnorm_burn::Norm::l2_clamped(EPS).residual_after(residual_in).apply(x_in, weight_in)
+                }
                 (Norm::Layer, _) => layer_norm_add(x_in, residual_in, weight_in, bias.cloned(), EPS),
             };
             assert_eq!((sum.dims(), sum.dtype()), (x.dims(), residual.dtype()), "{case}");
@@ -255,13 +264,17 @@ impl<T: Native, W: Native, R: Native> Check for Pairs<T, W, R> {
             ("gemma_rms_norm_add_rms_norm", rms.weight_offset(1.0), None, None),
             ("two layer norms", layer, Some(&bias), Some(&next_bias)),
             ("two layer norms, the first with a bias", layer, Some(&bias), None),
+            ("two L2 norms", spec(Norm::L2), None, None),
         ] {
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
             let (x_of, r_of, w, next) = (of(base.clone()), of(stream.clone()), weight.clone(), next_weight.clone());
             let (y, sum) = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add_rms_norm(x_of, r_of, w, next, EPS),
-                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
+                (Norm::L2, _) => rmsnorm_burn::Norm::l2(EPS).residual_after(r_of).next_norm(next).apply(x_of, w),
+                (Norm::L2Clamped, _) => {
+                    rmsnorm_burn::Norm::l2_clamped(EPS).residual_after(r_of).next_norm(next).apply(x_of, w)
+                }
                 (Norm::Layer, _) => {
                     let norm = rmsnorm_burn::Norm::layer(EPS).bias(bias.cloned()).residual_after(r_of);
                     norm.next_norm(next).next_bias(next_bias.cloned()).apply(x_of, w)
@@ -306,6 +319,7 @@ impl<T: Native, W: Native, R: Native> Check for Gates<T, W, R> {
         let rows = x.shape().num_elements() / cols;
         let layer = NormSpec::layer(rows, cols, EPS as f32);
         let rms = NormSpec::rms(rows, cols, EPS as f32).groups(groups);
+        let l2 = NormSpec::l2(rows, cols, EPS as f32).groups(groups);
         let (silu, sigmoid) = (Activation::Silu, Activation::Sigmoid);
         for (name, spec, bias, has_residual) in [
             ("gate_after", rms.gate_after(silu), None, false),
@@ -315,13 +329,15 @@ impl<T: Native, W: Native, R: Native> Check for Gates<T, W, R> {
             ("residual, gate_after", layer.gate_after(silu), Some(&bias), true),
             ("residual, gate_after in groups", rms.gate_after(sigmoid), None, true),
             ("groups", rms, None, false),
+            ("groups of an L2 norm", l2, None, false),
         ] {
             let dtypes = if has_residual { DTypes::of::<T, W, R>() } else { DTypes::of::<T, W, T>() };
             let case = format!("{name} of {dtypes} {dims:?} as {:?}", x.dims());
             let norm = match spec.norm {
                 Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
                 Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS),
             };
             let (norm, x_in, z_in, w_in) =
                 (norm.groups(spec.groups).bias(bias.cloned()), of(base.clone()), of(gates.clone()), weight.clone());

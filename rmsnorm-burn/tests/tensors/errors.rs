@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 use rmsnorm_burn::{
-    Activation, Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add,
-    rms_norm_add_rms_norm,
+    Activation, CastOrder, Norm, add_layer_norm, add_rms_norm, gemma_rms_norm, layer_norm, layer_norm_add, rms_norm,
+    rms_norm_add, rms_norm_add_rms_norm,
 };
 
 use crate::kit::{message, tensor};
@@ -87,5 +87,35 @@ fn wrong_eps_is_named() {
             assert_eq!(text, format!("layer_norm: eps must be finite and not negative, got {eps}"));
         }
         assert_eq!(rms_norm(x.clone(), w, 0.0).dims(), x.dims());
+    }
+}
+
+#[test]
+fn wrong_orders_and_dtypes_of_y_are_named() {
+    for dtype in [DType::F32, DType::F64] {
+        let (x, w, silu) = (|| of(dtype, [4, 16]), || of(dtype, [16]), Activation::Silu);
+        let first = || Norm::rms(1e-6).cast_order(CastOrder::WeightFirst);
+        for text in [
+            message(|| first().residual(x()).apply(x(), w())),
+            message(|| first().residual_after(x()).apply(x(), w())),
+            message(|| first().gate_before(x(), silu).apply(x(), w())),
+        ] {
+            assert!(text.starts_with("unsupported: no call") && text.contains("CastOrder::WeightFirst"), "{text}");
+        }
+        let router = || Norm::rms(1e-6).out_dtype(DType::F32);
+        for text in [
+            message(|| router().residual(x()).apply(x(), w())),
+            message(|| router().residual_after(x()).apply(x(), w())),
+            message(|| router().residual_after(x()).next_norm(w()).apply(x(), w())),
+            message(|| router().gate_before(x(), silu).apply(x(), w())),
+        ] {
+            assert!(text.starts_with("unsupported: no call") && text.contains("y of another dtype"), "{text}");
+        }
+        let text = message(|| Norm::rms(1e-6).out_dtype(DType::I32).apply(x(), w()));
+        assert_eq!(text, "rms_norm: out_dtype must be a float dtype, got I32");
+        let text = message(|| Norm::l2_clamped(1e-30).apply(x(), w()));
+        let expected =
+            "eps must be 0 or from 2^-63 to 2^63, as f32 holds its square, got 0.000000000000000000000000000001";
+        assert_eq!(text, format!("l2_norm_clamped: {expected}"));
     }
 }

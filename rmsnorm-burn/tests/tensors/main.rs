@@ -7,6 +7,7 @@ mod errors;
 mod graphs;
 mod kit;
 mod modules;
+mod orders;
 mod slow;
 #[cfg(feature = "wgpu")]
 mod wgpu;

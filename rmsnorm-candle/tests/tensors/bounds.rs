@@ -13,23 +13,23 @@ use rmsnorm_core::conformance::testing::{BackwardTruth, ForwardTruth, Passes};
 use rmsnorm_core::{DTypes, Norm as Kind, NormSpec, Tensor as Name, bf16, f16};
 
 /// Large enough to affect every result, and exact in f32.
-const EPS: f64 = 1.0 / 16.0;
+pub const EPS: f64 = 1.0 / 16.0;
 
 /// A normalized tensor, and the variable that it is a view of.
-struct View {
-    base: Var,
-    of: fn(&Tensor) -> Tensor,
+pub struct View {
+    pub base: Var,
+    pub of: fn(&Tensor) -> Tensor,
 }
 
 impl View {
-    fn tensor(&self) -> Tensor {
+    pub fn tensor(&self) -> Tensor {
         (self.of)(&self.base)
     }
 }
 
 /// Views of ranks 1 to 4: dense, narrowed in one dimension or two, heads of a fused buffer, and
 /// tensors that must be copied.
-fn views<E: Native>(on: &On) -> Vec<View> {
+pub fn views<E: Native>(on: &On) -> Vec<View> {
     let view = |shape: &[usize], of| View { base: on.var::<E>(shape, 1), of };
     vec![
         view(&[33], |base| base.clone()),
@@ -46,21 +46,21 @@ fn views<E: Native>(on: &On) -> Vec<View> {
 }
 
 /// Judges every result and every gradient of a function.
-struct Judge<'a> {
-    on: &'a On,
-    spec: NormSpec,
-    dtypes: DTypes,
-    x: &'a Tensor,
-    residual: Option<&'a Tensor>,
-    weight: &'a Tensor,
-    bias: Option<&'a Tensor>,
-    gate: Option<&'a Tensor>,
-    dy: &'a Tensor,
+pub struct Judge<'a> {
+    pub on: &'a On,
+    pub spec: NormSpec,
+    pub dtypes: DTypes,
+    pub x: &'a Tensor,
+    pub residual: Option<&'a Tensor>,
+    pub weight: &'a Tensor,
+    pub bias: Option<&'a Tensor>,
+    pub gate: Option<&'a Tensor>,
+    pub dy: &'a Tensor,
 }
 
 impl Judge<'_> {
     /// Passes each tensor to `judge` through its own function.
-    fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
+    pub fn run(&self, outputs: impl Fn(&ForwardTruth<'_>, &BackwardTruth)) {
         let (x, weight, dy) = (f64s(self.x), f64s(self.weight), f64s(self.dy));
         let (residual, bias, gate) = (self.residual.map(f64s), self.bias.map(f64s), self.gate.map(f64s));
         let (residual, bias, gate) = (residual.as_deref(), bias.as_deref(), gate.as_deref());
@@ -77,6 +77,7 @@ macro_rules! judge {
         assert!(verdict.is_pass() && verdict.checked > 0, "{} of {}: {verdict:?}", $name, $case);
     };
 }
+pub(crate) use judge;
 
 fn norms<T: Native, W: Native>(on: &On) {
     let dtypes = DTypes::of::<T, W, T>();

@@ -2,7 +2,10 @@
 
 use crate::kit::{On, message, on_each_device};
 use candle_core::{DType, Tensor};
-use rmsnorm_candle::{Norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_add, rms_norm_add_rms_norm};
+use rmsnorm_candle::{
+    Activation, CastOrder, Norm, add_rms_norm, gemma_rms_norm, layer_norm, rms_norm, rms_norm_add,
+    rms_norm_add_rms_norm,
+};
 
 fn of(on: &On, dtype: DType, shape: &[usize]) -> Tensor {
     on.tensor::<f32>(shape, 1).to_dtype(dtype).unwrap()
@@ -64,5 +67,37 @@ fn wrong_dtypes_and_eps_are_named() {
             }
         }
         assert!(rms_norm(&x, &w, 0.0).is_ok() && rms_norm(&wide, &w, 0.0).is_ok());
+    });
+}
+
+#[test]
+fn wrong_orders_and_dtypes_of_y_are_named() {
+    on_each_device(|on| {
+        for dtype in [DType::F32, DType::F64] {
+            let (x, w) = (of(on, dtype, &[4, 16]), of(on, dtype, &[16]));
+            let (rms, silu) = (Norm::rms(1e-6), Activation::Silu);
+            let first = rms.cast_order(CastOrder::WeightFirst);
+            for text in [
+                message(first.residual(&x).apply(&x, &w)),
+                message(first.residual_after(&x).apply(&x, &w)),
+                message(first.gate_before(&x, silu).apply(&x, &w)),
+            ] {
+                assert!(text.starts_with("unsupported: no call") && text.contains("CastOrder::WeightFirst"), "{text}");
+            }
+            let router = rms.out_dtype(DType::F32);
+            for text in [
+                message(router.residual(&x).apply(&x, &w)),
+                message(router.residual_after(&x).apply(&x, &w)),
+                message(router.residual_after(&x).next_norm(&w).apply(&x, &w)),
+                message(router.gate_before(&x, silu).apply(&x, &w)),
+            ] {
+                assert!(text.starts_with("unsupported: no call") && text.contains("y of another dtype"), "{text}");
+            }
+            let text = message(rms.out_dtype(DType::U8).apply(&x, &w));
+            assert_eq!(text, "rms_norm: out_dtype must be a float dtype, got U8");
+            let text = message(router.apply_in_place(&x, &w));
+            let expected = "takes no out_dtype, as y has the memory of x: use the form that returns y";
+            assert_eq!(text, format!("rms_norm in place {expected}"));
+        }
     });
 }

@@ -9,4 +9,5 @@ mod graphs;
 mod in_place;
 mod kit;
 mod modules;
+mod orders;
 mod slow;

@@ -11,6 +11,9 @@ use crate::testing::{BackwardTruth, ForwardTruth, Gated};
 /// judge a library's function and its gradients. All tensors are dense and row-major, with values
 /// that their dtypes represent exactly.
 ///
+/// With `dtypes` of a cast ([`DTypes::CASTS`]) and no residual, `x` has the residual's dtype and `dy`
+/// that of y.
+///
 /// If the residual is added after the norm, these passes cover the sum (`residual_out`) and the
 /// gradients of x, weight and bias. [`next`](Self::next) has the passes of the next norm, which
 /// normalizes the sum.
@@ -20,7 +23,7 @@ pub struct Passes<'a> {
     pub spec: NormSpec,
     /// The dtypes of the tensors.
     pub dtypes: DTypes,
-    /// (rows, cols), of the activations' dtype.
+    /// (rows, cols), of the activations' dtype, or in a cast of the residual's.
     pub x: &'a [f64],
     /// (rows, cols), of the residual's dtype.
     pub residual: Option<&'a [f64]>,
@@ -57,10 +60,12 @@ impl<'a> Passes<'a> {
             weight: Some(self.weight),
             bias: self.bias,
         };
-        let DTypes { activation, weight, .. } = self.dtypes;
+        let DTypes { activation, weight, residual } = self.dtypes;
+        // In a cast, x is of the residual stream. In other calls without a residual both are one.
+        let x_dtype = if self.residual.is_some() { activation } else { residual };
         let wide = if weight == DType::F32 { weight } else { activation };
         let gated = self.spec.gate.zip(self.gate).map(|(gate, z)| Gated { gate, z, wide });
-        let forward = ForwardTruth::gated(&self.spec, inputs, gated, activation, None, model);
+        let forward = ForwardTruth::gated(&self.spec, inputs, gated, x_dtype, None, model);
         let out = &forward.outputs;
         let is_gated = self.spec.gate.is_some_and(|gate| gate.slot == Slot::Before);
         let is_made_again = is_gated || self.spec.cast_order.is_weight_first();
@@ -75,7 +80,7 @@ impl<'a> Passes<'a> {
         let statistics = Statistics::Computed(&forward.bounds);
         let gated = gated.map(|gated| (gated, self.bias));
         let reduction = GradReduction::Partials;
-        let backward = BackwardTruth::gated(&self.spec, &inputs, gated, activation, statistics, reduction, model);
+        let backward = BackwardTruth::gated(&self.spec, &inputs, gated, x_dtype, statistics, reduction, model);
         judge(&forward, &backward);
     }
 }

@@ -24,6 +24,9 @@ fn plus(a: &[f64], b: &[f64]) -> Vec<f64> {
 const ROWS: usize = 10;
 const COLS: usize = 96;
 
+/// Near the median norm of 96 values that are uniform from -2 to 2, in 10 rows: half are clamped.
+const LEAST: f64 = 11.5;
+
 /// The inputs of the definition and of burn's path, and gradients of the results.
 struct Given {
     x: Tensor<3>,
@@ -57,12 +60,15 @@ fn gates_and_groups_in_f64_are_the_definition_with_their_gradients() {
             (Norm::Layer, Activation::Sigmoid, false, 3),
             (Norm::Rms, Activation::Sigmoid, true, 4),
             (Norm::Layer, Activation::Silu, true, 1),
+            (Norm::L2, Activation::Silu, false, 4),
+            (Norm::L2Clamped, Activation::Sigmoid, true, 1),
         ] {
             let what = format!("{kind:?} {activation:?}, before: {is_before}, {groups} groups");
             let norm = match kind {
                 Norm::Rms => rmsnorm_burn::Norm::rms(EPS),
                 Norm::Layer => rmsnorm_burn::Norm::layer(EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS),
             };
             let norm = norm.bias(b.clone()).groups(groups);
             let norm = match is_before {
@@ -122,15 +128,21 @@ fn f64_is_the_definition_with_its_gradients() {
         let Given { x, w, b, dy, .. } = &given;
         let (x64, w64, b64, dy64) = (f64s(x), f64s(w), f64s(b), f64s(dy));
         let (x_in, w_in) = (|| x.clone(), || w.clone());
+        let clamped = NormSpec::l2_clamped(ROWS, COLS, LEAST as f32);
         for (what, y, spec, has_bias) in [
             ("rms_norm", rms_norm(x_in(), w_in(), EPS), spec(Norm::Rms), false),
             ("gemma_rms_norm", gemma_rms_norm(x_in(), w_in(), EPS), spec(Norm::Rms).weight_offset(1.0), false),
             ("layer_norm", layer_norm(x_in(), w_in(), Some(b.clone()), EPS), spec(Norm::Layer), true),
             ("layer_norm without bias", layer_norm(x_in(), w_in(), None, EPS), spec(Norm::Layer), false),
+            ("l2", rmsnorm_burn::Norm::l2(EPS).apply(x_in(), w_in()), spec(Norm::L2), false),
+            // Some rows have a smaller norm, some a larger one.
+            ("l2_clamped", rmsnorm_burn::Norm::l2_clamped(LEAST).apply(x_in(), w_in()), clamped, false),
         ] {
             let grads = loss(y.clone(), dy).backward();
             let bias = has_bias.then_some(&b64[..]);
             let out = reference::forward(&spec, &ForwardInputs { x: &x64, residual: None, weight: Some(&w64), bias });
+            let clamped = out.rstd.iter().filter(|rstd| reference::is_clamped(&spec, **rstd)).count();
+            assert_eq!((1..ROWS).contains(&clamped), spec.norm == Norm::L2Clamped, "{what}: {clamped}");
             let backward = back(&spec, &out, &w64, &dy64);
             assert_close(&y, &out.y, CLOSE, what);
             assert_close(&x.grad(&grads).unwrap(), &backward.dx, CLOSE, what);
@@ -149,13 +161,18 @@ fn f64_with_a_residual_is_the_definition_with_its_gradients() {
         let Given { x, r, w, b, dy, dsum } = &given;
         let (x64, r64, w64, b64, dy64, dsum64) = (f64s(x), f64s(r), f64s(w), f64s(b), f64s(dy), f64s(dsum));
         let leaves = || (x.clone(), r.clone(), w.clone());
-        for (what, norm, has_bias) in
-            [("add_rms_norm", Norm::Rms, false), ("add_layer_norm", Norm::Layer, true), ("no bias", Norm::Layer, false)]
-        {
+        for (what, norm, has_bias) in [
+            ("add_rms_norm", Norm::Rms, false),
+            ("add_layer_norm", Norm::Layer, true),
+            ("no bias", Norm::Layer, false),
+            ("Norm::l2 of a sum", Norm::L2, false),
+            ("Norm::l2_clamped of a sum", Norm::L2Clamped, false),
+        ] {
             let ((x_in, r_in, w_in), bias) = (leaves(), has_bias.then(|| b.clone()));
             let (y, sum) = match norm {
                 Norm::Rms => add_rms_norm(x_in, r_in, w_in, EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS).residual(r_in).apply(x_in, w_in),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS).residual(r_in).apply(x_in, w_in),
                 Norm::Layer => add_layer_norm(x_in, r_in, w_in, bias, EPS),
             };
             let grads = (loss(y.clone(), dy) + loss(sum.clone(), dsum)).backward();
@@ -181,12 +198,15 @@ fn f64_with_a_residual_is_the_definition_with_its_gradients() {
             ("gemma_rms_norm_add", gemma, false),
             ("layer_norm_add", spec(Norm::Layer), true),
             ("layer_norm_add without bias", spec(Norm::Layer), false),
+            ("Norm::l2 to a sum", spec(Norm::L2), false),
+            ("Norm::l2_clamped to a sum", spec(Norm::L2Clamped), false),
         ] {
             let ((x_in, r_in, w_in), bias) = (leaves(), has_bias.then(|| b.clone()));
             let sum = match (spec.norm, spec.weight_offset == 0.0) {
                 (Norm::Rms, true) => rms_norm_add(x_in, r_in, w_in, EPS),
                 (Norm::Rms, false) => gemma_rms_norm_add(x_in, r_in, w_in, EPS),
-                (Norm::L2 | Norm::L2Clamped, _) => unreachable!("burn has no function of it"),
+                (Norm::L2, _) => rmsnorm_burn::Norm::l2(EPS).residual_after(r_in).apply(x_in, w_in),
+                (Norm::L2Clamped, _) => rmsnorm_burn::Norm::l2_clamped(EPS).residual_after(r_in).apply(x_in, w_in),
                 (Norm::Layer, _) => layer_norm_add(x_in, r_in, w_in, bias, EPS),
             };
             let grads = loss(sum.clone(), dsum).backward();

@@ -93,18 +93,20 @@ impl Leaves {
     /// Uses the rounded sum, which the norm reads, and whose gradient is rounded too.
     fn check_norms_of_sums(&self) {
         let Leaves { x, r, w, b } = self;
-        for norm in Norm::USUAL {
+        for norm in Norm::ALL {
             let what = format!("{norm:?} of a sum of {}", self.dtypes());
             let (y, sum) = match norm {
                 Norm::Rms => add_rms_norm(x.clone(), r.clone(), w.clone(), EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS).residual(r.clone()).apply(x.clone(), w.clone()),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS).residual(r.clone()).apply(x.clone(), w.clone()),
                 Norm::Layer => add_layer_norm(x.clone(), r.clone(), w.clone(), Some(b.clone()), EPS),
             };
             assert_eq!((y.dtype(), sum.dtype()), (x.dtype(), r.dtype()), "{what}");
             let (dy, h, wide_w, wide_b) = (gradient_of(&y), wide(&sum), wide(w), wide(b));
             let expected = match norm {
                 Norm::Rms => rms_norm(h.clone(), wide_w.clone(), EPS),
-                Norm::L2 | Norm::L2Clamped => unreachable!("burn has no function of it"),
+                Norm::L2 => rmsnorm_burn::Norm::l2(EPS).apply(h.clone(), wide_w.clone()),
+                Norm::L2Clamped => rmsnorm_burn::Norm::l2_clamped(EPS).apply(h.clone(), wide_w.clone()),
                 Norm::Layer => layer_norm(h.clone(), wide_w.clone(), Some(wide_b.clone()), EPS),
             };
             assert_close(&y, &f64s(&expected), unit(y.dtype()), &what);
