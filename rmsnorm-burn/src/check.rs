@@ -57,7 +57,8 @@ impl<const D: usize> Args<D> {
         }
     }
 
-    /// `eps`, pieces, shapes and dtypes. Nothing is broadcast. `out_dtype` is that of y, if it was given.
+    /// `eps`, pieces, shapes and dtypes. Nothing is broadcast. `out_dtype` is that of y, if it was
+    /// given.
     pub(crate) fn check(&self, spec: &NormParams, out_dtype: Option<DType>) -> Result<(), String> {
         let (name, dims) = (spec.name(), self.x.dims());
         if !spec.has_valid_eps() {

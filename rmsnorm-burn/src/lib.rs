@@ -23,11 +23,11 @@
 //! wgpu devices (Vulkan, Metal, Direct3D 12; see the module `wgpu`). They take activations in f32,
 //! f16 or bf16; the weight (with the bias, or the next norm's weight) and the residual have the
 //! dtype of `x` or f32, and a gate that of `x`. They compute in f32 and round once, unless a
-//! [`cast_order`](Norm::cast_order) rounds more. With an [`out_dtype`](Norm::out_dtype), weight and gate
-//! go with y: one of x and y is f32, and the weight has the dtype of y or f32. All other calls run as burn's own
-//! operations, in f32, or in f64 if a tensor is f64, with the same gradients: the other backends
-//! (CUDA, ROCm and unshared wgpu devices through CubeCL, which fuses these operations like any
-//! others; LibTorch; remote devices), f64, and mixes such as an f64 weight.
+//! [`cast_order`](Norm::cast_order) rounds more. With an [`out_dtype`](Norm::out_dtype), weight and
+//! gate go with y: one of x and y is f32, and the weight has the dtype of y or f32. All other calls
+//! run as burn's own operations, in f32, or in f64 if a tensor is f64, with the same gradients: the
+//! other backends (CUDA, ROCm and unshared wgpu devices through CubeCL, which fuses these
+//! operations like any others; LibTorch; remote devices), f64, and mixes such as an f64 weight.
 //!
 //! # Gradients
 //! x, residual, gate, weights and bias have gradients if burn tracks them; none is computed for an
@@ -39,16 +39,17 @@
 //!
 //! # Memory
 //! Results are new tensors. On the CPU, as in burn's own operations, a result overwrites an
-//! argument that has no other owner: no clone of the caller, no view, no graph. y overwrites `x` of its dtype;
-//! with a residual before the norm, the sum overwrites the residual in the same call, if both have
-//! no other owner. With a residual after the norm, the sum overwrites the residual, unless there is
-//! a next norm: then both results are new.
+//! argument that has no other owner: no clone of the caller, no view, no graph. y overwrites `x` of
+//! its dtype; with a residual before the norm, the sum overwrites the residual in the same call, if
+//! both have no other owner. With a residual after the norm, the sum overwrites the residual,
+//! unless there is a next norm: then both results are new.
 //!
 //! # Panics
 //! As burn's operations, these functions panic on wrong arguments, with the name of the tensor: a
 //! wrong length or dtype, an `eps` that is negative or not finite, groups that do not divide the
-//! columns, pieces that do not go together, or a tensor that is not on the shared wgpu device of `x`. Nothing is broadcast. `eps` has no default, except in the configs of
-//! [`nn`], which have burn's.
+//! columns, pieces that do not go together, or a tensor that is not on the shared wgpu device of
+//! `x`. Nothing is broadcast. `eps` has no default, except in the configs of [`nn`], which have
+//! burn's.
 //!
 //! # Threads
 //! Large calls are split over rayon's pool, which burn uses too. Results do not depend on the

@@ -25,9 +25,10 @@ use crate::slow;
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x` or
-/// [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded once, unless a [`cast_order`](Norm::cast_order) rounds more.
-/// On the CPU the bits equal those of a call for each piece.
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y
+/// has the dtype of `x` or [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded
+/// once, unless a [`cast_order`](Norm::cast_order) rounds more. On the CPU the bits equal those of
+/// a call for each piece.
 ///
 /// # Gradients
 /// Every tensor has one, from either result or both. The gradient of an f32 residual with 16-bit activations is never rounded to 16 bits.
@@ -119,7 +120,8 @@ impl Norm {
     /// use rmsnorm_burn::Norm;
     ///
     /// let device = Device::flex();
-    /// let y = Norm::l2(0.0).apply(Tensor::<2>::from_floats([[0.0, -4.0]], &device), Tensor::ones([2], &device));
+    /// let x = Tensor::<2>::from_floats([[0.0, -4.0]], &device);
+    /// let y = Norm::l2(0.0).apply(x, Tensor::ones([2], &device));
     /// assert_eq!(y.into_data().try_to_vec::<f32>().unwrap(), [0.0, -1.0]);
     /// ```
     pub const fn l2(eps: f64) -> Self {
@@ -262,7 +264,8 @@ impl<P: Pieces> Norm<P> {
         Norm { params: NormParams { groups, ..self.params }, ..self }
     }
 
-    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore` is the default.
+    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore`
+    /// is the default.
     ///
     /// | `cast_order` | What is rounded before y | Model |
     /// |---|---|---|
@@ -271,7 +274,8 @@ impl<P: Pieces> Norm<P> {
     /// | `RstdFirst` | `1 / sqrt(..)`, and then as `BeforeWeight` | DeepSeek-V4 |
     /// | `WeightFirst` | `x * weight`, which is then normalized | Muse Spark |
     ///
-    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these roundings to have derivative 1.
+    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these
+    /// roundings to have derivative 1.
     ///
     /// # Example
     /// ```
@@ -289,11 +293,12 @@ impl<P: Pieces> Norm<P> {
         Norm { params: NormParams { cast_order, ..self.params }, ..self }
     }
 
-    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and the gradient of `x` that of `x`.
-    /// Not with a residual nor a gate before the norm.
+    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and
+    /// the gradient of `x` that of `x`. Not with a residual nor a gate before the norm.
     ///
-    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or f32. burn's own operations
-    /// compute other pairs, other weights, and [`CastOrder::WeightFirst`] with a y of another dtype.
+    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or
+    /// f32. burn's own operations compute other pairs, other weights, and
+    /// [`CastOrder::WeightFirst`] with a y of another dtype.
     ///
     /// # Example
     /// A router in f32 that reads a bf16 stream:

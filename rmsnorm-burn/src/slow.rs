@@ -13,7 +13,7 @@ pub(crate) fn normalize<const D: usize>(
     (weight, bias): (Tensor<1>, Option<Tensor<1>>),
     dtype: DType,
 ) -> Tensor<D> {
-    unrounded(spec, h, gate, (weight, bias), dtype, dtype).cast(dtype)
+    cast(unrounded(spec, h, gate, (weight, bias), dtype, dtype), dtype)
 }
 
 /// The same before its last rounding, which is to the dtype `result`. Roundings of the cast order
@@ -48,19 +48,19 @@ fn chain<const D: usize>(
     let gate_dtype = gate.as_ref().map_or(result, |gate| gate.dtype());
     let (of_h, of_weight) = (h.dtype(), weight.dtype());
     let wide = wide(&[result, of_h, of_weight, bias_dtype, gate_dtype]);
-    let factor = spec.gate.zip(gate).map(|(gate, z)| (gate.slot, activate(gate.activation, z.cast(wide))));
+    let factor = spec.gate.zip(gate).map(|(gate, z)| (gate.slot, activate(gate.activation, cast(z, wide))));
     let times = |slot: Slot, rows: Tensor<D>| match &factor {
         Some((place, factor)) if *place == slot => rows * factor.clone(),
         Some(_) | None => rows,
     };
-    let mut weight = weight.cast(wide);
+    let mut weight = cast(weight, wide);
     if spec.weight_offset != 0.0 {
         weight = weight + f64::from(spec.weight_offset);
     }
     let (order, weight) = (spec.cast_order, weight.unsqueeze::<D>());
     let h = match order.is_weight_first() {
-        true => rounded(h.cast(wide) * weight.clone(), of_h),
-        false => times(Slot::Before, h.cast(wide)),
+        true => rounded(cast(h, wide) * weight.clone(), of_h),
+        false => times(Slot::Before, cast(h, wide)),
     };
     let x_hat = match (spec.groups, h.dims()) {
         (1, _) => normalized(spec, h, dtype),
@@ -73,7 +73,7 @@ fn chain<const D: usize>(
     let x_hat = if order.rounds_x_hat() { rounded(x_hat, dtype) } else { x_hat };
     let mut y = if order.is_weight_first() { x_hat } else { x_hat * weight };
     if let Some(bias) = bias {
-        y = y + bias.cast(wide).unsqueeze();
+        y = y + cast(bias, wide).unsqueeze();
     }
     if order.rounds_x_hat() && factor.as_ref().is_some_and(|(slot, _)| *slot == Slot::After) {
         y = rounded(y, wider(dtype, of_weight));
@@ -105,7 +105,7 @@ fn normalized<const D: usize>(spec: &NormParams, h: Tensor<D>, dtype: DType) -> 
 /// The values rounded to `dtype`, with the gradient of the values themselves.
 fn rounded<const D: usize>(values: Tensor<D>, dtype: DType) -> Tensor<D> {
     let wide = values.dtype();
-    with_gradient(values.clone().cast(dtype).cast(wide), values)
+    with_gradient(cast(cast(values.clone(), dtype), wide), values)
 }
 
 /// The values, with the gradient of `exact`: a zero is added.
@@ -130,7 +130,7 @@ fn activate<const D: usize>(activation: Activation, z: Tensor<D>) -> Tensor<D> {
 pub(crate) fn add<const D: usize>(x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
     let dtype = residual.dtype();
     let wide = wide(&[x.dtype(), dtype]);
-    (residual.cast(wide) + x.cast(wide)).cast(dtype)
+    cast(cast(residual, wide) + cast(x, wide), dtype)
 }
 
 /// `residual` plus the norm of `x`, rounded once, to the dtype of `residual`.
@@ -142,7 +142,7 @@ pub(crate) fn normalize_add<const D: usize>(
 ) -> Tensor<D> {
     let (of_x, dtype) = (x.dtype(), residual.dtype());
     let norm = unrounded(spec, x, None, vectors, of_x, dtype);
-    (residual.cast(norm.dtype()) + norm).cast(dtype)
+    cast(cast(residual, norm.dtype()) + norm, dtype)
 }
 
 /// The dtype of the computation, for tensors of these dtypes.
@@ -153,4 +153,14 @@ fn wide(dtypes: &[DType]) -> DType {
 /// The dtype that holds the values of both.
 fn wider(one: DType, other: DType) -> DType {
     if one == other { one } else { wide(&[one, other]) }
+}
+
+/// The values in `dtype`. Between f64 and 16 bits by way of f32, as a direct cast drops bits of an
+/// f64 near the middle of two values.
+fn cast<const D: usize>(values: Tensor<D>, dtype: DType) -> Tensor<D> {
+    let has_16_bits = |dtype| [DType::F16, DType::BF16].contains(&dtype);
+    if has_16_bits(values.dtype()) == has_16_bits(dtype) {
+        return values.cast(dtype);
+    }
+    values.cast(DType::F32).cast(dtype)
 }

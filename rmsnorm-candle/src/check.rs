@@ -33,8 +33,8 @@ impl<'a> Args<'a> {
             .filter_map(|(name, tensor)| Some((name, tensor?)))
     }
 
-    /// `eps`, pieces, shapes, dtypes and devices. Nothing is broadcast. `out_dtype` is that of y, if it
-    /// was given.
+    /// `eps`, pieces, shapes, dtypes and devices. Nothing is broadcast. `out_dtype` is that of y,
+    /// if it was given.
     pub(crate) fn check(&self, spec: &NormParams, out_dtype: Option<DType>) -> Result<()> {
         let (name, x) = (spec.name(), self.x);
         if !spec.has_valid_eps() {

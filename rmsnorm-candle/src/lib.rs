@@ -21,10 +21,10 @@
 //! # Dtypes and devices
 //! Our kernels run on the CPU and, with the feature `cuda`, on NVIDIA GPUs. They take activations
 //! in f32, f16 or bf16; the weight (with the bias) and the residual have the dtype of `x` or f32.
-//! They compute in f32 and round once, unless a [`cast_order`](Norm::cast_order) rounds more.
-//! With an [`out_dtype`](Norm::out_dtype), weight and gate go with y: one of x and y is f32, and the
-//! weight has the dtype of y or f32. All other calls run as candle's own operations, in f32, or
-//! in f64 if a tensor is f64, with the same gradients: other devices (Metal, and CUDA without the
+//! They compute in f32 and round once, unless a [`cast_order`](Norm::cast_order) rounds more. With
+//! an [`out_dtype`](Norm::out_dtype), weight and gate go with y: one of x and y is f32, and the
+//! weight has the dtype of y or f32. All other calls run as candle's own operations, in f32, or in
+//! f64 if a tensor is f64, with the same gradients: other devices (Metal, and CUDA without the
 //! feature), f64, and mixes such as an f64 weight.
 //!
 //! # CUDA
@@ -47,7 +47,8 @@
 //!
 //! # Errors
 //! A wrong length, dtype or device, and an `eps` that is negative or not finite, are errors that
-//! name the tensor. Pieces that do not go together are errors too. Nothing is broadcast. `eps` has no default.
+//! name the tensor. Pieces that do not go together are errors too. Nothing is broadcast. `eps` has
+//! no default.
 //!
 //! # Replacing other norms
 //! | other | here |

@@ -25,8 +25,9 @@ use crate::slow;
 /// | `residual_after` and [`next_norm`](Norm::next_norm) | `(y, h)`: `h = residual + norm(x)`, y is the norm of h by the next weight |
 ///
 /// # Shapes
-/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y has the dtype of `x` or
-/// [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded once, unless a [`cast_order`](Norm::cast_order) rounds more.
+/// `x`, residuals, gates and results: (.., cols), of any rank from 1. Weights and biases: (cols). y
+/// has the dtype of `x` or [`out_dtype`](Norm::out_dtype), h that of the residual; each is rounded
+/// once, unless a [`cast_order`](Norm::cast_order) rounds more.
 ///
 /// # Gradients
 /// Every tensor has one, from either result or both. The gradient of an f32 residual with 16-bit activations is never rounded to 16 bits.
@@ -204,7 +205,8 @@ impl<'a, P: Pieces> Norm<'a, P> {
         Norm { params: NormParams { groups, ..self.params }, ..self }
     }
 
-    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore` is the default.
+    /// Rounds in this order, as a model's own code does: [`CastOrder`] has the equations. `AtStore`
+    /// is the default.
     ///
     /// | `cast_order` | What is rounded before y | Model |
     /// |---|---|---|
@@ -213,14 +215,16 @@ impl<'a, P: Pieces> Norm<'a, P> {
     /// | `RstdFirst` | `1 / sqrt(..)`, and then as `BeforeWeight` | DeepSeek-V4 |
     /// | `WeightFirst` | `x * weight`, which is then normalized | Muse Spark |
     ///
-    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these roundings to have derivative 1.
+    /// `WeightFirst` goes with no residual and no gate before the norm. Gradients take these
+    /// roundings to have derivative 1.
     ///
     /// # Example
     /// ```
     /// use candle_core::{Device, Tensor};
     /// use rmsnorm_candle::{CastOrder, Norm};
     /// # fn main() -> candle_core::Result<()> {
-    /// let (x, weight) = (Tensor::new(&[[3f32, 4.0]], &Device::Cpu)?, Tensor::new(&[4f32, -3.0], &Device::Cpu)?);
+    /// let x = Tensor::new(&[[3f32, 4.0]], &Device::Cpu)?;
+    /// let weight = Tensor::new(&[4f32, -3.0], &Device::Cpu)?;
     /// // x * weight = [12, -12], whose norm has the weight in it.
     /// let y = Norm::rms(0.0).cast_order(CastOrder::WeightFirst).apply(&x, &weight)?;
     /// assert_eq!(y.to_vec2::<f32>()?, [[1.0, -1.0]]);
@@ -231,11 +235,12 @@ impl<'a, P: Pieces> Norm<'a, P> {
         Norm { params: NormParams { cast_order, ..self.params }, ..self }
     }
 
-    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and the gradient of `x` that of `x`.
-    /// Not with a residual nor a gate before the norm.
+    /// Makes y of this dtype, rounded once, not of that of `x`. A gate then has the dtype of y, and
+    /// the gradient of `x` that of `x`. Not with a residual nor a gate before the norm.
     ///
-    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or f32. candle's own operations
-    /// compute other pairs, other weights, and [`CastOrder::WeightFirst`] with a y of another dtype.
+    /// Kernels compute f32 from 16 bits and 16 bits from f32, with a weight of the dtype of y or
+    /// f32. candle's own operations compute other pairs, other weights, and
+    /// [`CastOrder::WeightFirst`] with a y of another dtype.
     ///
     /// # Example
     /// A router in f32 that reads a bf16 stream:

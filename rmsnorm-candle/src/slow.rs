@@ -13,7 +13,7 @@ pub(crate) fn normalize(
     (weight, bias): (&Tensor, Option<&Tensor>),
     dtype: DType,
 ) -> Result<Tensor> {
-    unrounded(spec, h, gate, (weight, bias), dtype, dtype)?.to_dtype(dtype)
+    cast(&unrounded(spec, h, gate, (weight, bias), dtype, dtype)?, dtype)
 }
 
 /// The same before its last rounding, which is to the dtype `result`. Roundings of the cast order
@@ -47,16 +47,14 @@ fn chain(
     let of = |tensor: Option<&Tensor>| tensor.map(Tensor::dtype);
     let (of_h, of_weight) = (h.dtype(), weight.dtype());
     let wide = wide([Some(result), Some(of_h), of(gate), Some(of_weight), of(bias)]);
-    let factor = spec
-        .gate
-        .zip(gate)
-        .map(|(gate, z)| Ok::<_, Error>((gate.slot, activate(gate.activation, &z.to_dtype(wide)?)?)));
+    let factor =
+        spec.gate.zip(gate).map(|(gate, z)| Ok::<_, Error>((gate.slot, activate(gate.activation, &cast(z, wide)?)?)));
     let factor = factor.transpose()?;
     let times = |slot: Slot, rows: Tensor| match &factor {
         Some((place, factor)) if *place == slot => rows * factor,
         Some(_) | None => Ok(rows),
     };
-    let mut weight = weight.to_dtype(wide)?;
+    let mut weight = cast(weight, wide)?;
     if spec.weight_offset != 0.0 {
         weight = (weight + f64::from(spec.weight_offset))?;
     }
@@ -65,8 +63,8 @@ fn chain(
     let width = h.dim(D::Minus1)? / groups;
     let cols = width as f64;
     let h = match order.is_weight_first() {
-        true => rounded(&h.to_dtype(wide)?.broadcast_mul(&weight)?, of_h)?,
-        false => times(Slot::Before, h.to_dtype(wide)?)?,
+        true => rounded(&cast(h, wide)?.broadcast_mul(&weight)?, of_h)?,
+        false => times(Slot::Before, cast(h, wide)?)?,
     };
     let h = h.reshape((h.elem_count() / (groups * width), groups, width))?;
     let centred = match spec.norm {
@@ -89,7 +87,7 @@ fn chain(
     let y = if order.is_weight_first() { x_hat } else { x_hat.broadcast_mul(&weight)? };
     let mut y = match bias {
         None => y,
-        Some(bias) => y.broadcast_add(&bias.to_dtype(wide)?)?,
+        Some(bias) => y.broadcast_add(&cast(bias, wide)?)?,
     };
     if order.rounds_x_hat() && factor.as_ref().is_some_and(|(slot, _)| *slot == Slot::After) {
         y = rounded(&y, wider(dtype, of_weight))?;
@@ -99,7 +97,7 @@ fn chain(
 
 /// The values rounded to `dtype`, with the gradient of the values themselves.
 fn rounded(values: &Tensor, dtype: DType) -> Result<Tensor> {
-    with_gradient(&values.to_dtype(dtype)?.to_dtype(values.dtype())?, values)
+    with_gradient(&cast(&cast(values, dtype)?, values.dtype())?, values)
 }
 
 /// The values, with the gradient of `exact`: a zero is added.
@@ -129,7 +127,7 @@ pub(crate) fn normalize_add(
 /// `residual + x`, rounded to the dtype of `residual`.
 pub(crate) fn add(x: &Tensor, residual: &Tensor) -> Result<Tensor> {
     let wide = wide([Some(x.dtype()), Some(residual.dtype())]);
-    (residual.to_dtype(wide)? + x.to_dtype(wide)?)?.to_dtype(residual.dtype())
+    cast(&(cast(residual, wide)? + cast(x, wide)?)?, residual.dtype())
 }
 
 /// The dtype of the computation, for tensors of these dtypes.
@@ -140,4 +138,14 @@ fn wide<const N: usize>(dtypes: [Option<DType>; N]) -> DType {
 /// The dtype that holds the values of both.
 fn wider(one: DType, other: DType) -> DType {
     if one == other { one } else { wide([Some(one), Some(other)]) }
+}
+
+/// The values in `dtype`. Between f64 and 16 bits by way of f32, as a direct cast drops bits of an
+/// f64 near the middle of two values.
+fn cast(values: &Tensor, dtype: DType) -> Result<Tensor> {
+    let has_16_bits = |dtype| [DType::F16, DType::BF16].contains(&dtype);
+    if has_16_bits(values.dtype()) == has_16_bits(dtype) {
+        return values.to_dtype(dtype);
+    }
+    values.to_dtype(DType::F32)?.to_dtype(dtype)
 }

@@ -266,8 +266,8 @@ impl CpuBackend {
     }
 
     /// As [`backward`](Self::backward), with results in new vectors: `dx`, or `dresidual` with
-    /// [`BackwardInputs::cast`], and those of `dresidual`, `dweight`, `dbias` and `dgate` that `wanted`
-    /// lists. [`forward_vec`](Self::forward_vec) has an example.
+    /// [`BackwardInputs::cast`], and those of `dresidual`, `dweight`, `dbias` and `dgate` that
+    /// `wanted` lists. [`forward_vec`](Self::forward_vec) has an example.
     ///
     /// # Errors
     /// As [`forward_vec`](Self::forward_vec).

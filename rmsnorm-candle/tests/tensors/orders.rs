@@ -40,8 +40,8 @@ fn gradient<E: Native>(gradient: Option<&Tensor>) -> Tensor {
     gradient.unwrap().to_dtype(<E as WithDType>::DTYPE).unwrap()
 }
 
-/// Every third view only, as other rows make no difference. `G` has the values of the parameters; they
-/// are judged as `W`.
+/// Every third view only, as other rows make no difference. `G` has the values of the parameters;
+/// they are judged as `W`.
 fn orders<T: Native, G: Native, W: Native>(on: &On, is_slow: bool) {
     let dtypes = DTypes::of::<T, W, T>();
     for view in views::<T>(on).into_iter().step_by(3) {

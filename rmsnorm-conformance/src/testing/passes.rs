@@ -11,8 +11,8 @@ use crate::testing::{BackwardTruth, ForwardTruth, Gated};
 /// judge a library's function and its gradients. All tensors are dense and row-major, with values
 /// that their dtypes represent exactly.
 ///
-/// With `dtypes` of a cast ([`DTypes::CASTS`]) and no residual, `x` has the residual's dtype and `dy`
-/// that of y.
+/// With `dtypes` of a cast ([`DTypes::CASTS`]) and no residual, `x` has the residual's dtype and
+/// `dy` that of y.
 ///
 /// If the residual is added after the norm, these passes cover the sum (`residual_out`) and the
 /// gradients of x, weight and bias. [`next`](Self::next) has the passes of the next norm, which

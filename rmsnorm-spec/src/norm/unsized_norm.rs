@@ -35,8 +35,8 @@ pub struct NormParams {
     pub groups: usize,
     /// As [`NormSpec::cast_order`].
     pub cast_order: CastOrder,
-    /// The dtype of `y`, if it is not that of `x`. [`sized`](Self::sized) leaves it out: the views of
-    /// a call have their dtypes.
+    /// The dtype of `y`, if it is not that of `x`. [`sized`](Self::sized) leaves it out: the views
+    /// of a call have their dtypes.
     pub out_dtype: Option<DType>,
 }
 
@@ -65,14 +65,15 @@ impl NormParams {
     }
 
     /// Refuses pieces that no call combines, also where a library computes the norm with operations
-    /// of its own: a weight before the norm, or a `y` of another dtype than `x`, beside a residual or
-    /// a gate before the norm.
+    /// of its own: a weight before the norm, or a `y` of another dtype than `x`, beside a residual
+    /// or a gate before the norm.
     ///
     /// # Errors
     /// `Unsupported`.
     /// ```
     /// # use rmsnorm_spec::{CastOrder, NormParams};
-    /// let muse_spark = NormParams { cast_order: CastOrder::WeightFirst, ..NormParams::gemma(1e-6) };
+    /// let cast_order = CastOrder::WeightFirst;
+    /// let muse_spark = NormParams { cast_order, ..NormParams::gemma(1e-6) };
     /// assert!(muse_spark.check_pieces(false, false).is_ok());
     /// assert!(muse_spark.check_pieces(true, false).is_err(), "with a residual");
     /// assert!(NormParams::gemma(1e-6).check_pieces(true, true).is_err(), "y of another dtype");
