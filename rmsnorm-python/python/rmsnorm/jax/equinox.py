@@ -95,8 +95,8 @@ class RMSNormGated(equinox.nn.RMSNorm):
 
 
 class L2Norm(equinox.nn.RMSNorm):
-    """`l2_norm`, with its options, and the other arguments and the fields of `equinox.nn.RMSNorm`. It has no weight by
-    default. It normalizes all of x; use `jax.vmap` for a batch of rows.
+    """`l2_norm`, with its options, and the other arguments and the fields of `equinox.nn.RMSNorm`.
+    It has no weight by default. It normalizes all of x; use `jax.vmap` for a batch of rows.
 
     >>> import jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
     >>> print(jax.vmap(re.L2Norm(2, eps=0.0))(jnp.array([[3.0, 4.0]])))

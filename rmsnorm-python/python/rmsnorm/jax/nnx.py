@@ -95,8 +95,8 @@ class RMSNormGated(flax.nnx.RMSNorm):
 
 
 class L2Norm(flax.nnx.RMSNorm):
-    """`l2_norm`, with its options, and the other arguments and the parameters of `flax.nnx.RMSNorm`. It has no scale by
-    default. The dtype of the result is that of Flax's norm, or out_dtype.
+    """`l2_norm`, with its options, and the other arguments and the parameters of
+    `flax.nnx.RMSNorm`. It has no scale by default. The dtype of the result is that of Flax's norm, or out_dtype.
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn
