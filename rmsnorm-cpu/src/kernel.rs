@@ -89,7 +89,7 @@ pub(crate) fn mix<W: Common>(isa: Isa, work: &mut W) {
     let DTypes { activation, residual, .. } = work.dtypes();
     match (activation, residual) {
         // With a residual stream of 16 bits y is wider than x, and such calls run in `any`.
-        (DType::F32, _) => run::<(f32, f32, f32), (f32, f32, f32)>(isa, work),
+        (DType::F32, _) => run_mix!((f32, f32, f32)),
         (DType::F16, DType::F32) => run_mix!((f16, Any, f32)),
         (DType::F16, _) => run_mix!((f16, Any, f16)),
         (DType::Bf16, DType::F32) => run_mix!((bf16, Any, f32)),

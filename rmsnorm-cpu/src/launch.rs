@@ -63,21 +63,24 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     }
     let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
     let (mut args, tasks, rows) = (call.into_args(), plan.tasks, this.spec.rows);
-    let gate = gate::<B>(args.gate.take(), &this.spec)?;
+    let gate = gate_of::<B>(args.gate.take(), &this.spec)?;
     let work = forward_rows::<B, _>(this, OfRow, args)?;
     let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
     match (gate, problem.groups, problem.parts) {
-        (None, 1, 2..) => spread(backend, tasks, rows, work.with(parts, |y| y), kernel::any),
-        // x and y have the dtypes of their tags.
-        (None, 1, _) if problem.tensors.is_cast() => spread(backend, tasks, rows, work, kernel::any),
-        (None, 1, _) if !problem.cast_order.is_weight_first() => spread(backend, tasks, rows, work, kernel::mix),
+        (None, 1, 2..) => spread(backend, tasks, rows, work.with_x(parts), kernel::any),
+        (None, 1, _) if is_usual(&problem) => spread(backend, tasks, rows, work, kernel::mix),
         (gate, _, _) => groups::forward(backend, tasks, work, gate),
     }
     Ok(())
 }
 
+/// Whether x and y have one dtype and the weight comes after the norm. Other calls run in the bodies of gates and groups.
+fn is_usual(problem: &Problem) -> bool {
+    !problem.tensors.is_cast() && !problem.cast_order.is_weight_first()
+}
+
 /// Converts a gate.
-fn gate<'a, B: SliceBackend>(
+fn gate_of<'a, B: SliceBackend>(
     z: Option<Rows<AnyIn<'a, B>>>,
     spec: &NormSpec,
 ) -> Result<Option<(Slot, Gate<'a>)>, Error> {
@@ -250,7 +253,7 @@ fn run_backward<B: SliceBackend>(
     let dweight = args.dweight.map(numbers_out::<B>).transpose()?;
     let dbias = args.dbias.map(numbers_out::<B>).transpose()?;
     let (dweight_partials, dbias_partials) = workspace.split_at_mut(dweight_len);
-    let gate = gate::<B>(args.gate, spec)?;
+    let gate = gate_of::<B>(args.gate, spec)?;
     let dgate = args.dgate.map(|rows| matrix_mut::<B>(rows, spec)).transpose()?;
 
     // Without dx, dresidual is stored in its place.
@@ -282,10 +285,7 @@ fn run_backward<B: SliceBackend>(
     };
     let groups = problem.groups;
     match (gate, groups) {
-        (None, 1) if problem.tensors.is_cast() => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
-        (None, 1) if !spec.cast_order.is_weight_first() => {
-            spread(backend, plan.tasks, plan.blocks, work, kernel::mix);
-        }
+        (None, 1) if is_usual(problem) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
         (gate, _) => groups::backward(backend, &plan, work, gate, dgate),
     }
     let accumulates = problem.grad_store == GradStore::Accumulated;

@@ -7,7 +7,7 @@ import pytest
 from conftest import framework
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_PAGES = ["README.md", "rmsnorm-python/README.md", *(f"docs/guide/{name}.md" for name in ("pytorch", "jax", "fp8"))]
+_PAGES = ["README.md", "rmsnorm-python/README.md", *(f"docs/guide/{name}.md" for name in ("pytorch", "pytorch_norms", "jax", "fp8"))]
 
 
 def _programs():

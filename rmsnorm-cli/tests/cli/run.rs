@@ -53,7 +53,10 @@ fn run_ranks_and_normalized_dimensions_give_shapes_and_values() {
     for norm in Norm::ALL {
         for (x, weight) in shapes {
             let f32 = DType::F32;
-            let inputs = inputs(norm, &[("x", f32, x), ("weight", f32, weight), ("bias", f32, weight), ("dy", f32, x)]);
+            let tensors = [("x", f32, x), ("weight", f32, weight), ("bias", f32, weight), ("dy", f32, x)];
+            // One column divided by its magnitude is a sign: dx is 0 but for the rounding of rstd, so no bound proves it.
+            let has_dy = norm != Norm::L2Clamped || x != [1];
+            let inputs = inputs(norm, if has_dy { &tensors } else { &tensors[..3] });
             folder.write("in", &file(&inputs.tensors, &metadata(norm)));
             check(&folder, &inputs, &[]);
         }

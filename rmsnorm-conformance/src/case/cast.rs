@@ -8,9 +8,7 @@ use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet
 use crate::case::dice::{Dice, Lists, drawn, each, is_meaningful, with_norms};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Family, Kind, Layout, Trial};
-use crate::run::memory::round;
 use crate::selftest::planted::bugs;
-use crate::selftest::simulate::call::Call;
 use crate::testing::splitmix;
 
 bugs! {
@@ -19,26 +17,6 @@ bugs! {
     YOfX "cast_y_of_x" BOTH FORWARD_CAST "y is rounded to the dtype of x before its own";
     XOfY "cast_x_of_y" BOTH FORWARD_CAST "x is rounded to the dtype of y before the statistics";
     DxOfDy "cast_dx_of_dy" BOTH BACKWARD_CAST "the gradient of x is rounded to the dtype of dy first";
-}
-
-impl CastBug {
-    pub(crate) fn spoil_x(call: &Call, x: &mut [f32]) {
-        spoil(call, CastBug::XOfY, call.problem.dtypes.activation, x);
-    }
-
-    pub(crate) fn spoil_y(call: &Call, y: &mut [f32]) {
-        spoil(call, CastBug::YOfX, call.problem.dtypes.residual, y);
-    }
-
-    pub(crate) fn spoil_dx(call: &Call, dx: &mut [f32]) {
-        spoil(call, CastBug::DxOfDy, call.problem.dtypes.activation, dx);
-    }
-}
-
-fn spoil(call: &Call, bug: CastBug, dtype: DType, values: &mut [f32]) {
-    if call.has(bug) && call.problem.tensors.is_cast() {
-        values.iter_mut().for_each(|value| *value = round(*value, dtype));
-    }
 }
 
 /// The kinds that may have another dtype of y: nothing is added, overwritten or quantized.

@@ -4,8 +4,7 @@ use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet
 
 use crate::case::dice::{Dice, Lists, drawn, is_meaningful, with_norms};
 use crate::case::presence::{ALL_PRESENT, NEXT};
-use crate::case::{Case, Family, Kind, Layout, Trial};
-use crate::pieces::gate::quant;
+use crate::case::{Case, Family, Kind, Layout, Trial, quantized};
 use crate::selftest::planted::bugs;
 
 bugs! {
@@ -14,6 +13,18 @@ bugs! {
     RstdUnrounded "rstd_unrounded" BOTH RSTD_FIRST "rstd_first does not round rstd";
     XHatUnrounded "x_hat_unrounded" BOTH RSTD_FIRST "rstd_first does not round x_hat";
     RstdStored "rounded_rstd_stored" BOTH RSTD_FIRST "the saved rstd is the rounded one";
+}
+
+bugs! {
+    /// The bugs of a weight before the norm.
+    WeightBug:
+    After "weight_after" BOTH WEIGHT_FIRST "the weight multiplies the normalized row";
+    HUnrounded "weighted_h_unrounded" BOTH WEIGHT_FIRST "x times the weight is not rounded";
+    NormalizesX "backward_normalizes_unweighted_x" BOTH WEIGHT_FIRST_BACKWARD "backward normalizes x without the weight";
+    AgainUnrounded "backward_h_unrounded" BOTH WEIGHT_FIRST_BACKWARD "backward does not round x times the weight";
+    DweightOfDy "dweight_of_dy" BOTH WEIGHT_FIRST_BACKWARD "dweight is made of dy and x_hat";
+    DweightOfH "dweight_of_h" BOTH WEIGHT_FIRST_BACKWARD "dweight is made of x times the weight";
+    DxOfH "dx_without_weight" BOTH WEIGHT_FIRST_BACKWARD "dx is the gradient of x times the weight";
 }
 
 /// The kinds of cases that round rstd: each that has forward. Backward does not depend on it.
@@ -82,7 +93,7 @@ fn is_good(case: &Case) -> bool {
 }
 
 fn plain(kind: Kind, norm: Norm, cast_order: CastOrder, dtype: DType, (rows, cols): (usize, usize)) -> Case {
-    Case { cast_order, present: USUAL, quant: quant(cols), ..Case::plain(kind, norm, dtype, rows, cols) }
+    Case { cast_order, present: USUAL, quant: quantized::at(cols), ..Case::plain(kind, norm, dtype, rows, cols) }
 }
 
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
@@ -100,7 +111,7 @@ fn one(dice: &mut Dice, turn: usize, change: impl Fn(Case) -> Case) -> Option<Ca
             0 => Case { groups: groups.0, ..dice.case_of_size((5, groups.0 * groups.1)) },
             _ => dice.case(1 << 13),
         };
-        change(Case { activation, present: case.present.union(more), quant: quant(turn), ..case }).normalized()
+        change(Case { activation, present: case.present.union(more), quant: quantized::at(turn), ..case }).normalized()
     };
     (0..64).map(|_| draw(dice)).find(is_good)
 }

@@ -1,12 +1,10 @@
 //! Cases of the two L2 norms, whose sums over a row are not divided: math.md, section 1.
 
-use rmsnorm_spec::quant::{CodeType, QuantSpec};
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::dice::{Dice, Lists, alternate, drawn, each, is_meaningful};
 use crate::case::presence::ALL_PRESENT;
-use crate::case::quantized::SCALES;
-use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::case::{Case, Family, Kind, Layout, Trial, quantized};
 use crate::selftest::planted::bugs;
 
 bugs! {
@@ -91,12 +89,6 @@ fn of_family(family: Family, case: Case) -> Case {
     Case { family, eps, ..case }
 }
 
-/// The quantization of the case at a place of a list.
-fn quant(place: usize) -> Option<QuantSpec> {
-    let quant = QuantSpec::new(CodeType::ALL[place % 3], SCALES[place % SCALES.len()]);
-    Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::E4m3, quant.scale) })
-}
-
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
     let kinds: Vec<Kind> = kinds().collect();
     let (kind, norm) = (dice.pick(&kinds), dice.pick(&NORMS));
@@ -110,7 +102,7 @@ fn one(dice: &mut Dice, turn: usize, change: impl Fn(Case) -> Case) -> Option<Ca
     let draw = |dice: &mut Dice| {
         let case = dice.case_of_size((rows, groups * width));
         let present = case.present.with(Tensor::Dgate);
-        change(Case { groups, activation, present, quant: quant(turn), ..case }).normalized()
+        change(Case { groups, activation, present, quant: quantized::at(turn), ..case }).normalized()
     };
     (0..64).map(|_| draw(dice)).find(is_good)
 }
@@ -135,7 +127,7 @@ fn smoke() -> Vec<Case> {
         }
         for (i, kind) in kinds().enumerate() {
             let (activation, dtype) = (Activation::ALL[i % 2], DType::ALL[(i + 1) % 3]);
-            let of = |dtype, size| Case { activation, quant: quant(i), ..plain(kind, norm, dtype, size) };
+            let of = |dtype, size| Case { activation, quant: quantized::at(i), ..plain(kind, norm, dtype, size) };
             let first = Case { weight_offset: 1.0, groups: if i % 2 == 0 { 1 } else { 3 }, ..of(DType::F32, (5, 33)) };
             let dtypes = DTypes::uniform(dtype).widened(i % 2 == 0, true);
             let layout = if i % 3 == 0 { Layout::Grouped { rows: 2, seed: 1 } } else { Layout::Mixed(i as u32) };
@@ -166,13 +158,20 @@ fn core() -> Vec<Case> {
             for (j, size) in sizes.into_iter().enumerate().filter(|(j, _)| (i + j) % 3 == 0) {
                 let case = plain(kind, norm, DType::ALL[(i / 2 + j) % 3], size);
                 let (present, layout) = (if j % 2 == 0 { USUAL } else { ALL_PRESENT.union(USUAL) }, alternate(i + j));
-                cases.push(Case { present, layout, quant: quant(i + j), ..case });
+                cases.push(Case { present, layout, quant: quantized::at(i + j), ..case });
             }
             let layout = Layout::Grouped { rows: 4, seed: i as u32 };
             let wide = plain(kind, norm, DType::ALL[1 + i % 2], (9, 5 * 37));
             let dtypes = DTypes::uniform(wide.dtypes.activation).widened(i % 4 < 2, true);
-            cases.push(Case { dtypes, layout, groups: 5, quant: quant(i), present: ALL_PRESENT.union(USUAL), ..wide });
-            cases.push(Case { quant: quant(i), ..plain(kind, norm, DType::ALL[i % 3], (0, 33)) });
+            cases.push(Case {
+                dtypes,
+                layout,
+                groups: 5,
+                quant: quantized::at(i),
+                present: ALL_PRESENT.union(USUAL),
+                ..wide
+            });
+            cases.push(Case { quant: quantized::at(i), ..plain(kind, norm, DType::ALL[i % 3], (0, 33)) });
         }
         for ((i, cols), (j, kind)) in
             each(COLS.into_iter().enumerate(), [Kind::END_TO_END, Kind::BACKWARD_SUMS].into_iter().enumerate())

@@ -24,6 +24,12 @@ pub(crate) const SCALES: [ScaleKind; 9] = [
     ScaleKind::Mx { rounding: ScaleRounding::Floor },
 ];
 
+/// The quantization of the case at a place of a list.
+pub(crate) fn at(place: usize) -> Option<QuantSpec> {
+    let quant = QuantSpec::new(CodeType::ALL[place % 3], SCALES[place % SCALES.len()]);
+    Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::E4m3, quant.scale) })
+}
+
 /// Their names in ids.
 const NAMES: [&str; SCALES.len()] =
     ["given", "current", "row", "block128", "block128_pow2", "block64", "block64_pow2", "mx_up", "mx_floor"];

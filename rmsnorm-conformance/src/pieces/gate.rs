@@ -19,12 +19,10 @@ use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Gate, Norm, Slot, Tenso
 use super::math::{
     ALL_PRESENT, BackwardRow, Bug, BugList, Call, Case, Dice, Family, ForwardRow, GoodCall, Kind, Layout, Lists,
     Misuse, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
-    round, with_norms,
+    round, weight_of_norm, with_norms,
 };
-use super::weight_first::weight_of_norm;
-use crate::case::quantized::SCALES;
+use crate::case::quantized;
 use crate::testing::splitmix;
-use rmsnorm_spec::quant::{CodeType, QuantSpec};
 
 bugs! {
     /// The bugs of a gate.
@@ -292,12 +290,6 @@ fn plain(kind: Kind, norm: Norm, activation: Activation, dtype: DType, (rows, co
     Case { activation, present: USUAL, ..Case::plain(kind, norm, dtype, rows, cols) }
 }
 
-/// The quantization of the case at a place of a list.
-pub(crate) fn quant(place: usize) -> Option<QuantSpec> {
-    let quant = QuantSpec::new(CodeType::ALL[place % 3], SCALES[place % SCALES.len()]);
-    Some(if quant.check().is_ok() { quant } else { QuantSpec::new(CodeType::E4m3, quant.scale) })
-}
-
 fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
     let (kind, norm) = (dice.pick(&KINDS), dice.pick(&Norm::USUAL));
     one(dice, 1 << 13, turn, |case| Case { kind, norm, ..case })
@@ -307,7 +299,7 @@ fn draw(dice: &mut Dice, turn: usize) -> Option<Case> {
 fn one(dice: &mut Dice, most: usize, turn: usize, change: impl Fn(Case) -> Case) -> Option<Case> {
     let activation = dice.pick(&Activation::ALL);
     let dgate = if dice.one_in(4) { TensorSet::NONE } else { TensorSet::of(&[Tensor::Dgate]) };
-    let with = |case: Case| Case { activation, present: case.present.union(dgate), quant: quant(turn), ..case };
+    let with = |case: Case| Case { activation, present: case.present.union(dgate), quant: quantized::at(turn), ..case };
     dice.one(most, |case| change(with(case)), is_good)
 }
 
@@ -319,7 +311,8 @@ fn smoke() -> Vec<Case> {
     for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
         let first = Activation::ALL[i % 2];
         let other = Activation::ALL[1 - i % 2];
-        let of = |activation, dtype, size| Case { quant: quant(i), ..plain(kind, norm, activation, dtype, size) };
+        let of =
+            |activation, dtype, size| Case { quant: quantized::at(i), ..plain(kind, norm, activation, dtype, size) };
         let late = CastOrder::BeforeWeight;
         let of_kind = [
             Case { present: BIASED, weight_offset: 1.0, ..of(first, DType::F32, (5, 33)) },
@@ -363,14 +356,19 @@ fn core() -> Vec<Case> {
             }
             let (activation, dtype) = (Activation::ALL[(i / 2 + j) % 2], DType::ALL[(i + j) % 3]);
             let present = [USUAL, BIASED, ALL][(i + j) % 3];
-            cases.push(Case { family, present, quant: quant(j), ..plain(kind, norm, activation, dtype, (31, 65)) });
+            cases.push(Case {
+                family,
+                present,
+                quant: quantized::at(j),
+                ..plain(kind, norm, activation, dtype, (31, 65))
+            });
         }
         for (j, dtypes) in DTypes::ALL.into_iter().enumerate() {
             let (rows, cols) = [(3, 7), (5, 45), (2, 1000)][(i + j) % 3];
             let case = plain(kind, norm, Activation::ALL[(i + j) % 2], dtypes.activation, (rows, cols));
             let cast_order = if (i + j) % 2 == 0 { CastOrder::BeforeWeight } else { CastOrder::AtStore };
             let layout = Layout::Mixed((i * 9 + j) as u32);
-            let (present, quant) = ([ALL, BIASED][j % 2], quant(i + j));
+            let (present, quant) = ([ALL, BIASED][j % 2], quantized::at(i + j));
             cases.push(Case { dtypes, present, quant, cast_order, layout, weight_offset: 0.3, ..case });
         }
         // Heads, hidden sizes, rows longer than a chip can hold, and many rows.
@@ -378,14 +376,14 @@ fn core() -> Vec<Case> {
         for (j, size) in sizes.into_iter().enumerate().filter(|(j, _)| (i / 2 + j) % 2 == 0) {
             let case = plain(kind, norm, Activation::ALL[(i + j) % 2], DType::ALL[(i / 2 + j) % 3], size);
             let present = [USUAL, BIASED, TensorSet::of(&[Tensor::Dgate])][(i + j) % 3];
-            cases.push(Case { present, quant: quant(i + j), layout: alternate(i + j), ..case });
+            cases.push(Case { present, quant: quantized::at(i + j), layout: alternate(i + j), ..case });
         }
         for (j, (rows, group, cols)) in
             [(7, 3, 7), (96, 32, 64), (9, 5, 4099)].into_iter().enumerate().skip(i % 3).take(1)
         {
             let layout = Layout::Grouped { rows: group, seed: (i + j) as u32 };
             let case = plain(kind, norm, Activation::ALL[j % 2], DType::ALL[(i + j) % 3], (rows, cols));
-            cases.push(Case { present: ALL, quant: quant(j), layout, ..case });
+            cases.push(Case { present: ALL, quant: quantized::at(j), layout, ..case });
         }
         cases.push(plain(kind, norm, Activation::Silu, DType::ALL[i % 3], (0, 33)));
         cases.push(plain(kind, norm, Activation::ALL[i / 2 % 2], DType::Bf16, (1025, 4099)));

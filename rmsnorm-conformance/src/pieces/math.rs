@@ -9,7 +9,7 @@ pub(crate) use crate::run::bad_call::{GoodCall, Misuse, Refusal};
 pub(crate) use crate::run::memory::round;
 pub(crate) use crate::selftest::planted::{Bug, BugList, bugs};
 pub(crate) use crate::selftest::simulate::call::Call;
-pub(crate) use crate::selftest::simulate::norm::{NormKernel, Normalized};
+pub(crate) use crate::selftest::simulate::norm::{NormKernel, Normalized, weight_of_norm};
 pub(crate) use crate::selftest::simulate::rows::{BackwardRow, ForwardRow};
 pub(crate) use crate::selftest::simulate::tensors::{Matrix, Tensors};
 

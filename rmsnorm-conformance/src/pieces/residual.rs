@@ -61,7 +61,7 @@ impl PieceMath for Residual {
                     Some(_) | None => dx + given,
                 };
             }
-            CastBug::spoil_dx(call, &mut row.dx);
+            call.spoil_cast(CastBug::DxOfDy, &mut row.dx);
             let value = |&dx: &f32| if call.has(ResidualBug::DresidualOfDx) { round(dx, activation) } else { dx };
             tensors.store_result(Tensor::Dresidual, index, &row.dx.iter().map(value).collect::<Vec<_>>());
         }

@@ -3,28 +3,11 @@
 
 use rmsnorm_spec::Tensor;
 
-use super::math::{BackwardRow, Bug, BugList, Call, ForwardRow, PieceMath, Tensors, bugs, round};
-
-bugs! {
-    /// The bugs of a weight before the norm.
-    WeightBug:
-    After "weight_after" BOTH WEIGHT_FIRST "the weight multiplies the normalized row";
-    HUnrounded "weighted_h_unrounded" BOTH WEIGHT_FIRST "x times the weight is not rounded";
-    NormalizesX "backward_normalizes_unweighted_x" BOTH WEIGHT_FIRST_BACKWARD "backward normalizes x without the weight";
-    AgainUnrounded "backward_h_unrounded" BOTH WEIGHT_FIRST_BACKWARD "backward does not round x times the weight";
-    DweightOfDy "dweight_of_dy" BOTH WEIGHT_FIRST_BACKWARD "dweight is made of dy and x_hat";
-    DweightOfH "dweight_of_h" BOTH WEIGHT_FIRST_BACKWARD "dweight is made of x times the weight";
-    DxOfH "dx_without_weight" BOTH WEIGHT_FIRST_BACKWARD "dx is the gradient of x times the weight";
-}
+use super::math::{BackwardRow, Bug, BugList, Call, ForwardRow, PieceMath, Tensors, round};
+use crate::case::cast_orders::WeightBug;
 
 /// The piece.
 pub(crate) struct WeightFirst;
-
-/// The weight that multiplies the normalized row.
-pub(crate) fn weight_of_norm(call: &Call, tensors: &Tensors<'_, '_>) -> Option<Vec<f32>> {
-    let is_first = call.spec.cast_order.is_weight_first() && !call.has(WeightBug::After);
-    tensors.values(Tensor::Weight).filter(|_| !is_first)
-}
 
 /// A row's terms of dweight, after the norm's own gradients; `None` if they are those of the norm.
 pub(crate) fn dweight_terms(

@@ -1,5 +1,5 @@
-//! Calls with a gate, with a weight before the norm, or with groups of columns: each group is a
-//! matrix with its own part of the vectors.
+//! Calls with a gate, with a weight before the norm, with y of another dtype than x, or with groups of columns: each
+//! group is a matrix with its own part of the vectors.
 
 use rmsnorm_spec::Slot;
 
@@ -11,11 +11,11 @@ use crate::plan::Plan;
 use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, GivenOfGroup, Gradients, Partials, Sums};
 use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::after::Store;
-use crate::stages::forward::before::{Before, Summed};
+use crate::stages::forward::before::Summed;
 use crate::stages::forward::statistics::{OfGroup, OfRow, of_group};
 use crate::stages::forward::{Rows, Saved};
-use crate::stages::gate::{Gate, Gated, Pull, Then};
-use crate::stages::weight_first::Weighted;
+use crate::stages::gate::{self, Gate, Then};
+use crate::stages::scaled::{Pull, Scaled};
 use crate::stages::{Call, Matrix, MatrixMut};
 
 /// The norm of one group, and its number of columns.
@@ -24,12 +24,12 @@ fn call_of_group(call: Call) -> (Call, usize) {
     (Call { spec: call.spec.cols(cols).groups(1), ..call }, cols)
 }
 
-/// The statistics of every group, in this room. `of_columns` makes x from a column on.
-pub(super) fn statistics<'s, X: Before + Send>(
+/// The statistics of every group, in this room.
+pub(super) fn statistics<'s>(
     backend: &CpuBackend,
     tasks: usize,
     call: Call,
-    (of_columns, residual): (impl Fn(usize) -> X, Option<Matrix<'_>>),
+    (x, residual): (Scaled<'_>, Option<Matrix<'_>>),
     (of_mean, of_rstd): (&'s mut [f32], &'s mut [f32]),
 ) -> Given<'s> {
     let ((this, cols), groups) = (call_of_group(call), call.spec.groups);
@@ -39,7 +39,7 @@ pub(super) fn statistics<'s, X: Before + Send>(
         let residual = residual.map(|residual| residual.columns(first));
         let work = Rows {
             call: this,
-            before: Summed { x: of_columns(first), residual, out: None },
+            before: Summed { x: x.columns(first), residual, out: None },
             statistic: OfGroup {
                 mean: (mean.len() > 0).then(|| of_group(&mut mean, group, groups)),
                 rstd: Some(of_group(&mut rstd, group, groups)),
@@ -61,7 +61,8 @@ pub(super) fn forward(
 ) {
     let Rows { call, before: Summed { x, residual, mut out }, mut affine, after: Store { mut y }, mut saved, .. } =
         work;
-    let weight = affine.take_first(&call.spec);
+    let ([gate, gate_after], weight) = (gate::slots(gate), affine.take_first(&call.spec));
+    let x = Scaled { of: x, gate, weight };
     let ((this, cols), groups, rows) = (call_of_group(call), call.spec.groups, call.spec.rows);
     for group in 0..groups {
         let first = group * cols;
@@ -77,26 +78,10 @@ pub(super) fn forward(
                 rstd: saved.rstd.as_mut().map(|rstd| of_group(rstd, group, groups)),
             },
             affine: affine.columns(first, cols),
-            after: Store { y: y.columns(first) },
+            after: Then { gate: gate_after.map(|gate| gate.columns(first)), then: Store { y: y.columns(first) } },
             saved: Saved::default(),
         };
-        // A weight before the norm has no gate there beside it.
-        match (gate.map(|(slot, gate)| (slot, gate.columns(first))), weight.map(|weight| weight.tail(first))) {
-            (None, None) => spread(backend, tasks, rows, work, kernel::any),
-            (None, Some(weight)) => {
-                spread(backend, tasks, rows, work.with(|of| Weighted { of, weight }, |y| y), kernel::any);
-            }
-            (Some((Slot::Before, gate)), _) => {
-                spread(backend, tasks, rows, work.with(|of| Gated { of, gate }, |y| y), kernel::any);
-            }
-            (Some((Slot::After, gate)), None) => {
-                spread(backend, tasks, rows, work.with(|x| x, |then| Then { gate, then }), kernel::any);
-            }
-            (Some((Slot::After, gate)), Some(weight)) => {
-                let work = work.with(|of| Weighted { of, weight }, |then| Then { gate, then });
-                spread(backend, tasks, rows, work, kernel::any);
-            }
-        }
+        spread(backend, tasks, rows, work, kernel::any);
     }
 }
 
@@ -106,11 +91,13 @@ pub(super) fn backward(
     plan: &Plan,
     work: BackwardBlocks<'_>,
     gate: Option<(Slot, Gate<'_>)>,
-    mut dgate: Option<MatrixMut<'_>>,
+    dgate: Option<MatrixMut<'_>>,
 ) {
     let BackwardBlocks { rows, block_rows, stream, partials } = work;
     let BackwardRows { call, dy, mut affine, x, given, found } = rows;
-    let weight = affine.take_first(&call.spec);
+    let ([gate, gate_after], weight) = (gate::slots(gate), affine.take_first(&call.spec));
+    let (x, dy) = (Scaled { of: x, gate, weight }, Scaled { of: dy, gate: gate_after, weight: None });
+    let (mut dgate, mut dgate_after) = if gate.is_some() { (dgate, None) } else { (None, dgate) };
     let Gradients { dresidual_out, mut dx, mut dresidual } = stream;
     let Partials { mut dweight, mut dbias } = partials;
     let ((this, cols), groups) = (call_of_group(call), call.spec.groups);
@@ -119,9 +106,9 @@ pub(super) fn backward(
         let work = BackwardBlocks {
             rows: BackwardRows {
                 call: this,
-                dy: dy.columns(first),
+                dy: Pull { of: dy.columns(first), dgate: dgate_after.as_mut().map(|dgate| dgate.columns(first)) },
                 affine: affine.columns(first, cols),
-                x: x.columns(first),
+                x: Pull { of: x.columns(first), dgate: dgate.as_mut().map(|dgate| dgate.columns(first)) },
                 given: GivenOfGroup { all: given, group, groups },
                 found,
             },
@@ -136,26 +123,7 @@ pub(super) fn backward(
                 dbias: dbias.as_mut().map(|of| sums_of_group(of, group, groups)),
             },
         };
-        let dgate = dgate.as_mut().map(|dgate| dgate.columns(first));
-        match (gate.map(|(slot, gate)| (slot, gate.columns(first))), weight.map(|weight| weight.tail(first))) {
-            (None, None) => spread(backend, plan.tasks, plan.blocks, work, kernel::any),
-            (None, Some(weight)) => {
-                let work = work.with(|dy, of| (dy, Weighted { of, weight }));
-                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
-            }
-            (Some((Slot::After, gate)), None) => {
-                let work = work.with(|of, x| (Pull { gated: Gated { of, gate }, dgate }, x));
-                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
-            }
-            (Some((Slot::After, gate)), Some(weight)) => {
-                let work = work.with(|dy, of| (Pull { gated: Gated { of: dy, gate }, dgate }, Weighted { of, weight }));
-                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
-            }
-            (Some((Slot::Before, gate)), _) => {
-                let work = work.with(|dy, of| (dy, Pull { gated: Gated { of, gate }, dgate }));
-                spread(backend, plan.tasks, plan.blocks, work, kernel::any);
-            }
-        }
+        spread(backend, plan.tasks, plan.blocks, work, kernel::any);
     }
 }
 

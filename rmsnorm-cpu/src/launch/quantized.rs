@@ -4,11 +4,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rmsnorm_spec::quant::ScaleKind;
-use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Norm, Scales, Slot};
+use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Norm, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
 use super::{
-    SliceBackend, call_and_plan, fork, gate, groups, input, matrix, matrix_mut, numbers, out, spread, starts, vectors,
+    SliceBackend, call_and_plan, fork, gate_of, groups, input, matrix, matrix_mut, numbers, out, spread, starts,
+    vectors,
 };
 use crate::backend::CpuBackend;
 use crate::caps::Isa;
@@ -19,11 +20,11 @@ use crate::stages::columnwise::ColumnwiseCols;
 use crate::stages::forward::before::{Before, Summed};
 use crate::stages::forward::statistics::{Elsewhere, OfRow, Statistic};
 use crate::stages::forward::{Rows, Saved};
-use crate::stages::gate::{AfterNorm, Gated, Then};
+use crate::stages::gate::{self, AfterNorm, Then};
 use crate::stages::groups::Groups;
 use crate::stages::quantized_forward::{Codes, Scaling};
+use crate::stages::scaled::Scaled;
 use crate::stages::transposed::TransposedCols;
-use crate::stages::weight_first::Weighted;
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
 use crate::{kernel, memory};
 
@@ -33,77 +34,33 @@ pub(super) fn quantized_forward<B: SliceBackend>(
 ) -> Result<(), Error> {
     let (this, plan) = call_and_plan(backend, &call);
     let mut args = call.into_args();
-    let (gate, spec) = (gate::<B>(args.gate.take(), &this.spec)?, this.spec);
+    let (gate, spec) = (gate_of::<B>(args.gate.take(), &this.spec)?, this.spec);
     let weight = args.weight.take_if(|_| spec.cast_order.is_weight_first()).map(numbers::<B>).transpose()?;
-    if spec.groups == 1 && weight.is_none() {
-        return match gate {
-            None => {
-                quantized(backend, (this, plan), args, OfRow, |x, _| (x, (), None), |isa, work| kernel::mix(isa, work))
-            }
-            Some((Slot::Before, gate)) => quantized(
-                backend,
-                (this, plan),
-                args,
-                OfRow,
-                |of, _| (Gated { of, gate }, (), None),
-                |isa, work| kernel::any(isa, work),
-            ),
-            Some((Slot::After, gate)) => quantized(
-                backend,
-                (this, plan),
-                args,
-                OfRow,
-                |x, _| (x, gate, None),
-                |isa, work| kernel::any(isa, work),
-            ),
-        };
-    }
-    // All statistics come before the first code, because sets that share a scale may lie in several groups. A weight before
-    // the norm, which few models have, goes the same way, with one group.
-    let len = |wanted: bool| if wanted { spec.rows * spec.groups } else { 0 };
-    let (mut mean, mut rstd) =
-        (memory::zeros("mean", len(spec.norm == Norm::Layer))?, memory::zeros("rstd", len(true))?);
-    let room = (&mut mean[..], &mut rstd[..]);
-    match (gate, weight) {
-        (None, Some(weight)) => {
-            let slots = move |of, residual| {
-                grouped(backend, (this, plan), (Weighted { of, weight }, Weighted::columns, ()), residual, room)
+    let ([gate, gate_after], is_plain) = (gate::slots(gate), gate.is_none());
+    let scaled = move |of| Scaled { of, gate, weight };
+    match (spec.groups, weight) {
+        (1, None) if is_plain => {
+            quantized(backend, (this, plan), args, OfRow, |x, _| (x, (), None), |isa, work| kernel::mix(isa, work))
+        }
+        (1, None) => {
+            let slots = |x, _| (scaled(x), gate_after, None);
+            quantized(backend, (this, plan), args, OfRow, slots, |isa, work| kernel::any(isa, work))
+        }
+        // All statistics come before the first code, because sets that share a scale may lie in several groups. A weight
+        // before the norm, which few models have, goes the same way, with one group.
+        (groups, _) => {
+            let len = |wanted: bool| if wanted { spec.rows * groups } else { 0 };
+            let (mut mean, mut rstd) =
+                (memory::zeros("mean", len(spec.norm == Norm::Layer))?, memory::zeros("rstd", len(true))?);
+            let room = (&mut mean[..], &mut rstd[..]);
+            let slots = |x, residual| {
+                let x = scaled(x);
+                let all = groups::statistics(backend, plan.tasks, this, (x, residual), room);
+                (x, Groups { all, groups, gate: gate_after }, Some(all))
             };
-            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
-        }
-        (Some((Slot::After, gate)), Some(weight)) => {
-            let slots = move |of, residual| {
-                grouped(backend, (this, plan), (Weighted { of, weight }, Weighted::columns, gate), residual, room)
-            };
-            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
-        }
-        (None, None) => {
-            let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, ()), residual, room);
-            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
-        }
-        (Some((Slot::Before, gate)), _) => {
-            let slots = move |of, residual| {
-                grouped(backend, (this, plan), (Gated { of, gate }, Gated::columns, ()), residual, room)
-            };
-            quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
-        }
-        (Some((Slot::After, gate)), None) => {
-            let slots = move |x, residual| grouped(backend, (this, plan), (x, Matrix::columns, gate), residual, room);
             quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
     }
-}
-
-/// The slots of a call with groups of columns, after their statistics, which need this room.
-fn grouped<'g, X: Before + Copy + Send, G>(
-    backend: &CpuBackend,
-    (this, plan): (Call, Plan),
-    (x, columns, gate): (X, fn(X, usize) -> X, G),
-    residual: Option<Matrix<'_>>,
-    room: (&'g mut [f32], &'g mut [f32]),
-) -> (X, Groups<'g, G>, Option<Given<'g>>) {
-    let all = groups::statistics(backend, plan.tasks, this, (|first| columns(x, first), residual), room);
-    (x, Groups { all, groups: this.spec.groups, gate }, Some(all))
 }
 
 /// The stage of a quantized call.

@@ -8,20 +8,23 @@ use super::forward::affine::{Affine, OfMix, Vectors};
 use super::forward::before::Source;
 use super::forward::kept::{MOST_COLS, Room, padded};
 use super::forward::statistics::Statistics;
-use super::gate::Kept;
 use super::ranks::Found;
+use super::scaled::Kept;
 use super::{Call, Common, Matrix, MatrixMut, Row, Split, Stage, split};
 use crate::lanes::{self, Fenced, Mix, Numbers, Out, Piece, Simd, Stores};
 
 /// The slot after the norm. It turns the gradient of y into that of the affine's result. A piece
 /// other than dy itself is compiled for all dtypes at once (`kernel::any`).
 pub(crate) trait PullAfter: Split {
-    /// Whether rows that fit keep values on the stack.
-    const IS_KEPT: bool = false;
     /// The gradient of the affine's result, of a row.
     type Row<'r, M: Mix>: RowAfter
     where
         Self: 'r;
+
+    /// Whether rows that fit keep values on the stack.
+    fn is_kept(&self) -> bool {
+        false
+    }
 
     fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, kept: Option<Kept<'r>>) -> Self::Row<'r, M>;
 }
@@ -29,7 +32,10 @@ pub(crate) trait PullAfter: Split {
 /// A row after the norm. The visit for the sums and the last visit both compute it.
 pub(crate) trait RowAfter: Source {
     /// Whether [`pull`](Self::pull) needs the affine's result.
-    const NEEDS_RESULT: bool = false;
+    #[inline(always)]
+    fn needs_result(&self) -> bool {
+        false
+    }
 
     /// The last visit: also stores the gradients of the piece's own tensors.
     #[inline(always)]
@@ -40,12 +46,15 @@ pub(crate) trait RowAfter: Source {
 
 /// The slot before the norm: h, and what its gradient becomes. Compiled as [`PullAfter`] is.
 pub(crate) trait PullBefore: Split {
-    /// Whether rows that fit keep values on the stack.
-    const IS_KEPT: bool = false;
     /// A row of h.
     type Row<'r, M: Mix>: RowBefore
     where
         Self: 'r;
+
+    /// Whether rows that fit keep values on the stack.
+    fn is_kept(&self) -> bool {
+        false
+    }
 
     fn row<'r, M: Mix>(&'r mut self, r: usize, call: &Call, kept: Option<Kept<'r>>) -> Self::Row<'r, M>;
 }
@@ -53,7 +62,10 @@ pub(crate) trait PullBefore: Split {
 /// A row before the norm.
 pub(crate) trait RowBefore: Source {
     /// Whether it has the weight, so that dweight is made of [`dweight`](Self::dweight).
-    const WEIGHS: bool = false;
+    #[inline(always)]
+    fn weighs(&self) -> bool {
+        false
+    }
 
     /// The row's terms of dweight, from the gradient of h.
     #[inline(always)]
@@ -211,20 +223,6 @@ struct To<'a, M: Mix> {
     dresidual: Option<MatrixMut<'a, M::R>>,
 }
 
-impl<'a, G> BackwardBlocks<'a, Matrix<'a>, Matrix<'a>, G> {
-    /// With other slots.
-    pub(crate) fn with<A, B>(
-        self,
-        slots: impl FnOnce(Matrix<'a>, Matrix<'a>) -> (A, B),
-    ) -> BackwardBlocks<'a, A, B, G> {
-        let BackwardBlocks { rows, block_rows, stream, partials } = self;
-        let BackwardRows { call, dy, affine, x, given, found } = rows;
-        let (dy, x) = slots(dy, x);
-        let rows = BackwardRows { call, dy, affine, x, given, found };
-        BackwardBlocks { rows, block_rows, stream, partials }
-    }
-}
-
 impl Common for BackwardBlocks<'_> {
     fn dtypes(&self) -> DTypes {
         self.rows.call.dtypes
@@ -244,8 +242,10 @@ impl<A: PullAfter, B: PullBefore, G: Stored> Stage for BackwardBlocks<'_, A, B, 
         let fenced = Fenced::<S>::new(call.streaming);
         let (fits, len) = (cols <= MOST_COLS, padded(cols));
         let (mut room_after, mut room_before) = ([Room::new(), Room::new()], [Room::new(), Room::new()]);
-        let mut kept_after = (A::IS_KEPT && fits).then(|| room_after.each_mut().map(|room| room.zeros(len)));
-        let mut kept_before = (B::IS_KEPT && fits).then(|| room_before.each_mut().map(|room| room.zeros(len)));
+        let mut kept_after =
+            (self.rows.dy.is_kept() && fits).then(|| room_after.each_mut().map(|room| room.zeros(len)));
+        let mut kept_before =
+            (self.rows.x.is_kept() && fits).then(|| room_before.each_mut().map(|room| room.zeros(len)));
         for r in 0..call.spec.rows {
             let block = r / block_rows;
             let partials = PartialRow {
@@ -349,12 +349,12 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
             let h = self.x.h::<S, _>(piece);
             let x_hat = statistics.x_hat::<S>(h);
             // Not rounded on the way, unlike in forward.
-            let result = match A::NEEDS_RESULT {
+            let result = match self.dy.needs_result() {
                 true => affine.plus_bias::<S, _>(piece, affine.times_weight::<S, _>(piece, x_hat)),
                 false => h,
             };
             let dy = self.dy.pull::<S, _>(piece, result, stores);
-            if !B::WEIGHS && let Some(dweight) = &mut partials.dweight {
+            if !self.x.weighs() && let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, S::mul(dy, x_hat));
             }
             if let Some(dbias) = &mut partials.dbias {
@@ -362,7 +362,7 @@ impl<M: Mix, A: RowAfter, B: RowBefore> RowOf<'_, M, A, B> {
             }
             let wdy = affine.times_weight::<S, _>(piece, dy);
             let dh = S::mul(S::sub(S::sub(wdy, mean_wdy), S::mul(x_hat, mean_wdy_xhat)), rstd);
-            if B::WEIGHS && let Some(dweight) = &mut partials.dweight {
+            if self.x.weighs() && let Some(dweight) = &mut partials.dweight {
                 accumulate::<S, _>(dweight, piece, partials.is_first, self.x.dweight::<S, _>(piece, dh));
             }
             let dx = self.x.pull::<S, _>(piece, dh, stores);

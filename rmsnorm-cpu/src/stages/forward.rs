@@ -5,11 +5,11 @@
 use rmsnorm_spec::DTypes;
 
 use self::affine::{OfMix, Vectors};
-use self::after::{After, Store, Visit};
+use self::after::{After, Visit};
 use self::before::{Before, Source, Summed};
 use self::kept::{Kept, MOST_COLS, Room, padded};
 use self::statistics::{OfRow, Statistic, Statistics};
-use super::{Call, Common, Matrix, Split, Stage, split};
+use super::{Call, Common, Split, Stage, split};
 use crate::lanes::{Fenced, Mix, Numbers, Out, Simd, Stores};
 
 pub(crate) mod affine;
@@ -31,16 +31,11 @@ pub(crate) struct Rows<'a, B, A, F = OfRow> {
 
 split!(['a, B: Split, A: Split, F: Split] Rows<'a, B, A, F> { call, before, statistic, after, saved; affine });
 
-impl<'a, F> Rows<'a, Summed<'a, Matrix<'a>>, Store<'a>, F> {
-    /// With other slots: what becomes of x before the residual is added, and of the result before it is stored.
-    pub(crate) fn with<X, A>(
-        self,
-        of_x: impl FnOnce(Matrix<'a>) -> X,
-        of_y: impl FnOnce(Store<'a>) -> A,
-    ) -> Rows<'a, Summed<'a, X>, A, F> {
+impl<'a, X, A, F> Rows<'a, Summed<'a, X>, A, F> {
+    /// With another x, before the residual is added.
+    pub(crate) fn with_x<Y>(self, of_x: impl FnOnce(X) -> Y) -> Rows<'a, Summed<'a, Y>, A, F> {
         let Rows { call, before: Summed { x, residual, out }, statistic, affine, after, saved } = self;
-        let before = Summed { x: of_x(x), residual, out };
-        Rows { call, before, statistic, affine, after: of_y(after), saved }
+        Rows { call, before: Summed { x: of_x(x), residual, out }, statistic, affine, after, saved }
     }
 }
 
@@ -94,7 +89,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let (call, affine) = (&self.call, OfMix::<M>::new(self.affine, &self.call));
         let (fits, len) = (call.spec.cols <= MOST_COLS, padded(call.spec.cols));
         let (mut room, mut room_after) = (Room::new(), Room::new());
-        let mut kept = (B::IS_KEPT && fits).then(|| room.zeros(len));
+        let mut kept = (self.before.is_kept() && fits).then(|| room.zeros(len));
         let mut kept_after = (self.after.has_next() && fits).then(|| room_after.zeros(len));
         for r in 0..call.spec.rows {
             let row = self.before.row::<M, RESIDUAL>(r, 1, call);

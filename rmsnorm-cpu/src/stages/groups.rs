@@ -5,19 +5,19 @@ use rmsnorm_spec::DType;
 use super::backward::{Given, Stored};
 use super::forward::affine::Affine;
 use super::forward::statistics::Statistics;
-use super::gate::AfterNorm;
+use super::gate::{AfterNorm, Gate, Times};
 use super::{Call, Split};
 use crate::lanes::{LANES, Mix, Piece, Simd};
 
 /// The statistics of all groups (rows, groups), and the gate after the norm.
 #[derive(Clone, Copy)]
-pub(crate) struct Groups<'a, G> {
+pub(crate) struct Groups<'a> {
     pub(crate) all: Given<'a>,
     pub(crate) groups: usize,
-    pub(crate) gate: G,
+    pub(crate) gate: Option<Gate<'a>>,
 }
 
-impl<G: Split> Split for Groups<'_, G> {
+impl Split for Groups<'_> {
     fn split_at(self, row: usize) -> (Self, Self) {
         let (all, high_all) = self.all.split_at(row * self.groups);
         let (gate, high_gate) = self.gate.split_at(row);
@@ -25,9 +25,9 @@ impl<G: Split> Split for Groups<'_, G> {
     }
 }
 
-impl<G: AfterNorm> AfterNorm for Groups<'_, G> {
+impl AfterNorm for Groups<'_> {
     type Affine<'r, M: Mix, A: Affine>
-        = G::Affine<'r, M, InGroups<'r, A>>
+        = Times<'r, InGroups<'r, A>>
     where
         Self: 'r;
 

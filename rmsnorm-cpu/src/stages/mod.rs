@@ -12,8 +12,8 @@ mod matrix;
 pub(crate) mod quantized_forward;
 pub(crate) mod ranks;
 pub(crate) mod reduce_partials;
+pub(crate) mod scaled;
 pub(crate) mod transposed;
-pub(crate) mod weight_first;
 
 use rmsnorm_spec::{DTypes, NormSpec};
 

@@ -5,13 +5,14 @@ use rmsnorm_spec::{DType, Norm, NormSpec, Slot, Tensor};
 
 use super::call::Call;
 use super::gradients::Gradients;
+use super::norm::weight_of_norm;
 use super::rows::BackwardRow;
 use super::tensors::Tensors;
 use crate::case::groups::GroupBug;
 use crate::case::l2::L2Bug;
 use crate::pieces;
 use crate::pieces::gate::GateBug;
-use crate::pieces::weight_first::{dweight_terms, weight_of_norm};
+use crate::pieces::weight_first::dweight_terms;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 

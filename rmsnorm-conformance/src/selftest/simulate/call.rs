@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use rmsnorm_spec::depth::ceil_root;
-use rmsnorm_spec::{DType, NormSpec, Problem, Tensor};
+use rmsnorm_spec::{DType, DTypes, NormSpec, Problem, Tensor};
 
 use crate::case::Kind;
+use crate::case::cast::CastBug;
 use crate::case::groups::GroupBug;
 use crate::run::memory::round;
 use crate::selftest::planted::{Bug, BugList, NormBug};
@@ -31,6 +32,18 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Rounds values of a cast to the other dtype, if that is the planted bug.
+    pub(crate) fn spoil_cast(&self, bug: CastBug, values: &mut [f32]) {
+        let DTypes { activation, residual, .. } = self.problem.dtypes;
+        let dtype = match bug {
+            CastBug::YOfX => residual,
+            CastBug::XOfY | CastBug::DxOfDy => activation,
+        };
+        if self.has(bug) && self.problem.tensors.is_cast() {
+            values.iter_mut().for_each(|value| *value = round(*value, dtype));
+        }
+    }
+
     /// `lanes` and `block_rows` are the backend's.
     pub(crate) fn new(
         bug: Option<Bug>,

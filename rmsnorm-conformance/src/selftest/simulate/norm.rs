@@ -4,10 +4,9 @@ use rmsnorm_spec::{CastOrder, DType, Norm, Tensor};
 
 use super::call::Call;
 use super::tensors::Tensors;
-use crate::case::cast_orders::CastOrderBug;
+use crate::case::cast_orders::{CastOrderBug, WeightBug};
 use crate::case::groups::GroupBug;
 use crate::case::l2::L2Bug;
-use crate::pieces::weight_first::weight_of_norm;
 use crate::run::memory::round;
 use crate::selftest::planted::NormBug;
 
@@ -51,6 +50,12 @@ pub(crate) struct NormKernel<'c> {
     pub(crate) cast_order: CastOrder,
     /// Statistics of the previous row, for the bugs that confuse rows.
     previous: Option<Statistics>,
+}
+
+/// The weight that multiplies the normalized row.
+pub(crate) fn weight_of_norm(call: &Call, tensors: &Tensors<'_, '_>) -> Option<Vec<f32>> {
+    let is_first = call.spec.cast_order.is_weight_first() && !call.has(WeightBug::After);
+    tensors.values(Tensor::Weight).filter(|_| !is_first)
 }
 
 impl<'c> NormKernel<'c> {

@@ -7,8 +7,6 @@ use crate::stages::{Call, Matrix, MatrixMut, Row, Section, Split, split};
 
 /// The norm's input h: x, or what is made of it.
 pub(crate) trait Before: Split {
-    /// Whether rows that fit are kept on the stack.
-    const IS_KEPT: bool = false;
     /// A row of h. Without `RESIDUAL` the residual is ignored.
     type Row<'r, M: Mix, const RESIDUAL: bool>: Source
     where
@@ -16,6 +14,11 @@ pub(crate) trait Before: Split {
 
     /// While the row is written, the one `ahead` rows later is prefetched.
     fn row<M: Mix, const RESIDUAL: bool>(&mut self, r: usize, ahead: usize, call: &Call) -> Self::Row<'_, M, RESIDUAL>;
+
+    /// Whether rows that fit are kept on the stack.
+    fn is_kept(&self) -> bool {
+        false
+    }
 
     fn has_residual(&self) -> bool {
         false
@@ -88,7 +91,6 @@ pub(crate) struct Parts<'a> {
 split!(['a] Parts<'a> { rows; x, count, stride });
 
 impl Before for Parts<'_> {
-    const IS_KEPT: bool = true;
     type Row<'r, M: Mix, const RESIDUAL: bool>
         = RowOfParts<'r, M::T>
     where
@@ -99,6 +101,10 @@ impl Before for Parts<'_> {
         let (row, cols) = (self.rows.first + r, call.spec.cols);
         let rest = self.x.data.known().tail(self.x.rows.start(row));
         RowOfParts { first: self.x.row(row, cols, ahead), rest, cols, count: self.count, stride: self.stride }
+    }
+
+    fn is_kept(&self) -> bool {
+        true
     }
 }
 
@@ -141,7 +147,6 @@ pub(crate) struct Summed<'a, X> {
 split!(['a, X: Split] Summed<'a, X> { x, residual, out; });
 
 impl<X: Before> Before for Summed<'_, X> {
-    const IS_KEPT: bool = X::IS_KEPT;
     type Row<'r, M: Mix, const RESIDUAL: bool>
         = RowOfSum<'r, X::Row<'r, M, RESIDUAL>, M::R, RESIDUAL>
     where
@@ -159,6 +164,10 @@ impl<X: Before> Before for Summed<'_, X> {
             out: self.out.as_mut().map(|out| out.row_of(r, cols)),
             dtype: call.dtypes.residual,
         }
+    }
+
+    fn is_kept(&self) -> bool {
+        self.x.is_kept()
     }
 
     fn has_residual(&self) -> bool {

@@ -1,12 +1,11 @@
 //! Pieces in both slots of backward: gates, whose gradients are compared with differences of forward.
 
-use rmsnorm_spec::{CastOrder, DTypes, Norm, NormSpec, reference};
+use rmsnorm_spec::{Activation, CastOrder, DTypes, Norm, NormSpec, reference};
 
 use super::*;
-use crate::lanes::In;
-use crate::stages::RowStarts;
 use crate::stages::backward::{BackwardBlocks, BackwardRows, Given, Gradients, Partials, Sums};
 use crate::stages::forward::affine::Vectors;
+use crate::stages::{RowStarts, Split};
 use crate::{Isa, kernel};
 
 const ROWS: usize = 3;
@@ -67,7 +66,8 @@ fn backward(
     let mut gradients = inputs.clone().map(|values| vec![f32::NAN; values.len()]);
     let [dx, dbefore, dafter, dweight, dbias] = &mut gradients;
     let (mut of_dweight, mut of_dbias) = (vec![0.0; ROWS * COLS], vec![0.0; ROWS * COLS]);
-    let pull = |of, z, dgate| Pull { gated: Gated { of, gate: Gate { z, activation } }, dgate: Some(dgate) };
+    let pull =
+        |of, z, dgate| Pull { of: Scaled { of, gate: Some(Gate { z, activation }), weight: None }, dgate: Some(dgate) };
     let mut work = BackwardBlocks {
         rows: BackwardRows {
             call: Call { spec: *spec, dtypes: DTypes::uniform(DType::F32), streaming: false },
