@@ -11,10 +11,10 @@ use pyo3::exceptions::{PyBufferError, PyNotImplementedError, PyRuntimeError, PyT
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rmsnorm_core::{
-    Access, CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, ResidualPlacement, RowLayout, Storage, Tensor,
+    Access, DType, Direction, Error, NormSpec, ResidualPlacement, Role, RowLayout, Slot, Storage, Tensor,
 };
 
-use crate::call::{Call, gated};
+use crate::call::{Call, gated, kind};
 use crate::foreign::{Foreign, Place, python_name, shape_of};
 
 /// The legacy default stream, in DLPack and in the CUDA driver.
@@ -83,7 +83,7 @@ fn tuple(dims: &[i64]) -> String {
 
 /// Runs a call on arrays: forward, or backward if there is a `dy`.
 ///
-/// `options`: eps, weight_offset, cast_before_weight and residual_after.
+/// `options`: eps, weight_offset, the cast order and residual_after.
 /// `pieces`: the gate's activation, whether it is before the norm, and the groups of columns.
 /// `tensors` maps names (`x`, `weight`, ..) to (array, is bfloat16). The flag marks 16-bit integer
 /// arrays that hold bfloat16, which NumPy cannot export otherwise.
@@ -95,14 +95,12 @@ fn tuple(dims: &[i64]) -> String {
 pub(crate) fn run_arrays(
     py: Python<'_>,
     norm: &str,
-    options: (f32, f32, bool, bool),
+    options: (f32, f32, &str, bool),
     pieces: (Option<&str>, bool, usize),
     tensors: &Bound<'_, PyDict>,
     stream: Option<usize>,
 ) -> PyResult<()> {
     let stream = std::ptr::with_exposed_provenance_mut(stream.unwrap_or(DEFAULT_STREAM));
-    let no_norm = || PyValueError::new_err(format!("norm must be \"rms_norm\" or \"layer_norm\", got {norm:?}"));
-    let norm = Norm::from_name(norm).ok_or_else(no_norm)?;
     let direction = if tensors.contains("dy")? { Direction::Backward } else { Direction::Forward };
     let mut arrays = Vec::with_capacity(tensors.len());
     for (name, value) in tensors {
@@ -118,14 +116,15 @@ pub(crate) fn run_arrays(
     let found = arrays.iter().find(|lent| lent.tensor == main);
     let found = found.ok_or_else(|| PyTypeError::new_err(format!("{main} is missing: every call needs it")))?;
     let RowLayout { rows, cols, .. } = found.foreign.layout;
-    let (eps, weight_offset, cast_before_weight, residual_after) = options;
-    let cast_order = if cast_before_weight { CastOrder::BeforeWeight } else { CastOrder::AtStore };
+    let (eps, weight_offset, cast_order, residual_after) = options;
+    let (norm, cast_order) = kind(norm, cast_order).map_err(to_python)?;
     let spec = NormSpec::new(norm, rows, cols, eps).weight_offset(weight_offset).cast_order(cast_order);
     let spec = if residual_after { spec.residual_after() } else { spec };
     let (activation, gate_before, groups) = pieces;
     let spec = activation.map_or(Ok(spec), |activation| gated(spec, activation, gate_before));
     let spec = spec.map_err(to_python)?.groups(groups);
     let mut call = Call::new(direction, spec);
+    call.y_dtype = y_dtype(&call, &arrays);
     for lent in &arrays {
         if lent.is_read_only && lent.tensor.access(direction) == Some(Access::Write) {
             let rule = "is an output, and the array is read-only: pass a writable array";
@@ -134,8 +133,7 @@ pub(crate) fn run_arrays(
         lent.check_shape(main, &found.dims, groups)?;
         call.with(lent.tensor, lent.foreign).map_err(to_python)?;
     }
-    let dtypes = call.dtypes().map_err(to_python)?;
-    arrays.iter().try_for_each(|lent| lent.check_dtype(main, direction, dtypes))?;
+    arrays.iter().try_for_each(|lent| lent.check_dtype(&call))?;
     if direction == Direction::Forward {
         work_in_place(&mut call)?;
     }
@@ -148,6 +146,24 @@ pub(crate) fn run_arrays(
     //   input or uses an output;
     // - stream: the caller's, by default one that always exists.
     py.detach(move || unsafe { call.run() }).map_err(to_python)
+}
+
+/// The dtype of `y` and `dy` if `x` and `dx` have another one, which a call with nothing that is added to
+/// or multiplied with `x` may have.
+fn y_dtype(call: &Call, arrays: &[Lent]) -> Option<DType> {
+    let dtype = |tensor| arrays.iter().find(|lent| lent.tensor == tensor).map(|lent| lent.dtype);
+    let is_gated = call.spec.gate.is_some_and(|gate| gate.slot == Slot::Before);
+    if is_gated || call.spec.cast_order.is_weight_first() || call.spec.residual_placement == ResidualPlacement::After {
+        return None;
+    }
+    let (y, x, added) = match call.direction {
+        Direction::Forward | Direction::QuantizedForward => {
+            (Tensor::Y, Tensor::X, [Tensor::Residual, Tensor::ResidualOut])
+        }
+        Direction::Backward => (Tensor::Dy, Tensor::Dx, [Tensor::Dresidual; 2]),
+    };
+    let (y, x) = (dtype(y)?, dtype(x)?);
+    (y != x && added.into_iter().all(|tensor| dtype(tensor).is_none())).then_some(y)
 }
 
 /// Makes the call in place if an output has the address and layout of its input.
@@ -271,13 +287,23 @@ impl Lent {
     /// Checks the dtype.
     ///
     /// # Errors
-    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of
-    /// `main` nor float32.
-    fn check_dtype(&self, main: Tensor, direction: Direction, dtypes: DTypes) -> PyResult<()> {
-        let expected = self.tensor.storage(direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
+    /// `TypeError` if it differs from the other tensors of its role, or is neither the dtype of `x`
+    /// (`dy` in backward, and `y` if its dtype is another one) nor float32.
+    fn check_dtype(&self, call: &Call) -> PyResult<()> {
+        let dtypes = call.dtypes().map_err(to_python)?;
+        let main = match (call.direction, call.y_dtype) {
+            (Direction::Backward, _) => Tensor::Dy,
+            (Direction::Forward | Direction::QuantizedForward, Some(_)) => Tensor::Y,
+            (Direction::Forward | Direction::QuantizedForward, None) => Tensor::X,
+        };
+        let stored = call.tensor_of(self.tensor);
+        let expected = stored.storage(call.direction, dtypes, None).and_then(Storage::float).unwrap_or(self.dtype);
+        let is_of_x = call.y_dtype.is_some() && stored.role(call.direction) == Role::Residual;
         let rule = if self.dtype != expected {
-            python_name(expected).to_owned()
-        } else if expected == dtypes.activation || expected == DType::F32 {
+            let is_kept = call.y_dtype.is_none() && [Tensor::Y, Tensor::Dx].contains(&self.tensor);
+            let why = format!(", as {main} is beside a residual, a gate before the norm or weight_first");
+            format!("{}{}", python_name(expected), if is_kept { &why } else { "" })
+        } else if [dtypes.activation, DType::F32].contains(&expected) || is_of_x && dtypes.activation == DType::F32 {
             return Ok(());
         } else if dtypes.activation == DType::F32 {
             format!("float32, as {main} is")

@@ -3,9 +3,9 @@
 
 use rmsnorm_core::quant::{QuantSpec, ScaleType};
 use rmsnorm_core::{
-    Activation, AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes,
-    Direction, Error, NormSpec, Problem, ResidualPlacement, Rows, Scales, Source, Storage, Tensor, TensorSet,
-    TensorShape,
+    Activation, AnyBackward, AnyCall, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, CastOrder, Checked, DType,
+    DTypes, Direction, Error, Norm, NormSpec, Problem, ResidualPlacement, Rows, Scales, Source, Storage, Tensor,
+    TensorSet, TensorShape,
 };
 
 use crate::device;
@@ -25,6 +25,20 @@ pub(crate) fn gated(spec: NormSpec, activation: &str, is_before: bool) -> Result
     Ok(if is_before { spec.gate_before(activation) } else { spec.gate_after(activation) })
 }
 
+/// The norm and the cast order of these names.
+///
+/// # Errors
+/// `InvalidArgument` if there is none.
+pub(crate) fn kind(norm: &str, cast_order: &str) -> Result<(Norm, CastOrder), Error> {
+    fn refuse<const N: usize>(arg: &'static str, names: [&str; N], got: &str) -> Error {
+        Error::InvalidArgument { arg, rule: format!("expected one of {}, got {got:?}", names.join(", ")) }
+    }
+    let found = Norm::from_name(norm).ok_or_else(|| refuse("norm", Norm::ALL.map(Norm::name), norm))?;
+    let order = CastOrder::from_name(cast_order)
+        .ok_or_else(|| refuse("cast_order", CastOrder::ALL.map(CastOrder::name), cast_order))?;
+    Ok((found, order))
+}
+
 /// The storage of tensors whose storage does not depend on the caller's tensors.
 pub(crate) const F32: Storage = Storage::Float(DType::F32);
 
@@ -34,8 +48,8 @@ pub(crate) struct Call {
     pub(crate) direction: Direction,
     pub(crate) spec: NormSpec,
     pub(crate) quant: Option<QuantSpec>,
-    /// The dtype of `y` and `dy` if `x` has another one. `Residual` is then `x`, and `Dresidual` is
-    /// `dx`.
+    /// The dtype of `y` and `dy` if `x` has another one. `Residual` then stands for `x`, and `Dresidual`
+    /// for `dx`.
     pub(crate) y_dtype: Option<DType>,
     tensors: [Option<Foreign>; Tensor::COUNT],
 }
@@ -46,15 +60,33 @@ impl Call {
         Call { direction, spec, quant: None, y_dtype: None, tensors: [None; Tensor::COUNT] }
     }
 
-    /// Adds a tensor.
+    /// Adds a tensor, by the name of its argument: with a [`y_dtype`](Self::y_dtype), `X` and `Dx` become
+    /// what stands for them.
     ///
     /// # Errors
     /// `InvalidArgument` if it is a matrix whose size differs from the call's, or a vector that is
     /// not contiguous.
     pub(crate) fn with(&mut self, tensor: Tensor, foreign: Foreign) -> Result<&mut Self, Error> {
         let foreign = if tensor.is_matrix() { self.matrix(tensor, foreign)? } else { foreign.flat(tensor)? };
-        self.tensors[tensor as usize] = Some(foreign);
+        self.tensors[self.tensor_of(tensor) as usize] = Some(foreign);
         Ok(self)
+    }
+
+    /// The tensor that an argument is in this call.
+    pub(crate) fn tensor_of(&self, arg: Tensor) -> Tensor {
+        match (self.y_dtype, self.direction, arg) {
+            (Some(_), Direction::Forward, Tensor::X) => Tensor::Residual,
+            (Some(_), Direction::Backward, Tensor::Dx) => Tensor::Dresidual,
+            (_, _, arg) => arg,
+        }
+    }
+
+    /// The argument that a tensor is in this call.
+    fn arg_of(&self, tensor: Tensor) -> Tensor {
+        [Tensor::X, Tensor::Dx]
+            .into_iter()
+            .find(|&arg| arg != tensor && self.tensor_of(arg) == tensor)
+            .unwrap_or(tensor)
     }
 
     fn matrix(&self, tensor: Tensor, foreign: Foreign) -> Result<Foreign, Error> {
@@ -176,7 +208,7 @@ impl Call {
             let expected = tensor.storage(self.direction, dtypes, self.quant.as_ref()).unwrap_or(foreign.storage);
             if foreign.storage != expected {
                 let rule = format!("expected elements of {expected}, got {}", foreign.storage);
-                return Err(Error::InvalidArgument { arg: tensor.name(), rule });
+                return Err(Error::InvalidArgument { arg: self.arg_of(tensor).name(), rule });
             }
             // SAFETY:
             // - memory, sharing: the caller's promises.
@@ -184,7 +216,7 @@ impl Call {
             // The backend does not know the tensor's name.
             *lent = Some(found.map_err(|error| {
                 let Error::InvalidArgument { rule, .. } = error else { return error };
-                Error::InvalidArgument { arg: tensor.name(), rule: format!("{rule}: pass a copy") }
+                Error::InvalidArgument { arg: self.arg_of(tensor).name(), rule: format!("{rule}: pass a copy") }
             })?);
         }
         let tensors = Views { call: self, dtypes, lent: lent.each_mut().map(Option::as_mut) };

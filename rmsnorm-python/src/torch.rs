@@ -185,8 +185,7 @@ impl<'s> Arguments<'s> {
             // Strided vectors are copied, too.
             let (foreign, copy) = owned.rows(tensor)?;
             copies.extend(copy);
-            let is_cast = call.direction == Direction::Forward && call.y_dtype.is_some();
-            call.with(if is_cast && tensor == Tensor::X { Tensor::Residual } else { tensor }, foreign)?;
+            call.with(tensor, foreign)?;
         }
         Ok(())
     }

@@ -20,10 +20,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rmsnorm_core::cpu::CpuBackend;
 use rmsnorm_core::{
-    CastOrder, DType, DTypes, Direction, Error, Norm, NormSpec, Problem, RowLayout, Tensor, TensorShape,
+    DType, DTypes, Direction, Error, NormSpec, Problem, RowLayout, Storage, Tensor, TensorSet, TensorShape,
 };
 
-use crate::call::{Call, gated};
+use crate::call::{Call, gated, kind};
 use crate::foreign::{Place, python_name, shape_of};
 pub(crate) use api::xla_layouts;
 use frame::{Array, Frame, invalid};
@@ -71,8 +71,7 @@ fn count(dims: &[i64]) -> usize {
 /// The calls of a frame: one, or one per member of a batch if its members cannot be folded into
 /// rows.
 fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
-    let norm =
-        Norm::from_name(frame.string("norm")?).ok_or_else(|| invalid("norm", "expected rms_norm or layer_norm"))?;
+    let (norm, cast_order) = kind(frame.string("norm")?, frame.string("cast_order")?)?;
     let rank = usize::try_from(frame.integer("rank")?).ok().filter(|rank| *rank > 0);
     let rank = rank.ok_or_else(|| invalid("rank", "x must have at least one dimension"))?;
     let groups = usize::try_from(frame.integer("groups")?).ok().filter(|groups| *groups > 0);
@@ -106,20 +105,21 @@ fn calls(frame: &Frame<'_>, direction: Direction) -> Result<Vec<Call>, Error> {
     let (members, rows) = if tensors.iter().all(is_one) { (1, count(batch) * rows) } else { (count(batch), rows) };
 
     let mut spec = NormSpec::new(norm, rows, cols, frame.float("eps")?).weight_offset(frame.float("weight_offset")?);
-    spec = spec.groups(groups);
+    spec = spec.groups(groups).cast_order(cast_order);
     if tensors.iter().any(|named| named.tensor == Tensor::Gate) {
         spec = gated(spec, frame.string("activation")?, frame.flag("gate_before")?)?;
     }
-    if direction == Direction::Forward {
-        if frame.flag("cast_before_weight")? {
-            spec = spec.cast_order(CastOrder::BeforeWeight);
-        }
-        if frame.flag("residual_after")? {
-            spec = spec.residual_after();
-        }
+    if direction == Direction::Forward && frame.flag("residual_after")? {
+        spec = spec.residual_after();
     }
+    // Nothing works in place here: a call without x or dx has another tensor in its place.
+    let main = if direction == Direction::Backward { Tensor::Dy } else { Tensor::Y };
+    let is_cast = tensors.iter().fold(TensorSet::NONE, |set, named| set.with(named.tensor)).is_cast();
+    let main = tensors.iter().find(|named| is_cast && named.tensor == main);
+    let y_dtype = main.map(|named| named.array.storage(named.tensor)).transpose()?.and_then(Storage::float);
     let call = |member: usize| {
         let mut call = Call::new(direction, spec);
+        call.y_dtype = y_dtype;
         for Named { tensor, array, batch: theirs, own } in &tensors {
             let layout = if tensor.is_matrix() {
                 RowLayout::dense(&[rows, cols])
@@ -259,10 +259,12 @@ pub(crate) fn xla_workspace_len(
     cols: usize,
     tensors: &str,
     dtypes: (String, String, String),
+    cast_order: &str,
     pieces: (Option<&str>, bool, usize),
 ) -> PyResult<usize> {
     let refuse = |what: &str| PyValueError::new_err(format!("rmsnorm knows no {what}"));
-    let norm = Norm::from_name(norm).ok_or_else(|| refuse(norm))?;
+    let to_python = |error: Error| PyValueError::new_err(error.to_string());
+    let (norm, cast_order) = kind(norm, cast_order).map_err(to_python)?;
     let dtype =
         |name: &str| DType::ALL.into_iter().find(|&dtype| python_name(dtype) == name).ok_or_else(|| refuse(name));
     let dtypes = DTypes { activation: dtype(&dtypes.0)?, weight: dtype(&dtypes.1)?, residual: dtype(&dtypes.2)? };
@@ -270,9 +272,10 @@ pub(crate) fn xla_workspace_len(
     let tensors = tensors.ok_or_else(|| refuse("such tensor"))?;
     let ((activation, is_before, groups), spec) = (pieces, NormSpec::new(norm, rows, cols, 0.0));
     let spec = activation.map_or(Ok(spec), |activation| gated(spec, activation, is_before));
-    let gate = spec.map_err(|error| PyValueError::new_err(error.to_string()))?.gate;
-    let problem =
-        Problem { dtypes, gate, groups, ..Problem::backward(norm, rows, cols, dtypes.activation, &tensors[..]) };
+    let gate = spec.map_err(to_python)?.gate;
+    let problem = Problem::backward(norm, rows, cols, dtypes.activation, &tensors[..]);
+    let tensors = problem.tensors.set(Tensor::Dx, tensors.contains(&Tensor::Dx));
+    let problem = Problem { tensors, dtypes, gate, groups, cast_order, ..problem };
     Ok(if is_cuda {
         rmsnorm_core::cuda::workspace_len_bound(&problem)
     } else {

@@ -171,3 +171,31 @@ def _judge_group(norm, eps, inputs, got, activation, gate_before, weight_offset)
             found["dgate"] = dy * v * slope, _product(dy * v, _product(dy, 0, v, e_y), slope, e_slope)
     for name, array in got.items():
         within(name, array, *found[name])
+
+
+def judge_weight_first(norm, eps, inputs, got, weight_offset=0.0):
+    """As `judge`, with the weight before the norm: equations (24) and (25), and section 5.7. h is one value, a rounded product of float32
+    numbers. inputs: x, weight, bias, dy."""
+    x = inputs["x"]
+    weight = (wide(inputs["weight"]).astype(np.float32) + np.float32(weight_offset)).astype(np.float32)
+    h = bounds.round_to(wide(wide(x).astype(np.float32) * weight), dtype_of(x)).reshape(wide(x).shape)
+    of_norm = {name: array for name, array in inputs.items() if name not in ("x", "weight")}
+    exact, error = exact_and_error(norm, eps, of_norm | {"x": _Rounded(h, x.dtype)})
+    found = {name: (exact[name], error[name]) for name in ("y", "dbias")}
+    dh, e_dh, rows = exact["dx"], error["dx"], wide(x).reshape(exact["dx"].shape)
+    found["dx"] = dh * weight, _product(dh, e_dh, weight, 0)
+    terms, e_terms = np.abs(dh * rows), _product(dh, e_dh, rows, 0)
+    sums = bounds.sum_error(terms + e_terms, 0, bounds.depth_rows(len(rows)), _ARITHMETIC.u, "worst")
+    found["dweight"] = (dh * rows).sum(0), e_terms.sum(0) + sums
+    for name, array in got.items():
+        within(name, array, *found[name])
+
+
+class _Rounded:
+    """Float64 values of a narrower dtype."""
+
+    def __init__(self, values, dtype):
+        self.values, self.dtype, self.shape = values, dtype, values.shape
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values

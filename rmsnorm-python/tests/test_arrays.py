@@ -14,7 +14,7 @@ import types
 import numpy as np
 import pytest
 from conftest import framework
-from judge import judge, judge_after, judge_gated, wide
+from judge import judge, judge_after, judge_gated, judge_weight_first, wide
 
 import rmsnorm
 from rmsnorm import arrays
@@ -143,6 +143,132 @@ def test_groups_are_rows_of_their_own():
             np.testing.assert_allclose(y, function(alone, eps=1e-5).reshape(x.shape), rtol=1e-5, atol=1e-6)
             spread = wide(alone) - (wide(alone).mean(-1, keepdims=True) if norm == "layer_norm" else 0)
             np.testing.assert_allclose(rstd, 1 / np.sqrt((spread**2).mean(-1) + 1e-5), rtol=1e-4)
+
+
+def _new(like):
+    return np.full_like(like, np.nan)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("names, groups", [("x", 1), ("xw", 1), ("xwb", 4), ("xzw", 1), ("xZw", 4), ("xrw", 1)])
+@pytest.mark.parametrize("clamped", [False, True])
+def test_l2_norms_are_within_their_bounds(dtype, names, groups, clamped):
+    """An L2 norm of rows of 4**k elements is an RMS norm with eps / cols, whose result is divided by 2**k: exact scalings of its bounds."""
+    cols, eps = 256 * groups, 2.0**-20 if clamped else 0.25
+    long = {"x": "x", "r": "residual", "z": "gate", "Z": "gate", "w": "weight", "b": "bias"}
+    of = {long[name]: _random(*(() if name in "wb" else (3, 7)), cols, dtype=np.float32 if name in "wb" else dtype, seed=seed)
+          for seed, name in enumerate(names)}
+    rstd, options = np.full((3, 7, *([groups] if groups > 1 else [])), np.nan, np.float32), dict(gate_before="Z" in names, groups=groups)
+    results = {"y": _new(of["x"])} | ({"residual_out": _new(of["x"])} if "r" in names else {})
+    norm = "l2_norm_clamped" if clamped else "l2_norm"
+    arrays.forward(norm, eps, **of, **results, rstd=rstd, **options)
+    got = {f"d{name}": _new(array) for name, array in of.items()}
+    arriving = {name: _random(3, 7, cols, dtype=dtype, seed=seed) for seed, name in enumerate(("dy", "dresidual_out")[: 1 + ("r" in names)], 10)}
+    rows = results.get("residual_out", of["x"])
+    given = {name: of[name] for name in ("gate", "weight") if name in of}
+    arrays.backward(norm, x=rows, **arriving, **given, rstd=rstd, **got, eps=eps, **options)
+    inputs = of | arriving | {"weight": of.get("weight", np.ones(cols, np.float32)) / 16}
+    got |= {"dweight": got["dweight"] * 16} if "w" in names else {}
+    got |= {"y": results["y"]} | ({"h": rows} if "r" in names else {})
+    # A clamped norm without clamped rows: those are in the next test.
+    judge_gated("rms_norm", 0.0 if clamped else eps / 256, inputs, got, "silu", "Z" in names, groups)
+
+
+def test_a_clamped_norm_divides_small_rows_by_eps():
+    x, w, dy = _random(4, 64), _random(64, seed=1), _random(4, 64, seed=2)
+    x *= np.array([[0.0], [1e-3], [1.0], [1e3]], np.float32)
+    y, rstd, dx, dweight = np.empty_like(x), np.empty(4, np.float32), np.empty_like(x), np.empty_like(w)
+    arrays.forward("l2_norm_clamped", 0.25, x=x, y=y, weight=w, rstd=rstd)
+    arrays.backward("l2_norm_clamped", dy=dy, x=x, weight=w, rstd=rstd, dx=dx, dweight=dweight, eps=0.25)
+    rows, wdy = wide(x), wide(dy) * wide(w)
+    length = np.sqrt((rows**2).sum(-1, keepdims=True))
+    x_hat, divisor = rows / np.maximum(length, 0.25), np.maximum(length, 0.25)
+    right = (wdy - np.where(length > 0.25, x_hat * (wdy * x_hat).sum(-1, keepdims=True), 0)) / divisor
+    for got, exact in ((y, x_hat * wide(w)), (rstd, 1 / divisor[:, 0]), (dx, right), (dweight, (wide(dy) * x_hat).sum(0))):
+        assert np.abs(got - exact).max() <= 8 * 2.0**-24 * np.abs(exact).max()
+    assert np.array_equal(arrays.l2_norm(x, None, 0.25, clamped=True)[:2], (x * 4)[:2])
+    assert np.array_equal(arrays.l2_norm(x, w, 0.25, clamped=True), y)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(24,), (3, 7, 264), (2, 4104)])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_a_weight_before_the_norm_is_within_the_bounds(dtype, shape, norm):
+    is_layer, offset = norm == "layer_norm", -0.75
+    x, dy, w, b = _random(*shape, dtype=dtype), _random(*shape, dtype=dtype, seed=1), _random(shape[-1], seed=2), _random(shape[-1], seed=3)
+    rows = {name: np.full(shape[:-1], np.nan, np.float32) for name in ("mean", "rstd")[not is_layer:]}
+    bias, got = {"bias": b} if is_layer else {}, {"dx": _new(x), "dweight": _new(w)} | ({"dbias": _new(b)} if is_layer else {})
+    y, options = _new(x), dict(weight_offset=offset, cast_order="weight_first")
+    arrays.forward(norm, 1e-2, x=x, y=y, weight=w, **bias, **rows, **options)
+    arrays.backward(norm, dy=dy, x=x, weight=w, **rows, **got, **options)
+    judge_weight_first(norm, 1e-2, {"x": x, "weight": w, "dy": dy} | bias, got | {"y": y}, offset)
+
+
+@pytest.mark.parametrize("order", ["before_weight", "rstd_first"])
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_the_roundings_of_a_cast_order(order, has_gate):
+    """A few values round to the other side of a tie. With another order, many differ."""
+    x, z, w = _random(64, 512, dtype=np.float16), _random(64, 512, dtype=np.float16, seed=1), _random(512, dtype=np.float16, seed=2)
+    rows, f4 = x.astype(np.float32), np.float32
+    rstd = (1 / np.sqrt((rows**2).mean(-1, keepdims=True) + f4(1e-2))).astype(f4)
+    rstd = rstd.astype(np.float16).astype(f4) if order == "rstd_first" else rstd
+    expected = ((rows * rstd).astype(np.float16).astype(f4) * w.astype(f4)).astype(np.float16)
+    expected = (expected / (1 + np.exp(-z.astype(f4)))).astype(np.float16) if has_gate else expected
+    gate = z if has_gate else None
+    differ = {name: (arrays.rms_norm_gated(x, gate, w, 1e-2, activation="sigmoid", cast_order=name) != expected).mean()
+              for name in ("at_store", "before_weight", "rstd_first", "weight_first")}
+    assert differ.pop(order) < 0.01 < 0.03 < min(differ.values()), differ
+
+
+@pytest.mark.parametrize("x_dtype, y_dtype", [(np.float32, np.float16), (np.float16, np.float32)])
+@pytest.mark.parametrize("is_layer, names, groups", [(False, "x", 1), (False, "xw", 1), (True, "xwb", 1), (False, "xzw", 2), (True, "xzwb", 1)])
+def test_y_of_another_dtype_is_within_the_bounds_of_the_wide_row(x_dtype, y_dtype, is_layer, names, groups):
+    norm, long = "layer_norm" if is_layer else "rms_norm", {"x": "x", "z": "gate", "w": "weight", "b": "bias"}
+    dtypes = {"x": x_dtype, "z": y_dtype, "w": np.float32, "b": np.float32}
+    of = {long[name]: _random(*(() if name in "wb" else (3, 7)), 264, dtype=dtypes[name], seed=seed) for seed, name in enumerate(names)}
+    shape, options = (3, 7, *([groups] if groups > 1 else [])), dict(groups=groups)
+    statistics = {name: np.full(shape, np.nan, np.float32) for name in ("mean", "rstd")[not is_layer:]}
+    y, dy, added = np.full((3, 7, 264), np.nan, y_dtype), _random(3, 7, 264, dtype=y_dtype, seed=10), _random(3, 7, 264, dtype=x_dtype, seed=11)
+    arrays.forward(norm, 1e-2, **of, y=y, **statistics, **options)
+    got = {f"d{name}": _new(array) for name, array in of.items()}
+    given = {name: of[name] for name in ("gate", "weight") if name in of} | ({"bias": of["bias"]} if "z" in names and "b" in names else {})
+    arrays.backward(norm, x=of["x"], dy=dy, **given, **statistics, **got, **options)
+    inputs = {name: array.astype(np.float32) for name, array in (of | {"dy": dy}).items()}
+    judge_gated(norm, 1e-2, inputs, got | {"y": y}, "silu", False, groups)
+    dx = _new(of["x"])
+    arrays.backward(norm, x=of["x"], dy=dy, dresidual_out=added, **given, **statistics, dx=dx, **options)
+    judge_gated(norm, 1e-2, inputs | {"dresidual_out": added.astype(np.float32)}, {"dx": dx}, "silu", False, groups)
+
+
+def test_an_l2_norm_and_the_dtype_of_y_are_options_of_functions():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x, w = _random(5, 64), _random(64, seed=1)
+    y = np.empty_like(x)
+    arrays.forward("l2_norm", 0.3, x=x, y=y, weight=w, groups=4, weight_offset=0.25, cast_order="weight_first")
+    assert np.array_equal(arrays.l2_norm(x, w, 0.3, groups=4, weight_offset=0.25, cast_order="weight_first"), y)
+    np.testing.assert_allclose(arrays.l2_norm(x, groups=4), arrays.l2_norm(x.reshape(5, 4, 16)).reshape(5, 64), rtol=1e-6)
+    assert np.array_equal(arrays.l2_norm(x), arrays.l2_norm(x, eps=1e-6))
+    assert np.array_equal(arrays.l2_norm(x, clamped=True), arrays.l2_norm(x, None, 0.0))
+    out = x.copy()
+    assert arrays.l2_norm(out, w, 0.3, out=out) is out and np.array_equal(out, arrays.l2_norm(x, w, 0.3))
+    assert np.array_equal(arrays.rms_norm(x, w, cast_order="before_weight"), arrays.rms_norm(x, w, cast_before_weight=True))
+    for dtype in (np.float16, "float16", np.dtype("float16"), ml_dtypes.bfloat16):
+        found = arrays.rms_norm(x, w, 1e-6, out_dtype=dtype)
+        assert found.dtype == np.dtype(dtype)
+        judge("rms_norm", 1e-6, {"x": x, "weight": w}, {"y": found})
+        out = np.empty(x.shape, found.dtype)
+        assert arrays.rms_norm(x, w, 1e-6, out=out) is out and np.array_equal(out, found)
+    half = x.astype(np.float16)
+    assert arrays.layer_norm(half, w, w, out_dtype=np.float32).dtype == np.float32
+    assert arrays.l2_norm(half, out_dtype=np.float32).dtype == np.float32 and arrays.l2_norm(half, out_dtype="float16").dtype == np.float16
+    assert arrays.rms_norm_gated(half, x, w, out_dtype=np.float32).dtype == np.float32
+
+
+def test_the_library_of_x_makes_a_y_of_another_dtype():
+    torch = framework("torch")
+    x = torch.from_numpy(_random(2, 8))
+    for dtype in (torch.bfloat16, "bfloat16"):
+        assert arrays.rms_norm(x, None, 1e-6, out_dtype=dtype).dtype == torch.bfloat16
 
 
 def test_norms_that_are_added_to_a_residual():
@@ -340,7 +466,26 @@ _MISTAKES = {
         (lambda x, w: _rms(x, w.astype("f2")), "weight must be float32, as x is, got float16: convert it"),
         (lambda x, w: arrays.layer_norm(x, w, w.astype("f2")), "bias must be float32, got float16: convert it"),
         (lambda x, w: arrays.add_rms_norm(x, x.astype("f2"), w), "residual must be float32, as x is, got float16"),
-        (lambda x, w: _rms(x, w, out=x.astype("f2")), "y must be float32, got float16: convert it"),
+        (lambda x, w: arrays.add_rms_norm(x, x.copy(), w, out=(x.astype("f2"), x.copy())),
+         "y must be float32, as x is beside a residual, .* got float16: convert it"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), norm_before_gate=False, out=x.astype("f2")),
+         "y must be float32, as x is beside .* got float16: convert it"),
+        (lambda x, w: _rms(x, w, cast_order="weight_first", out=x.astype("f2")), "y must be float32, as x is beside .* weight_first, got float16"),
+        (lambda x, w: _forward(x.astype("f2"), weight=w.astype("f2"), y=x.copy()), "weight must be float32, as y is, got float16"),
+        (lambda x, w: arrays.rms_norm_gated(x.astype("f2"), x.astype("f2"), out_dtype="float32"), "gate must be float32, got float16"),
+        (lambda x, w: _backward(x, w, dx=x.astype("f2")), "dx must be float32, got float16"),
+        (lambda x, w: _backward(x, w, dx=x.astype("f2"), dresidual=x.copy()), "dx must be float32, as dy is beside a residual, .* got float16"),
+        (lambda x, w: _backward(x, w, "l2_norm_clamped"), "eps is missing: the gradient of a clamped L2 norm needs the eps"),
+        (lambda x, w: _rms(x, w, out_dtype=np.int32), "out_dtype must be float32, float16 or bfloat16, got .*int32"),
+        (lambda x, w: _rms(x, w, out_dtype=float), "out_dtype must be float32, float16 or bfloat16, got .*float"),
+        (lambda x, w: _rms(x, w, out_dtype="float16", out=x.copy()), "out_dtype must be the dtype of out, float32, got float16: leave it out"),
+        (lambda x, w: arrays.rms_norm_gated(x, x.copy(), norm_before_gate=False, out_dtype="float16"), "out_dtype: expected no gate before the norm"),
+        (lambda x, w: _rms(x, w, out_dtype="float16", cast_order="weight_first"), "out_dtype: expected none with weight_first"),
+        (lambda x, w: arrays.l2_norm(x, clamped=1), "clamped: expected a bool, got int"),
+        (lambda x, w: _forward(x, "l2_norm", residual_after=True, residual=x, residual_out=np.empty_like(x)), "l2_norm: expected no residual after"),
+        (lambda x, w: _forward(x, cast_order="rstd_first", residual_after=True, residual=x, residual_out=np.empty_like(x)),
+         "cast_order: expected no residual after"),
+        (lambda x, w: _forward(x, weight=w, cast_order="weight_first", residual=x), "cast_order: expected no residual with weight_first"),
         (lambda x, w: _forward(x, rstd=np.empty(2, "f2")), "rstd must be float32, got float16"),
         (lambda x, w: _forward(x, "layer_norm", mean=np.empty(2)), "mean must be .* got float64"),
         (lambda x, w: _backward(x, w, x=x.astype("f2")), "x must be float32, as dy is, got float16"),
@@ -387,8 +532,13 @@ _MISTAKES = {
         (lambda x, w: arrays.rms_norm(x, w, float("nan")), "eps must be finite and not negative, got NaN"),
         (lambda x, w: arrays.layer_norm(x, w, None, float("inf")), "eps must be finite and not negative, got inf"),
         (lambda x, w: _rms(x, w, weight_offset=float("nan")), "weight_offset must be finite, got NaN"),
-        (lambda x, w: _forward(x, "norm"), 'norm must be "rms_norm" or "layer_norm", got .norm.'),
-        (lambda x, w: _forward(x, 3), 'norm must be "rms_norm" or "layer_norm", got 3'),
+        (lambda x, w: _forward(x, "norm"), "norm must be one of rms_norm, layer_norm, l2_norm, l2_norm_clamped, got .norm."),
+        (lambda x, w: _forward(x, 3), "norm must be one of rms_norm, layer_norm, l2_norm, l2_norm_clamped, got 3"),
+        (lambda x, w: _rms(x, w, cast_order="first"),
+         "cast_order: expected one of at_store, before_weight, rstd_first, weight_first, got 'first'"),
+        (lambda x, w: _rms(x, None, cast_order="weight_first"), 'weight: expected an array with cast_order="weight_first"'),
+        (lambda x, w: arrays.l2_norm(x, w, 1e-30, clamped=True), r"eps: expected 0 or a number from 2\*\*-63 to 2\*\*63"),
+        (lambda x, w: _rms(x, w, out=x.view(np.float16)[:, :8]), "y shares memory with x"),
         (lambda x, w: _rms(np.array(3.0, "f4"), None), "x must have at least one dimension, got a scalar"),
         (lambda x, w: _rms(x[:, :0], None), "x: the last dimension must have at least 1 element, got 0"),
         (lambda x, w: _rms(x, w[:-1]), r"weight: expected the shape \(8,\), got \(7,\)"),

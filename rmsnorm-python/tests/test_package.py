@@ -58,6 +58,8 @@ def use(x: npt.NDArray[np.float32], h: npt.NDArray[np.float16]) -> None:
     assert_type(rmsnorm.arrays.rms_norm(x), npt.NDArray[np.float32])
     assert_type(arrays.rms_norm(x, x[0], 1e-6, weight_offset=1.0, cast_before_weight=True, out=x, stream=None), npt.NDArray[np.float32])
     assert_type(arrays.layer_norm(h, None, x[0]), npt.NDArray[np.float16])
+    assert_type(arrays.l2_norm(h, clamped=True, out=h), npt.NDArray[np.float16])
+    y: npt.NDArray[np.float32] = arrays.rms_norm(h, out_dtype=np.float32, cast_order="rstd_first")
     assert_type(arrays.add_rms_norm(h, x, out=(h, x)), tuple[npt.NDArray[np.float16], npt.NDArray[np.float32]])
     assert_type(arrays.add_layer_norm(x, h, eps=1e-6), tuple[npt.NDArray[np.float32], npt.NDArray[np.float16]])
     assert_type(arrays.rms_norm_add(h, x, out=x), npt.NDArray[np.float32])

@@ -10,7 +10,7 @@ def why_no_cuda(ordinal: int) -> str | None: ...
 def look_for_nvrtc_in(folders: list[str]) -> None: ...
 def run_arrays(
     norm: str,
-    options: tuple[float, float, bool, bool],
+    options: tuple[float, float, str, bool],
     pieces: tuple[str | None, bool, int],
     tensors: dict[str, tuple[Any, bool]],
     stream: int | None = None,
@@ -26,5 +26,6 @@ def xla_workspace_len(
     cols: int,
     tensors: str,
     dtypes: tuple[str, str, str],
+    cast_order: str,
     pieces: tuple[str | None, bool, int],
 ) -> int: ...

@@ -1,4 +1,4 @@
-"""A norm without its arrays, and a norm as a value, for `rmsnorm.torch` and `rmsnorm.jax`."""
+"""A norm without its arrays, and a norm as a value, for `rmsnorm.torch`, `rmsnorm.jax` and `rmsnorm.arrays`."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,23 +42,67 @@ class Form(NamedTuple):
         return self.l2 or ("layer_norm" if self.is_layer else "rms_norm")
 
     @property
+    def order(self) -> str:
+        """The native library's name of the cast order."""
+        return self.cast_order or CAST_ORDERS[self.cast_before_weight]
+
+    @property
     def has_y(self) -> bool:
         """Whether the call has a y: only a sum after the norm has none."""
         return self.has_next or not self.residual_after
+
+    def dtype_of_y(self, dtype: Any) -> Any:
+        """The dtype of y for an x of this dtype."""
+        return dtype if self.out_dtype is None else self.out_dtype
 
 
 _PLAIN = Form(False, 0.0)[6:]
 #: The kinds of norms and the cast orders, by their numbers in the native library.
 NORMS = "rms_norm", "layer_norm", "l2_norm", "l2_norm_clamped"
 CAST_ORDERS = "at_store", "before_weight", "rstd_first", "weight_first"
+#: The default eps of each kind.
+EPS = dict(zip(NORMS, (2.0**-23, 1e-5, 1e-6, 1e-6)))
+
+
+def order_of(cast_before_weight: Any, cast_order: str | None) -> tuple[Any, str | None]:
+    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
+    if cast_order is None or cast_order in CAST_ORDERS[2:]:
+        return cast_before_weight, cast_order
+    if cast_order not in CAST_ORDERS:
+        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
+    return cast_order == "before_weight", None
+
+
+def l2_name(clamped: bool) -> str:
+    """The kind of an L2 norm."""
+    check_flag("clamped", clamped)
+    return NORMS[2 + clamped]
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises TypeError if a value is not a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
+
+
+def check_clamped_eps(eps: Any) -> None:
+    """Raises ValueError if float32 cannot hold the square of a clamped L2 norm's eps."""
+    if not (eps == 0 or 2.0**-63 <= eps <= 2.0**63):
+        raise ValueError(f"eps: expected 0 or a number from 2**-63 to 2**63 of a clamped L2 norm, got {eps}; float32 holds its square")
+
+
+def check_weight(form: Form, weight: Any, kind: str = "an array") -> None:
+    """Raises ValueError if the norm needs a weight and has none. kind: what a weight is."""
+    if form.cast_order == "weight_first" and weight is None:
+        raise ValueError(f"weight: expected {kind} with cast_order=\"weight_first\", which normalizes x * weight, got None; pass a weight, "
+                         "or leave cast_order out")
 
 
 def check_pieces(form: Form, residual: Any, gate: Any) -> None:
     """Raises if the gate or the groups are wrong in themselves or beside the residual."""
     if form.activation not in ACTIVATIONS and gate is not None:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {form.activation!r}; \"swish\" is \"silu\"")
-    if not isinstance(form.gate_before, bool):
-        raise TypeError(f"gate_before: expected a bool, got {type(form.gate_before).__name__}; pass True or False")
+    check_flag("gate_before", form.gate_before)
     if isinstance(form.groups, bool) or not isinstance(form.groups, int):
         raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
     if form.groups < 1:
@@ -90,7 +134,7 @@ def group_width(dims: list[int], groups: int) -> int:
 
 
 class Value:
-    """The base of `rmsnorm.torch.Norm` and `rmsnorm.jax.Norm`, which have `apply`."""
+    """The base of `rmsnorm.torch.Norm` and `rmsnorm.jax.Norm`, which have `apply`. out_dtype: a dtype of their framework."""
 
     __slots__ = ("_options",)
 
@@ -98,14 +142,23 @@ class Value:
         self._options = options
 
     @classmethod
-    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False) -> _V:
+    def rms(cls: type[_V], eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False,
+            cast_order: str | None = None, out_dtype: Any = None) -> _V:
         """An RMS norm, with the options of `rms_norm`."""
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight)
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
 
     @classmethod
-    def layer(cls: type[_V], eps: float | None = None) -> _V:
-        """A layer norm, with the option of `layer_norm`."""
-        return cls(is_layer=True, eps=eps)
+    def layer(cls: type[_V], eps: float | None = None, *, cast_order: str | None = None, out_dtype: Any = None) -> _V:
+        """A layer norm, with the options of `layer_norm`, and a cast order."""
+        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
+
+    @classmethod
+    def l2(cls: type[_V], eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
+           out_dtype: Any = None) -> _V:
+        """An L2 norm, with the options of `l2_norm`."""
+        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=l2_name(clamped),
+                   **_given(cast_order=cast_order, out_dtype=out_dtype))
 
     def residual(self: _V, residual: Any) -> _V:
         """Normalizes `h = x + residual`. `apply` returns (y, h)."""
@@ -146,6 +199,11 @@ class Value:
         given = ", ".join(f"{name}={value if isinstance(value, (bool, float, int)) else '..'}"
                           for name, value in self._options.items() if value is not None)
         return f"{type(self).__name__}({given})"
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _there(array: Any, name: str = "residual") -> Any:

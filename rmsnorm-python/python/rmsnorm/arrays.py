@@ -4,10 +4,13 @@ copied.
 Arrays are float32, float16 or bfloat16 (also of `ml_dtypes`), of any rank. A norm is over the last
 dimension. Weight, bias and residual have the dtype of x or float32. Rows may be strided, such as a
 slice of a fused QKV buffer. Definitions, roundings and error bounds: rmsnorm-spec/math.md,
-equations (1) to (14) and (19) to (21).
+equations (1) to (14) and (19) to (25).
 
 eps: None means 2**-23 for an RMS norm and 1e-5 for a layer norm, as in `rmsnorm.torch` and
-`rmsnorm.jax`.
+`rmsnorm.jax`. L2 norms have 1e-6.
+
+y may have another dtype than x, one of them float32, where nothing is added to x or multiplied with
+it before the norm. Weight, bias and gate have then the dtype of y, or weight and bias float32.
 
 In place: pass an input as its output, `out=x`, with a residual `out=(x, residual)`, and with a
 residual after the norm `out=residual`. Both must have the same address, shape and strides. Any
@@ -38,14 +41,14 @@ import functools
 import operator
 import re
 import sys
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from . import _native
-from ._norm import Form, check_pieces
+from ._norm import EPS, NORMS, Form, check_clamped_eps, check_pieces, check_weight, l2_name, order_of
 
 __all__ = [
     "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm",
-    "rms_norm_gated", "forward", "backward",
+    "rms_norm_gated", "l2_norm", "forward", "backward",
 ]
 
 
@@ -66,10 +69,8 @@ class SupportsDLPack(Protocol):
 
 _X = TypeVar("_X", bound=SupportsDLPack)
 _H = TypeVar("_H", bound=SupportsDLPack)
-_Norm = Literal["rms_norm", "layer_norm"]
+_Norm = Literal["rms_norm", "layer_norm", "l2_norm", "l2_norm_clamped"]
 
-#: The default eps of each norm.
-_EPS = {"rms_norm": 2.0**-23, "layer_norm": 1e-5}
 _FLOATS = ("float32", "float16", "bfloat16")
 _OUTPUTS = ("y", "residual_out", "mean", "rstd", "next_mean", "next_rstd", "dx", "dgate", "dweight", "dbias", "dresidual")
 
@@ -128,26 +129,33 @@ def _real(name: str, value: Any) -> float:
     return float(value)
 
 
-def _run(norm: _Norm, eps: float | None, weight_offset: float, cast_before_weight: bool, tensors: dict[str, Any],
+def _run(norm: _Norm, eps: float | None, weight_offset: float, order: tuple[bool, str | None], tensors: dict[str, Any],
          pieces: tuple[str, bool, int], stream: int | None, residual_after: bool = False) -> None:
-    """pieces: the activation of the gate, whether the gate is before the norm, and the groups of columns."""
-    if not isinstance(norm, str) or norm not in _EPS:
-        raise ValueError(f'norm must be "rms_norm" or "layer_norm", got {norm!r}')
-    eps, weight_offset = _real("eps", _EPS[norm] if eps is None else eps), _real("weight_offset", weight_offset)
+    """order: cast_before_weight and cast_order. pieces: the activation of the gate, whether the gate is before the norm, and the groups of
+    columns."""
+    if not isinstance(norm, str) or norm not in EPS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    eps, weight_offset = _real("eps", EPS[norm] if eps is None else eps), _real("weight_offset", weight_offset)
+    if norm == NORMS[3]:
+        check_clamped_eps(eps)
+    cast_before_weight, cast_order = order_of(*order)
     if not isinstance(cast_before_weight, int):
         raise TypeError(f"cast_before_weight must be True or False, got {cast_before_weight!r}")
     if stream is not None and (not hasattr(stream, "__index__") or operator.index(stream) < 0):
         raise TypeError(f"stream must be the address of a CUDA stream, got {stream!r}")
     activation, gate_before, groups = pieces
-    check_pieces(Form(False, 0.0, residual_after=bool(residual_after), activation=activation, gate_before=gate_before, groups=groups),
-                 tensors.get("residual"), tensors["gate"])
+    # Kernels add layer norms of both usual orders to a residual, so the form does not tell them from RMS norms.
+    form = Form(False, eps, weight_offset, bool(cast_before_weight), bool(residual_after), activation=activation, gate_before=gate_before,
+                groups=groups, l2=norm if norm in NORMS[2:] else None, cast_order=cast_order)
+    check_pieces(form, tensors.get("residual"), tensors["gate"])
+    check_weight(form, tensors["weight"])
     tensors = {name: array for name, array in tensors.items() if array is not None}
     for name, array in tensors.items():
         _check(name, array)
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
     of_gate = activation if "gate" in tensors else None, gate_before, groups
-    _native.run_arrays(norm, (eps, weight_offset, bool(cast_before_weight), bool(residual_after)), of_gate, lent, stream or None)
+    _native.run_arrays(norm, (eps, weight_offset, form.order, form.residual_after), of_gate, lent, stream or None)
 
 
 def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack | None,
@@ -156,14 +164,14 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
             residual_after: bool = False, next_weight: SupportsDLPack | None = None, next_bias: SupportsDLPack | None = None,
             next_mean: SupportsDLPack | None = None, next_rstd: SupportsDLPack | None = None, gate: SupportsDLPack | None = None,
             activation: str = "silu", gate_before: bool = False, groups: int = 1, weight_offset: float = 0.0,
-            cast_before_weight: bool = False, stream: int | None = None) -> None:
-    """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm" or
-    "layer_norm".
+            cast_before_weight: bool = False, cast_order: str | None = None, stream: int | None = None) -> None:
+    """Writes y, and residual_out, mean and rstd where they are passed. norm: "rms_norm", "layer_norm",
+    "l2_norm" or "l2_norm_clamped".
 
     x, y, residual, residual_out, gate: (..., cols). weight, bias: (cols). mean, rstd: (...), or with
     several groups (..., groups), float32.
     gate: multiplies the result after its activation, "silu" or "sigmoid", or x with gate_before.
-    groups: the number of groups of columns, each with its own statistics.
+    groups: the number of groups of columns, each with its own statistics. cast_order: as in `rms_norm`.
     residual_after: residual_out = residual + norm(x). y is None, or the norm of residual_out, and
     the `next_` arrays are those of this norm.
 
@@ -184,7 +192,7 @@ def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: Supp
     for name, array in of_next.items():
         if array is not None and (y is None or not residual_after):
             raise TypeError(f"{name} must not be given: only a call with residual_after and a y has a next norm")
-    _run(norm, eps, weight_offset, cast_before_weight, tensors, (activation, gate_before, groups), stream, residual_after)
+    _run(norm, eps, weight_offset, (cast_before_weight, cast_order), tensors, (activation, gate_before, groups), stream, residual_after)
 
 
 def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: SupportsDLPack, dx: SupportsDLPack,
@@ -192,12 +200,14 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
              dweight: SupportsDLPack | None = None, dbias: SupportsDLPack | None = None, dresidual: SupportsDLPack | None = None,
              gate: SupportsDLPack | None = None, dgate: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
              activation: str = "silu", gate_before: bool = False, groups: int = 1, weight_offset: float = 0.0,
-             stream: int | None = None) -> None:
+             eps: float | None = None, cast_order: str | None = None, stream: int | None = None) -> None:
     """Writes dx, and dweight, dbias, dresidual and dgate where they are passed.
 
     dy, x, dx, dresidual_out, dresidual, gate, dgate: (..., cols). weight, dweight, dbias: (cols). mean, rstd: as in `forward`.
     gate, activation, gate_before, groups: those of `forward`. bias: that of `forward`, only with a gate
-    after the norm.
+    after the norm. eps: that of `forward`, for "l2_norm_clamped" alone. cast_order: that of `forward`;
+    only "weight_first" has another backward pass.
+    A dx of another dtype than dy has that of x, for a y of another dtype than x.
     x: the normalized rows: the x of `forward`, or its residual_out if a residual was added before
     the norm.
     dresidual_out: the gradient of residual_out from later layers; it is added to dx.
@@ -216,21 +226,39 @@ def backward(norm: _Norm, *, dy: SupportsDLPack, x: SupportsDLPack, rstd: Suppor
     """
     tensors = dict(dy=dy, x=x, gate=gate, weight=weight, bias=bias, mean=mean, rstd=rstd, dresidual_out=dresidual_out, dx=dx,
                    dgate=dgate, dweight=dweight, dbias=dbias, dresidual=dresidual)
-    _run(norm, None, weight_offset, False, tensors, (activation, gate_before, groups), stream)
+    if norm == NORMS[3] and eps is None:
+        raise TypeError("eps is missing: the gradient of a clamped L2 norm needs the eps of its forward")
+    _run(norm, eps, weight_offset, (False, cast_order), tensors, (activation, gate_before, groups), stream)
 
 
-def _new(name: str, like: Any) -> Any:
-    """A new contiguous array with the shape, dtype and library of `like`."""
+def _new(name: str, like: Any, dtype: str | None = None) -> Any:
+    """A new contiguous array with the shape and library of `like`, and its dtype or the one of this name."""
     _check(name, like)
     if _is_of(like, "numpy", "ndarray"):
-        return sys.modules["numpy"].empty(like.shape, like.dtype)
+        return sys.modules["numpy"].empty(like.shape, like.dtype if dtype is None else dtype)
     if _is_of(like, "torch", "Tensor"):
-        return sys.modules["torch"].empty(like.shape, dtype=like.dtype, device=like.device)
+        torch = sys.modules["torch"]
+        return torch.empty(like.shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
     library = sys.modules.get(type(like).__module__.partition(".")[0])
     library = like.__array_namespace__() if hasattr(like, "__array_namespace__") else library
     if not hasattr(library, "empty"):
         raise TypeError(f"{name} is of {type(like).__module__}, which has no function `empty`: pass an output array as `out`")
-    return library.empty(like.shape, dtype=like.dtype)
+    return library.empty(like.shape, dtype=like.dtype if dtype is None else getattr(library, dtype, dtype))
+
+
+def _y(x: Any, out: Any, out_dtype: Any, order: tuple[bool, str | None] = (False, None), gate: Any = None, gate_before: bool = False) -> Any:
+    """`out`, or a new array like x of the dtype `out_dtype`. The rest: of the norm, which may not go with such a y."""
+    name = None if out_dtype is None else _dtype_name(out_dtype)
+    if name is not None and name not in _FLOATS:
+        raise TypeError(f"out_dtype must be float32, float16 or bfloat16, got {out_dtype!r}: None is the dtype of x")
+    if name is not None and out is not None and _dtype_name(getattr(out, "dtype", name)) != name:
+        raise TypeError(f"out_dtype must be the dtype of out, {out.dtype}, got {name}: leave it out")
+    if name is not None and name != _dtype_name(getattr(x, "dtype", name)):
+        cast_order = order_of(*order)[1]
+        check_pieces(Form(False, 0.0, gate_before=gate_before, cast_order=cast_order, out_dtype=name, activation="silu"), None, gate)
+        if cast_order == "weight_first":
+            raise TypeError("out_dtype: expected none with weight_first, which has a y of the dtype of x, got one; convert y after the call")
+    return _new("x", x, name) if out is None else out
 
 
 def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
@@ -242,14 +270,25 @@ def _pair(out: Any, x: Any, residual: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
+@overload
 def rms_norm(x: _X, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
-             cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
+             cast_before_weight: bool = False, cast_order: str | None = None, out_dtype: None = None, out: _X | None = None,
+             stream: int | None = None) -> _X: ...
+@overload
+def rms_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, eps: float | None = None, *,
+             weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None, out_dtype: Any,
+             out: Any = None, stream: int | None = None) -> Any: ...
+def rms_norm(x: Any, weight: SupportsDLPack | None = None, eps: float | None = None, *, weight_offset: float = 0.0,
+             cast_before_weight: bool = False, cast_order: str | None = None, out_dtype: Any = None, out: Any = None,
+             stream: int | None = None) -> Any:
     """`x / sqrt(mean(x**2, -1) + eps) * (weight + weight_offset)`, in `out` or a new array; `out=x`
     is in place.
 
     x, out: (..., cols). weight: (cols); ones if None.
     cast_before_weight: round the normalized value to x's dtype before the weight multiplies it, as
-    Llama does.
+    Llama does. cast_order: the order of roundings by name, "at_store", "before_weight", "rstd_first"
+    (DeepSeek-V4) or "weight_first" (Muse Spark); None is as cast_before_weight says.
+    out_dtype: the dtype of a new array, None for that of x. An `out` has its own.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -258,17 +297,23 @@ def rms_norm(x: _X, weight: SupportsDLPack | None = None, eps: float | None = No
     >>> arrays.rms_norm(x, weight, 0.0).round(3).tolist()
     [[6.0, 16.0, 0.0, 0.0]]
     """
-    out = _new("x", x) if out is None else out
+    out = _y(x, out, out_dtype, (cast_before_weight, cast_order))
     forward("rms_norm", eps, x=x, y=out, weight=weight, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
-            stream=stream)
+            cast_order=cast_order, stream=stream)
     return out
 
 
+@overload
 def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, eps: float | None = None, *,
-               out: _X | None = None, stream: int | None = None) -> _X:
+               out_dtype: None = None, out: _X | None = None, stream: int | None = None) -> _X: ...
+@overload
+def layer_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None,
+               eps: float | None = None, *, out_dtype: Any, out: Any = None, stream: int | None = None) -> Any: ...
+def layer_norm(x: Any, weight: SupportsDLPack | None = None, bias: SupportsDLPack | None = None, eps: float | None = None, *,
+               out_dtype: Any = None, out: Any = None, stream: int | None = None) -> Any:
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension, in `out` or a new array; `out=x` is in place.
 
-    x, out: (..., cols). weight, bias: (cols); ones and zeros if None.
+    x, out: (..., cols). weight, bias: (cols); ones and zeros if None. out_dtype: as in `rms_norm`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -278,7 +323,7 @@ def layer_norm(x: _X, weight: SupportsDLPack | None = None, bias: SupportsDLPack
     >>> x.tolist()
     [[-1.0, 8.0]]
     """
-    out = _new("x", x) if out is None else out
+    out = _y(x, out, out_dtype)
     forward("layer_norm", eps, x=x, y=out, weight=weight, bias=bias, stream=stream)
     return out
 
@@ -378,16 +423,28 @@ def rms_norm_add_rms_norm(x: _X, residual: _H, weight: SupportsDLPack | None = N
     return y, h
 
 
-def rms_norm_gated(x: _X, gate: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, eps: float | None = None, *,
+@overload
+def rms_norm_gated(x: _X, gate: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, eps: float | None = None,
+                   *, bias: SupportsDLPack | None = None, activation: str = "silu", norm_before_gate: bool = True,
+                   groups: int = 1, weight_offset: float = 0.0, cast_before_weight: bool = False,
+                   cast_order: str | None = None, out_dtype: None = None, out: _X | None = None, stream: int | None = None) -> _X: ...
+@overload
+def rms_norm_gated(x: SupportsDLPack, gate: SupportsDLPack | None = None, weight: SupportsDLPack | None = None,
+                   eps: float | None = None, *, bias: SupportsDLPack | None = None, activation: str = "silu",
+                   norm_before_gate: bool = True, groups: int = 1, weight_offset: float = 0.0,
+                   cast_before_weight: bool = False, cast_order: str | None = None, out_dtype: Any, out: Any = None,
+                   stream: int | None = None) -> Any: ...
+def rms_norm_gated(x: Any, gate: SupportsDLPack | None = None, weight: SupportsDLPack | None = None, eps: float | None = None, *,
                    bias: SupportsDLPack | None = None, activation: str = "silu", norm_before_gate: bool = True, groups: int = 1,
-                   weight_offset: float = 0.0, cast_before_weight: bool = False, out: _X | None = None, stream: int | None = None) -> _X:
+                   weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None, out_dtype: Any = None,
+                   out: Any = None, stream: int | None = None) -> Any:
     """`(rms_norm(x) + bias) * activation(gate)`, or with norm_before_gate=False
     `rms_norm(x * activation(gate)) + bias`, rounded once; `out=x` is in place.
 
-    gate: the shape and dtype of x; None for a norm without one. activation: "silu" or "sigmoid".
+    gate: the shape of x and the dtype of y; None for a norm without one. activation: "silu" or "sigmoid".
     groups: the number of groups of columns, each normalized by itself. The weight runs over all.
     cast_before_weight: the norm is rounded before the weight multiplies it, and again before the gate
-    does, as in Qwen3-Next.
+    does, as in Qwen3-Next. cast_order, out_dtype: as in `rms_norm`.
 
     >>> import numpy as np
     >>> from rmsnorm import arrays
@@ -395,7 +452,35 @@ def rms_norm_gated(x: _X, gate: SupportsDLPack | None = None, weight: SupportsDL
     >>> arrays.rms_norm_gated(x, gate, eps=0.0, activation="sigmoid").tolist()
     [[0.5, -0.5]]
     """
-    out = _new("x", x) if out is None else out
+    out = _y(x, out, out_dtype, (cast_before_weight, cast_order), gate, not norm_before_gate)
     forward("rms_norm", eps, x=x, y=out, weight=weight, bias=bias, gate=gate, activation=activation, gate_before=not norm_before_gate,
-            groups=groups, weight_offset=weight_offset, cast_before_weight=cast_before_weight, stream=stream)
+            groups=groups, weight_offset=weight_offset, cast_before_weight=cast_before_weight, cast_order=cast_order, stream=stream)
+    return out
+
+
+@overload
+def l2_norm(x: _X, weight: SupportsDLPack | None = None, eps: float = 1e-6, *, groups: int = 1, clamped: bool = False,
+            weight_offset: float = 0.0, cast_order: str | None = None, out_dtype: None = None, out: _X | None = None,
+            stream: int | None = None) -> _X: ...
+@overload
+def l2_norm(x: SupportsDLPack, weight: SupportsDLPack | None = None, eps: float = 1e-6, *, groups: int = 1,
+            clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None, out_dtype: Any,
+            out: Any = None, stream: int | None = None) -> Any: ...
+def l2_norm(x: Any, weight: SupportsDLPack | None = None, eps: float = 1e-6, *, groups: int = 1, clamped: bool = False,
+            weight_offset: float = 0.0, cast_order: str | None = None, out_dtype: Any = None, out: Any = None,
+            stream: int | None = None) -> Any:
+    """`x / sqrt(sum(x**2, -1) + eps) * (weight + weight_offset)`, as in flash-linear-attention; `out=x` is in place.
+
+    clamped: `x / max(sqrt(sum(x**2)), eps)`, as `torch.nn.functional.normalize`; eps is 0, or from
+    2**-63 to 2**63. groups: the number of groups of columns, such as the heads of a row, each
+    normalized by itself. The rest is as in `rms_norm`.
+
+    >>> import numpy as np
+    >>> from rmsnorm import arrays
+    >>> arrays.l2_norm(np.array([[3.0, 4.0]], np.float32), eps=0.0).round(3).tolist()
+    [[0.6, 0.8]]
+    """
+    norm: Any = l2_name(clamped)
+    out = _y(x, out, out_dtype, (False, cast_order))
+    forward(norm, eps, x=x, y=out, weight=weight, groups=groups, weight_offset=weight_offset, cast_order=cast_order, stream=stream)
     return out

@@ -69,7 +69,7 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
     of_gate = dict(activation=norm.activation, gate_before=np.bool_(norm.gate_before)) if norm.activation else {}
     found = call(
         *inputs.values(), norm=norm.name, inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
-        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset), cast_before_weight=np.bool_(norm.cast_before_weight),
+        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset), cast_order=norm.order,
         residual_after=np.bool_(norm.residual_after), groups=np.int64(norm.groups), **of_gate,
     )
     return dict(zip(outputs, found))
@@ -99,7 +99,10 @@ def forward(norm, *arrays):
     def kernel(is_cuda, *arrays):
         inputs = dict(zip(ARRAYS, arrays))
         x, residual = arrays[:2]
-        kinds = {"y": _beside(x, x.ndim, x.dtype), "residual_out": residual is not None and _beside(x, x.ndim, residual.dtype)}
+        if norm.out_dtype is not None:
+            # The handlers' name of an x that does not have the dtype of y.
+            inputs["residual"] = inputs.pop("x")
+        kinds = {"y": _beside(x, x.ndim, norm.dtype_of_y(x.dtype)), "residual_out": residual is not None and _beside(x, x.ndim, residual.dtype)}
         are_there = results_of(norm, residual is not None)
         statistics = _beside(x, x.ndim - 1, jnp.float32, () if norm.groups == 1 else (norm.groups,))
         outputs = {name: kinds.get(name, statistics) for name, is_there in zip(RESULTS, are_there) if is_there}
@@ -128,17 +131,21 @@ def backward(norm, *arrays, needs, dtypes):
         dy, x = arrays[:2]
         matrix, vector = _beside(dy, dy.ndim, dy.dtype), _beside(dy, 0, parameter, dy.shape[-1:])
         kinds = matrix, vector, vector, _beside(dy, dy.ndim, stream)
-        outputs = {"dx": matrix} | {name: kind for name, kind, is_needed in zip(GRADIENTS, kinds, needs) if is_needed}
+        # The handlers' name of a dx that does not have the dtype of dy.
+        dx, dtype = ("dx", dy.dtype) if norm.out_dtype is None else ("dresidual", x.dtype)
+        outputs = {dx: _beside(dy, dy.ndim, dtype)}
+        outputs |= {name: kind for name, kind, is_needed in zip(GRADIENTS, kinds, needs) if is_needed}
         names = [name for name, array in inputs.items() if array is not None] + list(outputs)
         room = _native.xla_workspace_len(
             is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names), (dy.dtype.name, parameter.name, x.dtype.name),
-            (norm.activation, norm.gate_before, norm.groups),
+            norm.order, (norm.activation, norm.gate_before, norm.groups),
         )
         # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not
         # allocate.
         outputs |= {"workspace": _beside(dy, 0, jnp.float32, (room,))} if room else {}
         # "broadcast_all": each member of a batch gets separate gradients.
         found = _call(_BACKWARD, norm, inputs, outputs, dy.ndim, "broadcast_all")
+        found["dx"] = found.pop(dx)
         return tuple(map(found.get, ("dx", *GRADIENTS)))
 
     return _by_platform(kernel, lambda *args: reference.backward(norm, *args, needs=needs, dtypes=dtypes), *arrays)

@@ -11,7 +11,7 @@ import jax
 
 from . import functions
 
-__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated"]
+__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated", "L2Norm"]
 
 # The default of `state`. Not None, since None is a valid state.
 _NONE = object()
@@ -92,3 +92,30 @@ class RMSNormGated(equinox.nn.RMSNorm):
             )
 
         return _run(norm, self, x, _NONE)
+
+
+class L2Norm(equinox.nn.RMSNorm):
+    """`l2_norm`, with its options, and the other arguments and the fields of `equinox.nn.RMSNorm`.
+    It has no weight by default. It normalizes all of x; use `jax.vmap` for a batch of rows.
+
+    >>> import jax, jax.numpy as jnp, rmsnorm.jax.equinox as re
+    >>> print(jax.vmap(re.L2Norm(2, eps=0.0))(jnp.array([[3.0, 4.0]])))
+    [[0.6 0.8]]
+    """
+
+    groups: int = equinox.field(static=True)
+    clamped: bool = equinox.field(static=True)
+    weight_offset: float = equinox.field(static=True)
+    cast_order: str | None = equinox.field(static=True)
+    out_dtype: object = equinox.field(static=True)
+
+    def __init__(self, shape, eps: float = 1e-6, use_weight: bool = False, use_bias: bool = False, dtype=None, *, groups: int = 1,
+                 clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None, out_dtype=None):
+        super().__init__(shape, eps, use_weight, use_bias, dtype)
+        self.groups, self.clamped, self.weight_offset, self.cast_order = groups, clamped, weight_offset, cast_order
+        self.out_dtype = functions.dtype_of(out_dtype)
+
+    def __call__(self, x: jax.Array, state: object = _NONE, *, key: jax.Array | None = None):
+        norm = functions.Norm.l2(self.eps, clamped=self.clamped, weight_offset=self.weight_offset, cast_order=self.cast_order,
+                                 out_dtype=self.out_dtype).groups(self.groups)
+        return _run(lambda row: norm.apply(row, _flat(self.weight), _flat(self.bias)), self, x, state)

@@ -10,9 +10,9 @@ True
 import flax.nnx
 import jax
 
-from .functions import layer_norm, rms_norm, rms_norm_gated
+from .functions import dtype_of, l2_norm, layer_norm, rms_norm, rms_norm_gated
 
-__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated"]
+__all__ = ["RMSNorm", "LayerNorm", "RMSNormGated", "L2Norm"]
 
 
 def _is_of_rows(module, x, mask):
@@ -20,6 +20,13 @@ def _is_of_rows(module, x, mask):
     the others."""
     last = (-1, (-1,), [-1], x.ndim - 1, (x.ndim - 1,))
     return mask is None and module.reduction_axes in last and module.feature_axes in last and module.axis_name is None
+
+
+def _check_rows(module, x):
+    """Raises NotImplementedError for a norm that Flax does not compute either."""
+    if not _is_of_rows(module, x, None):
+        raise NotImplementedError(f"reduction_axes, feature_axes, axis_name: expected -1, -1 and None, got {module.reduction_axes}, "
+                                  f"{module.feature_axes} and {module.axis_name}; {type(module).__name__} is over the last dimension")
 
 
 def _value(parameter):
@@ -81,9 +88,31 @@ class RMSNormGated(flax.nnx.RMSNorm):
 
     def __call__(self, x: jax.Array, gate: jax.Array | None = None) -> jax.Array:
         """y, with the shape of x. Without a gate, the norm alone."""
-        if not _is_of_rows(self, x, None):
-            raise NotImplementedError(f"reduction_axes, feature_axes, axis_name: expected -1, -1 and None, got {self.reduction_axes}, "
-                                      f"{self.feature_axes} and {self.axis_name}; a gated norm is over the last dimension")
+        _check_rows(self, x)
         x, gate, scale = self.promote_dtype((x, gate, _value(self.scale)), dtype=self.dtype)
         return rms_norm_gated(x, gate, scale, self.epsilon, activation=self.activation, norm_before_gate=self.norm_before_gate,
                               groups=self.groups, cast_before_weight=self.cast_before_weight)
+
+
+class L2Norm(flax.nnx.RMSNorm):
+    """`l2_norm`, with its options, and the other arguments and the parameters of
+    `flax.nnx.RMSNorm`. It has no scale by default. The dtype of the result is that of Flax's norm, or out_dtype.
+
+    >>> from flax import nnx
+    >>> import jax.numpy as jnp, rmsnorm.jax.nnx as rn
+    >>> print(rn.L2Norm(2, epsilon=0.0, rngs=nnx.Rngs(0))(jnp.array([3.0, 4.0])))
+    [0.6 0.8]
+    """
+
+    def __init__(self, num_features: int, *, epsilon: float = 1e-6, use_scale: bool = False, groups: int = 1, clamped: bool = False,
+                 weight_offset: float = 0.0, cast_order: str | None = None, out_dtype=None, **options):
+        super().__init__(num_features, epsilon=epsilon, use_scale=use_scale, **options)
+        self.groups, self.clamped, self.weight_offset, self.cast_order = groups, clamped, weight_offset, cast_order
+        self.out_dtype = dtype_of(out_dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """y, with the shape of x."""
+        _check_rows(self, x)
+        x, scale = self.promote_dtype((x, _value(self.scale)), dtype=self.dtype)
+        return l2_norm(x, scale, self.epsilon, groups=self.groups, clamped=self.clamped, weight_offset=self.weight_offset,
+                       cast_order=self.cast_order, out_dtype=self.out_dtype)

@@ -58,7 +58,7 @@ class _Operator:
         def of(*arrays):
             arrays = filled(arrays, self.are_there)
             if is_fresh:
-                arrays[at + 4:at + 6] = reference.statistics(self.norm, *arrays[at:at + 2])
+                arrays[at + 4:at + 6] = reference.statistics(self.norm, *arrays[at:at + 3])
             return tuple(present(run(how, self.norm, *self.options, *arrays)))
 
         for level in reversed(self.levels):
@@ -152,7 +152,7 @@ def _norm_jvp(primals, tangents, *, operator, call):
             dy, arriving = tangent(x.dtype, h, next_weight, next_mean, next_rstd, None, dh, dnext_weight, dnext_bias)
             dh = dh if arriving is None else arriving
     else:
-        dy, dh = tangent(x.dtype, x if h is None else h, weight, mean, rstd, dx, dresidual, dweight, dbias)
+        dy, dh = tangent(norm.dtype_of_y(x.dtype), x if h is None else h, weight, mean, rstd, dx, dresidual, dweight, dbias)
     sums = [] if h is None else [_zero(h) if dh is None else dh]
     return results, [*present([dy]), *sums, *(_zero(value) for value in present((mean, rstd, next_mean, next_rstd)))]
 
@@ -210,8 +210,8 @@ def _pulled(operator, wanted, dtypes, known, cotangents):
     needs = filled([index in wanted for index in range(len(known))], operator.are_there)[6:]
     parameter = present(filled(dtypes, operator.are_there)[9:])
     dy, dh = cotangents[0], cotangents[1] if len(cotangents) > 1 else None
-    # The gradient of a sum after the norm may be wider than x, and that of a y never is.
-    dy = dy.astype(h.dtype) if dy.dtype.itemsize > h.dtype.itemsize else dy
+    # The gradient of a sum after the norm may be wider than x, and that of a y is if the y is.
+    dy = dy.astype(h.dtype) if dy.dtype.itemsize > h.dtype.itemsize and operator.norm.out_dtype is None else dy
     # A float32 residual gets its gradient in float32, not in the dtype of x.
     is_wider = bool(needs[1]) and h.dtype != dy.dtype
     options = (*map(bool, needs[2:]), is_wider), (parameter[0] if parameter else jnp.dtype(jnp.float32), h.dtype)

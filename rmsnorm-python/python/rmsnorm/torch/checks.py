@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .._norm import ACTIVATIONS, NORMS, Form, check_pieces, group_width
+from .._norm import ACTIVATIONS, NORMS, Form, check_clamped_eps, check_flag, check_pieces, check_weight, group_width
 
 _NAMES = ("x", "residual", "gate", "weight", "bias", "next_weight", "next_bias")
 LARGEST = torch.finfo(torch.float32).max
@@ -51,14 +51,12 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
             raise NotImplementedError(f"{name}: a norm with a gate or groups expects dense tensors, got a nested one; pass its values()")
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)
-    flag("cast_before_weight", cast_before_weight)
+    check_flag("cast_before_weight", cast_before_weight)
     _values(eps, weight_offset, form.l2 == NORMS[3])
     y_dtype, of = (x.dtype, "x") if form.out_dtype is None else (form.out_dtype, "y")
     if gate is not None and gate.dtype != y_dtype:
         raise TypeError(f"gate: expected the dtype of {of}, {y_dtype}, got {gate.dtype}; call gate.to({of}.dtype)")
-    if form.cast_order == "weight_first" and weight is None:
-        raise ValueError("weight: expected a tensor with cast_order=\"weight_first\", which normalizes x * weight, got None; pass a weight, "
-                         "or leave cast_order out")
+    check_weight(form, weight, "a tensor")
     if x.is_nested:
         if residual is not None and not residual.is_nested:
             raise ValueError("residual: expected a nested tensor, as x is one, got a dense one; nest both")
@@ -96,17 +94,11 @@ def number(name, value):
     raise TypeError(f"{name}: expected a number, got {what}; pass float({name})")
 
 
-def flag(name, value):
-    """Raises TypeError if a value is not a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected a bool, got {type(value).__name__}; pass True or False")
-
-
 def _values(eps, weight_offset, is_clamped=False):
     """Raises ValueError if eps is negative, or eps or weight_offset is not finite in float32, or float32 cannot hold the square of a
     clamped L2 norm's eps."""
-    if is_clamped and not (eps == 0 or 2.0**-63 <= eps <= 2.0**63):
-        raise ValueError(f"eps: expected 0 or a number from 2**-63 to 2**63 of a clamped L2 norm, got {eps}; float32 holds its square")
+    if is_clamped:
+        check_clamped_eps(eps)
     if not 0 <= eps <= LARGEST:
         raise ValueError(f"eps: expected a finite number of at least 0, got {eps}; a negative eps makes small rows NaN in "
                          "torch.nn.functional")

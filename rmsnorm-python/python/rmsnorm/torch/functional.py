@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import _native
-from .._norm import CAST_ORDERS, NORMS, Form, Value
+from .._norm import Form, Value, l2_name, order_of
 from . import checks, exported, fallback
 from .autograd import NormForEager, NormForTransforms, call_below_autograd, forward_below, is_forward_mode
 from .checks import default_eps
@@ -104,7 +104,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
     if eps is None:
         eps = default_eps(x) if isinstance(x, Tensor) else _RMS_EPS
     eps, weight_offset = checks.number("eps", eps), checks.number("weight_offset", weight_offset)
-    checks.flag("cast_before_weight", cast_before_weight)
+    checks.check_flag("cast_before_weight", cast_before_weight)
     args = Form(is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general), *tensors
     if is_nested or not is_tensor:
         return fallback.checked(*args, normalized_shape)
@@ -498,35 +498,15 @@ def l2_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, group
     tensor([[0.6000, 0.8000],
             [0.0000, 1.0000]])
     """
-    return normalize(x, weight, is_layer=False, eps=eps, groups=groups, l2=_l2_name(clamped), normalized_shape=normalized_shape,
+    return normalize(x, weight, is_layer=False, eps=eps, groups=groups, l2=l2_name(clamped), normalized_shape=normalized_shape,
                      weight_offset=weight_offset, cast_order=cast_order, out_dtype=out_dtype)
-
-
-def _l2_name(clamped):
-    """The kind of an L2 norm."""
-    checks.flag("clamped", clamped)
-    return NORMS[2 + clamped]
-
-
-def _given(**options):
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _order_of(cast_before_weight, cast_order):
-    """The fields `cast_before_weight` and `cast_order` of a form, for these arguments of a function."""
-    if cast_order is None or cast_order in CAST_ORDERS[2:]:
-        return cast_before_weight, cast_order
-    if cast_order not in CAST_ORDERS:
-        raise ValueError(f"cast_order: expected one of {', '.join(CAST_ORDERS)}, got {cast_order!r}; None is as cast_before_weight says")
-    return cast_order == "before_weight", None
 
 
 def normalize(x, weight=None, bias=None, *, is_layer, eps=None, residual=None, residual_after=False, has_next=False, next_weight=None,
               next_bias=None, gate=None, activation=None, gate_before=False, groups=1, l2=None, cast_order=None, out_dtype=None,
               normalized_shape=None, weight_offset=0.0, cast_before_weight=False):
     """y, h or (y, h) of a norm with any pieces: what `Norm` calls, one argument a piece."""
-    cast_before_weight, cast_order = _order_of(cast_before_weight, cast_order)
+    cast_before_weight, cast_order = order_of(cast_before_weight, cast_order)
     if out_dtype is not None and isinstance(x, Tensor) and out_dtype is x.dtype:
         out_dtype = None
     is_plain = gate is None and type(groups) is int and groups == 1 and l2 is cast_order is out_dtype is None
@@ -563,25 +543,6 @@ class Norm(Value):
     """
 
     __slots__ = ()
-
-    @classmethod
-    def rms(cls, eps: float | None = None, *, weight_offset: float = 0.0, cast_before_weight: bool = False, cast_order: str | None = None,
-            out_dtype: torch.dtype | None = None) -> "Norm":
-        """An RMS norm, with the options of `rms_norm`."""
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
-                   **_given(cast_order=cast_order, out_dtype=out_dtype))
-
-    @classmethod
-    def layer(cls, eps: float | None = None, *, cast_order: str | None = None, out_dtype: torch.dtype | None = None) -> "Norm":
-        """A layer norm, with the options of `layer_norm`, and a cast order."""
-        return cls(is_layer=True, eps=eps, **_given(cast_order=cast_order, out_dtype=out_dtype))
-
-    @classmethod
-    def l2(cls, eps: float = 1e-6, *, clamped: bool = False, weight_offset: float = 0.0, cast_order: str | None = None,
-           out_dtype: torch.dtype | None = None) -> "Norm":
-        """An L2 norm, with the options of `l2_norm`."""
-        return cls(is_layer=False, eps=eps, weight_offset=weight_offset, l2=_l2_name(clamped),
-                   **_given(cast_order=cast_order, out_dtype=out_dtype))
 
     def apply(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """y, h or (y, h) of these rows."""

@@ -129,8 +129,7 @@ def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
 
 def _general_options(form):
     """The options of `norm` and `norm_backward` that other operators do not have."""
-    order = CAST_ORDERS.index(form.cast_order) if form.cast_order is not None else int(form.cast_before_weight)
-    return NORMS.index(form.name), order, form.activation == "sigmoid", form.gate_before, form.groups
+    return NORMS.index(form.name), CAST_ORDERS.index(form.order), form.activation == "sigmoid", form.gate_before, form.groups
 
 
 def form_of(given):

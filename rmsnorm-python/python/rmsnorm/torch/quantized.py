@@ -50,7 +50,7 @@ def quantized_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | Non
     try:
         eps = default_eps(x) if eps is None else checks.number("eps", eps)
         weight_offset = checks.number("weight_offset", weight_offset)
-        checks.flag("cast_before_weight", cast_before_weight)
+        checks.check_flag("cast_before_weight", cast_before_weight)
         with torch.no_grad():
             codes, found, h = ops.quantized_rms_norm(
                 x, residual, weight, eps, weight_offset, cast_before_weight, scale, _CODES[dtype], _SCALES[scales]
