@@ -47,6 +47,8 @@ pub(crate) trait Simd {
     /// Whether forward processes rows of 16-bit elements in batches. Without wide registers, the
     /// cost of rounding outweighs the gain.
     const IS_BATCHED: bool;
+    /// Whether bodies for all dtypes call functions to load and store, to be compiled faster.
+    const IS_OUTLINED: bool = false;
 
     /// 32 f32.
     type Lanes: Copy;

@@ -1,5 +1,6 @@
 //! The instructions that the compilation target guarantees (SSE2 on x86-64, NEON on aarch64), as
-//! loops that the compiler vectorises.
+//! loops that the compiler vectorises. On x86-64, where nearly every processor has AVX2, long operations are
+//! functions of their own: inlined, they took most of the crate's time to compile.
 
 use std::mem::MaybeUninit;
 
@@ -26,6 +27,8 @@ macro_rules! lane_by_lane {
 
 impl Simd for Portable {
     const IS_BATCHED: bool = false;
+    /// Where there are other instruction sets.
+    const IS_OUTLINED: bool = cfg!(target_arch = "x86_64");
 
     type Lanes = [f32; LANES];
     type Halves = [u16; LANES];
@@ -43,7 +46,8 @@ impl Simd for Portable {
         values.map(|value| value.clamp(low, high))
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn scale(values: Self::Lanes, exponents: Self::Lanes) -> Self::Lanes {
         let power = |exponent: f32| f32::from_bits((exponent + (MAGIC + 127.0)).to_bits() << 23);
         // In two steps, because the power may be too large or too small for an f32. Only the second one may round.
@@ -100,12 +104,14 @@ impl Simd for Portable {
         *to = halves.map(MaybeUninit::new);
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn widen_f16(halves: Self::Halves) -> Self::Lanes {
         halves.map(f16_to_f32)
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn narrow_f16(lanes: Self::Lanes) -> Self::Halves {
         lanes.map(f16_from_f32)
     }
@@ -116,7 +122,8 @@ impl Simd for Portable {
     }
 
     /// Integer arithmetic, which vectorises. A NaN keeps its upper bits and becomes quiet.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
         lanes.map(|value| {
             let bits = value.to_bits();
@@ -125,7 +132,8 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
         lanes.map(|value| {
             let bits = value.to_bits();
@@ -142,7 +150,8 @@ impl Simd for Portable {
 
     /// An addition that leaves the integer in the lowest bits, because rounding functions do not
     /// vectorise without SSE4.1.
-    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", inline(never))]
+    #[cfg_attr(not(target_arch = "x86_64"), inline(always))]
     fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
         lanes.map(|value| {
             let code = (value.clamp(-128.0, 127.0) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits()) as u8;
