@@ -143,15 +143,25 @@ def _cases():
             of_next = weight if need_y else None
             yield "rms_norm_add", (x, residual, weight, of_next, 1e-6, 1.0, False, need_y)
             yield "layer_norm_add", (x, residual, weight, weight, of_next, of_next, 1e-6, need_y)
-        for is_layer, groups, gate, before in itertools.product((False, True), (1, 4), (None, x), (False, True)):
-            of_gate = is_layer, True, before, groups
-            yield "norm", (x, None if gate is not None and before else residual, gate, weight, weight, 1e-6, 0.5, False, *of_gate)
-            yield "norm", (x, None, gate, weight, None, 1e-6, 0.5, False, *of_gate)
+        for kind, groups, gate, before in itertools.product(range(4 if len(shape) == 1 else 2), (1, 4), (None, x), (False, True)):
+            of_gate = True, before, groups
+            added = None if gate is not None and before else residual
+            yield "norm", (x, added, gate, weight, weight, 1e-6, 0.5, kind, 0, *of_gate, 0)
+            yield "norm", (x, None, gate, weight, None, 1e-6, 0.5, kind, 2, *of_gate, 0)
             own = statistics if groups == 1 else torch.ones(*shape[:-1], groups)
-            h = x if gate is not None and before else residual
+            h = x if added is None else residual
             for needs in ((False,) * 4, (gate is not None, True, True, False), (False, True, False, h is residual)):
                 of_bias = weight if gate is not None and not before else None
-                yield "norm_backward", (x, h, gate, weight, of_bias, own if is_layer else None, own, None, 0.5, *of_gate, *needs)
+                given = x, h, gate, weight, of_bias, own if kind == 1 else None, own, None, 1e-6, 0.5
+                yield "norm_backward", (*given, kind, 0, *of_gate, True, *needs)
+            if gate is None and weight is not None:
+                yield "norm", (x, None, None, weight, weight, 1e-6, 0.5, kind, 3, *of_gate, 0)
+                of_x = x, x, None, weight, None, own if kind == 1 else None, own, None, 1e-6, 0.5
+                yield "norm_backward", (*of_x, kind, 3, *of_gate, True, False, True, True, False)
+            if gate is None and t != torch.float32 and w == torch.float32:
+                yield "norm", (x, None, None, weight, weight, 1e-6, 0.5, kind, 1, *of_gate, rt.operators.Y_DTYPES.index(torch.float32))
+                of_cast = x.float(), x, None, weight, None, own if kind == 1 else None, own, None, 1e-6, 0.5
+                yield "norm_backward", (*of_cast, kind, 1, *of_gate, False, False, True, True, True)
         for needs in itertools.product((False, True), repeat=2):
             yield "rms_norm_backward", (x, residual, weight, statistics, residual, 1.0, *needs)
             yield "layer_norm_backward", (x, residual, weight, statistics, statistics, None, needs[0], needs[1], not needs[0])

@@ -145,16 +145,18 @@ def _run(norm: _Norm, eps: float | None, weight_offset: float, order: tuple[bool
         raise TypeError(f"stream must be the address of a CUDA stream, got {stream!r}")
     activation, gate_before, groups = pieces
     # Kernels add layer norms of both usual orders to a residual, so the form does not tell them from RMS norms.
-    form = Form(False, eps, weight_offset, bool(cast_before_weight), bool(residual_after), activation=activation, gate_before=gate_before,
-                groups=groups, l2=norm if norm in NORMS[2:] else None, cast_order=cast_order)
-    check_pieces(form, tensors.get("residual"), tensors["gate"])
+    gate = tensors["gate"]
+    form = Form(False, eps, weight_offset, bool(cast_before_weight), bool(residual_after),
+                activation=None if gate is None else activation, gate_before=gate_before, groups=groups,
+                l2=norm if norm in NORMS[2:] else None, cast_order=cast_order)
+    check_pieces(form, tensors.get("residual"), gate)
     check_weight(form, tensors["weight"])
     tensors = {name: array for name, array in tensors.items() if array is not None}
     for name, array in tensors.items():
         _check(name, array)
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
-    of_gate = activation if "gate" in tensors else None, gate_before, groups
+    of_gate = form.activation, gate_before, groups
     _native.run_arrays(norm, (eps, weight_offset, form.order, form.residual_after), of_gate, lent, stream or None)
 
 
