@@ -18,7 +18,7 @@ const COLUMNS: &str = "e399c157bdd4813a95de34a559a3504116aab5fdf1f020c39c7c46cb7
 const GATES: &str = "2c9fdc3021be956eac970e03c11cebf610a14a5357749ab898ddfc6409be2fb3";
 const GROUPS: &str = "a1298b3167c3d51e2090ca07168e72a43227b257583d08cf4bbd01d43206aadf";
 
-const KINDS: &str = "";
+const KINDS: &str = "f9f24abac217b518d4b2df864d6fc767778d113cc26e7ce89b8085710dd1eb0d";
 
 /// Whether a case came after groups of columns.
 fn is_of_kinds(id: &str) -> bool {
