@@ -184,7 +184,7 @@ def test_options():
     # Llama's order: jax.numpy with the same roundings, where a few values round to the other side
     # of a tie.
     got, expected = (wide(f) for f in (
-        rj.rms_norm(x, w, 1e-6, cast_before_weight=True), reference.forward(Form(False, 1e-6, 0.0, True), x, None, w, None)[0]
+        rj.rms_norm(x, w, 1e-6, cast_before_weight=True), reference.forward(Form(False, 1e-6, 0.0, True), x, None, None, w, None)[0]
     ))
     assert (got != expected).mean() < 0.01 and not np.array_equal(got, wide(rj.rms_norm(x, w, 1e-6)))
 
@@ -199,7 +199,7 @@ def test_every_option_reaches_the_norm(adds):
     for options in ({}, {"eps": 0.3}, {"weight_offset": 1.5}, {"cast_before_weight": True}):
         of = {"is_layer": False, "eps": 2.0**-23} | options
         found.append(wide(norm(**options)))
-        assert (found[-1] != wide(reference.forward(Form(**of), x, r if adds else None, w, None)[0])).mean() < 0.02, options
+        assert (found[-1] != wide(reference.forward(Form(**of), x, r if adds else None, None, w, None)[0])).mean() < 0.02, options
     assert len({values.tobytes() for values in found}) == 4
     assert np.array_equal(found[0], wide(norm(weight_offset=0.0, cast_before_weight=False)))
 
@@ -285,7 +285,7 @@ def test_a_batch_of_layer_norms_with_bias_and_residual(xw):
     def run(function):
         return jax.vmap(jax.grad(lambda x, r, w, b: sum((t**2).sum() for t in function(x, r, w, b)), (0, 1, 2, 3)))
 
-    expected = run(lambda x, r, w, b: reference.forward(Form(True, 1e-5), x, r, w, b)[:2])(x, residuals, weights, weights)
+    expected = run(lambda x, r, w, b: reference.forward(Form(True, 1e-5), x, r, None, w, b)[:2])(x, residuals, weights, weights)
     close(run(rj.add_layer_norm)(x, residuals, weights, weights), expected)
 
 

@@ -127,6 +127,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         checks.arguments(*args)
         return exported.norm(*args)
     if _is_compiling():
+        checks.check_weight(args[0], weight, "a tensor")
         return forward(ops, *args)[:2]
     try:
         if _is_traced() is not None:
