@@ -248,23 +248,23 @@ handlers! {
 }
 
 /// The workspace of a backward call in f32 elements, on the CPU or on any CUDA device. No device is
-/// queried: a program may be lowered on a machine without one. `tensors`: names separated by
-/// commas. `dtypes`: of activations, weight and residual. `pieces`: the gate's activation, whether it
-/// is before the norm, and the groups of columns.
+/// queried: a program may be lowered on a machine without one. `norm`: the names of the kind and of
+/// the cast order. `tensors`: names separated by commas. `dtypes`: of activations, weight and
+/// residual. `pieces`: the gate's activation, whether it is before the norm, and the groups of
+/// columns.
 #[pyfunction]
 pub(crate) fn xla_workspace_len(
     is_cuda: bool,
-    norm: &str,
-    rows: usize,
-    cols: usize,
+    norm: (&str, &str),
+    shape: (usize, usize),
     tensors: &str,
     dtypes: (String, String, String),
-    cast_order: &str,
     pieces: (Option<&str>, bool, usize),
 ) -> PyResult<usize> {
+    let (rows, cols) = shape;
     let refuse = |what: &str| PyValueError::new_err(format!("rmsnorm knows no {what}"));
     let to_python = |error: Error| PyValueError::new_err(error.to_string());
-    let (norm, cast_order) = kind(norm, cast_order).map_err(to_python)?;
+    let (norm, cast_order) = kind(norm.0, norm.1).map_err(to_python)?;
     let dtype =
         |name: &str| DType::ALL.into_iter().find(|&dtype| python_name(dtype) == name).ok_or_else(|| refuse(name));
     let dtypes = DTypes { activation: dtype(&dtypes.0)?, weight: dtype(&dtypes.1)?, residual: dtype(&dtypes.2)? };

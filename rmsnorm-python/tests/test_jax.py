@@ -889,7 +889,7 @@ def test_the_workspace_bound_asks_for_no_device():
     calls = [("rms_norm", plain, "bfloat16", "at_store", (None, False, 1)), ("l2_norm", plain, "bfloat16", "weight_first", (None, False, 1)),
              ("rms_norm", "dy,x,gate,weight,rstd,dx,dgate,dweight", "bfloat16", "at_store", ("silu", True, 8)),
              ("rms_norm", cast, "float32", "rstd_first", (None, False, 1))]
-    lengths = [_native.xla_workspace_len(is_cuda, norm, 8192, 4096, tensors, ("bfloat16", "bfloat16", dtype), order, pieces)
+    lengths = [_native.xla_workspace_len(is_cuda, (norm, order), (8192, 4096), tensors, ("bfloat16", "bfloat16", dtype), pieces)
                for is_cuda in (False, True) for norm, tensors, dtype, order, pieces in calls]
     assert all(4096 <= length <= 8192 * 4096 // 8 for length in lengths)
     for norm, dtype, order, activation, text in (
@@ -898,7 +898,7 @@ def test_the_workspace_bound_asks_for_no_device():
         ("rms_norm", "float32", "first", None, "cast_order: expected one of at_store, before_weight, rstd_first, weight_first, got \"first\""),
     ):
         with pytest.raises(ValueError, match=text):
-            _native.xla_workspace_len(False, norm, 1, 1, "dy", (dtype,) * 3, order, (activation, False, 1))
+            _native.xla_workspace_len(False, (norm, order), (1, 1), "dy", (dtype,) * 3, (activation, False, 1))
 
 
 def test_structs_are_those_of_the_installed_header(tmp_path):

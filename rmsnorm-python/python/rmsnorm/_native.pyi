@@ -21,11 +21,9 @@ def xla_handlers() -> dict[tuple[str, str], Any]: ...
 def xla_layouts() -> list[tuple[str, list[tuple[str, int]]]]: ...
 def xla_workspace_len(
     is_cuda: bool,
-    norm: str,
-    rows: int,
-    cols: int,
+    norm: tuple[str, str],
+    shape: tuple[int, int],
     tensors: str,
     dtypes: tuple[str, str, str],
-    cast_order: str,
     pieces: tuple[str | None, bool, int],
 ) -> int: ...

@@ -137,8 +137,8 @@ def backward(norm, *arrays, needs, dtypes):
         outputs |= {name: kind for name, kind, is_needed in zip(GRADIENTS, kinds, needs) if is_needed}
         names = [name for name, array in inputs.items() if array is not None] + list(outputs)
         room = _native.xla_workspace_len(
-            is_cuda, norm.name, math.prod(dy.shape[:-1]), dy.shape[-1], ",".join(names), (dy.dtype.name, parameter.name, x.dtype.name),
-            norm.order, (norm.activation, norm.gate_before, norm.groups),
+            is_cuda, (norm.name, norm.order), (math.prod(dy.shape[:-1]), dy.shape[-1]), ",".join(names),
+            (dy.dtype.name, parameter.name, x.dtype.name), (norm.activation, norm.gate_before, norm.groups),
         )
         # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not
         # allocate.
