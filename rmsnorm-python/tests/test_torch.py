@@ -567,7 +567,8 @@ def operands(name):
     schema = getattr(torch.ops.rmsnorm, name).default._schema
     shapes = {"weight": (8,), "bias": (8,), "next_weight": (8,), "next_bias": (8,), "mean": (3,), "rstd": (3,), "scale": (1,)}
     others = {"eps": 1e-6, "weight_offset": 0.0, "cast_before_weight": False, "codes_type": 0, "scale_kind": 0, "groups": 1,
-              "gate_before": False, "activation": "silu"}
+              "gate_before": False, "activation": "silu", "y_dtype": 0}
+    others |= {a.name: None for a in schema.arguments if str(a.type) in ("Optional[str]", "Optional[int]") and a.name != "activation"}
     return {a.name: random(*shapes.get(a.name, (3, 8))) if "Tensor" in str(a.type) else others.get(a.name, True) for a in schema.arguments}
 
 
