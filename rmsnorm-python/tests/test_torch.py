@@ -473,7 +473,7 @@ class Subclass(torch.Tensor):
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_refuses_the_same_in_the_same_words(path, monkeypatch):
     if path == "no kernels":
-        monkeypatch.setattr(functional, "_takes", lambda *_: False)
+        monkeypatch.setattr(functional, "_takes", lambda *_, **__: False)
     wrong = []
     with torch.inference_mode(path == "inference"):
         for error, text, call in REFUSED:
