@@ -488,11 +488,11 @@ def test_every_way_refuses_what_is_wrong(dtype, way, error, text, call):
 
 
 @pytest.mark.parametrize("call, text", [
-    (lambda x, w: OPS.norm(x, x, x, w, None, EPS, 0.0, False, False, False, True, 1), "gate"),
-    (lambda x, w: OPS.norm(x, None, x, w, None, EPS, 0.0, False, False, False, False, 3), "groups"),
-    (lambda x, w: OPS.norm(x, None, None, w, None, EPS, 0.0, False, False, False, False, -2), "groups"),
-    (lambda x, w: OPS.norm(x, None, x.bfloat16(), w, None, EPS, 0.0, False, False, False, False, 1), "gate: expected elements of f32"),
-    (lambda x, w: OPS.norm(x, None, x[0], w, None, EPS, 0.0, False, False, False, False, 1), r"gate: expected the shape \[2, 8\], got \[8\]"),
+    (lambda x, w: OPS.norm(x, x, x, w, None, EPS, 0.0, 0, 0, False, True, 1, 0), "no call adds a residual to a gated x"),
+    (lambda x, w: OPS.norm(x, None, x, w, None, EPS, 0.0, 0, 0, False, False, 3, 0), "groups: their number must divide the 8 columns"),
+    (lambda x, w: OPS.norm(x, None, None, w, None, EPS, 0.0, 0, 0, False, False, -2, 0), "groups: expected at least 1"),
+    (lambda x, w: OPS.norm(x, None, x.bfloat16(), w, None, EPS, 0.0, 0, 0, False, False, 1, 0), "gate: expected elements of f32"),
+    (lambda x, w: OPS.norm(x, None, x[0], w, None, EPS, 0.0, 0, 0, False, False, 1, 0), r"gate: expected the shape \[2, 8\], got \[8\]"),
 ])
 def test_operators_refuse_what_is_wrong(call, text):
     with pytest.raises(RuntimeError, match=text):
