@@ -281,7 +281,7 @@ def operator_arguments(is_layer, names, groups):
     tensors = make(names)
     x, r, z, before, w, b = map(tensors.get, "xrzZwb")
     return [x, r, z if before is None else before, w, b], \
-        (EPS, 0.5, False, is_layer, before is not None, before is not None, groups)
+        (EPS, 0.5, int(is_layer), 0, before is not None, before is not None, groups, 0)
 
 
 @pytest.mark.parametrize("is_layer, names, groups", [*FORMS, (False, "xwb", 1), (True, "xrwb", 1)])
@@ -312,7 +312,7 @@ def test_opcheck(is_layer, names, groups):
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     y, h, mean, rstd = OPS.norm(*given, *rest)
     backward = (x, x if h.numel() == 0 else h, z, w, b if "z" in names else None, mean if is_layer else None, rstd, h if "r" in names else None,
-                *rest[1:2], *rest[3:], z is not None, w is not None, True, "r" in names)
+                *rest[:-1], True, z is not None, w is not None, True, "r" in names)
     assert set(torch.library.opcheck(OPS.norm_backward.default, backward, test_utils=tests).values()) == {"SUCCESS"}
     given = [tensor if tensor is None else tensor.requires_grad_() for tensor in given]
     assert set(torch.library.opcheck(OPS.norm.default, (*given, *rest)).values()) == {"SUCCESS"}
