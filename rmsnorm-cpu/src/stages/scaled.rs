@@ -70,9 +70,9 @@ impl RowOfScaled<'_> {
 
     /// The row times these values of act(z), which count where there is a gate.
     #[inline(always)]
-    fn times<S: Simd, P: Piece>(&self, piece: P, act: impl FnOnce() -> S::Lanes) -> S::Lanes {
+    fn times<S: Simd, P: Piece>(&self, piece: P, act: S::Lanes) -> S::Lanes {
         let values = self.of.load::<S, _>(piece);
-        let values = if self.gate.is_some() { S::mul(values, act()) } else { values };
+        let values = if self.gate.is_some() { S::mul(values, act) } else { values };
         if self.weight.is_none() {
             return values;
         }
@@ -94,7 +94,7 @@ impl Source for RowOfScaled<'_> {
 
     #[inline(always)]
     fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        self.times::<S, _>(piece, || self.activated::<S, _>(piece)[0])
+        self.times::<S, _>(piece, self.activated::<S, _>(piece)[0])
     }
 
     #[inline(always)]
@@ -200,7 +200,7 @@ impl Source for RowOfPull<'_> {
 
     #[inline(always)]
     fn h<S: Simd, P: Piece>(&self, piece: P) -> S::Lanes {
-        self.of.times::<S, _>(piece, || self.activated::<S, _>(piece)[0])
+        self.of.times::<S, _>(piece, self.activated::<S, _>(piece)[0])
     }
 
     #[inline(always)]
