@@ -4,55 +4,49 @@
 //! They are compiled in this crate, so that they are fast in a caller's debug build: the functions
 //! that callers use are not generic.
 
+use std::marker::PhantomData;
+
 use rmsnorm_spec::quant::QuantSpec;
 use rmsnorm_spec::{DType, DTypes, bf16, f16};
 
 use crate::caps::Isa;
-use crate::lanes::{Any, Mix};
+use crate::lanes::{Any, Mix, Portable, Simd, Work};
+#[cfg(target_arch = "x86_64")]
+use crate::lanes::{Avx2, Avx512};
 use crate::stages::{Common, Stage};
 
-/// A module per instruction set, so that they are compiled in parallel.
-macro_rules! bodies {
-    ($module:ident, $lanes:ident, [$($unsafe:tt)*], $(#[$attribute:meta])*) => {
-        mod $module {
-            use crate::lanes::{$lanes, Mix};
-            use crate::stages::Stage;
-
-            $(#[$attribute])*
-            pub(super) $($unsafe)* fn run<W: Stage, M: Mix>(work: &mut W) {
-                work.run::<$lanes, M>();
-            }
-        }
-    };
+/// A stage in the body of a mix.
+struct OfMix<'w, W, M> {
+    work: &'w mut W,
+    mix: PhantomData<M>,
 }
 
-#[cfg(target_arch = "x86_64")]
-bodies!(avx2, Avx2, [unsafe], #[target_feature(enable = "avx2,fma,f16c")]);
-#[cfg(target_arch = "x86_64")]
-bodies!(avx512, Avx512, [unsafe], #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]);
-bodies!(portable, Portable, [],);
+impl<W: Stage, M: Mix> Work for OfMix<'_, W, M> {
+    type Output<S: Simd> = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        self.work.run::<S, M>();
+    }
+}
 
 /// Runs a stage in the body of a mix: `P` with the instructions that the target guarantees, `M` with others. Inlined,
 /// because a call of one row takes 10 % more time otherwise.
 #[inline(always)]
 fn run<M: Mix, P: Mix>(isa: Isa, work: &mut impl Stage) {
     let _ieee = IeeeMode::enter();
-    match isa {
-        Isa::Portable => portable::run::<_, P>(work),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            // SAFETY:
-            // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-            unsafe { avx2::run::<_, M>(work) }
+    // SAFETY:
+    // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
+    unsafe {
+        match isa {
+            Isa::Portable => Portable::call(OfMix { work, mix: PhantomData::<P> }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Avx2::call(OfMix { work, mix: PhantomData::<M> }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Avx512::call(OfMix { work, mix: PhantomData::<M> }),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => Portable::call(OfMix { work, mix: PhantomData::<P> }),
         }
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            // SAFETY:
-            // - feature: a backend holds an `Isa` only if `Isa::is_available` said yes.
-            unsafe { avx512::run::<_, M>(work) }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => portable::run::<_, P>(work),
     }
 }
 

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::avx2::{Avx2, fold_register};
 use super::codes::NAN;
-use super::{Float8, Group, LANES, Simd, each_of, lane_by_lane};
+use super::{Float8, Group, LANES, Simd, Work, compiled, each_of};
 
 /// AVX-512 F, BW, VL and DQ.
 pub(crate) struct Avx512;
@@ -15,6 +15,8 @@ pub(crate) struct Avx512;
 /// f32 elements of a register.
 const WIDTH: usize = 16;
 const REGISTERS: usize = LANES / WIDTH;
+
+type Lanes = [__m512; REGISTERS];
 
 macro_rules! each_register {
     ($i:ident => $e:expr) => {
@@ -25,160 +27,106 @@ macro_rules! each_register {
 impl Simd for Avx512 {
     const IS_BATCHED: bool = true;
 
-    type Lanes = [__m512; REGISTERS];
+    type Lanes = Lanes;
     type Halves = __m512i;
     type Bytes = __m256i;
 
-    #[inline(always)]
-    fn splat(value: f32) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        [unsafe { _mm512_set1_ps(value) }; REGISTERS]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+    #[inline(never)]
+    unsafe fn call<W: Work>(work: W) -> W::Output<Self> {
+        work.run::<Self>()
     }
 
-    lane_by_lane! {
-        add = _mm512_add_ps;
-        sub = _mm512_sub_ps;
-        mul = _mm512_mul_ps;
-        div = _mm512_div_ps;
-        scale = _mm512_scalef_ps;
-    }
+    compiled! { "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq";
+        fn splat(value: f32) -> Lanes {
+            [_mm512_set1_ps(value); REGISTERS]
+        }
 
-    #[inline(always)]
-    fn clamp(values: Self::Lanes, low: f32, high: f32) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe {
+        fn add(a: Lanes, b: Lanes) -> Lanes {
+            each_register!(i => _mm512_add_ps(a[i], b[i]))
+        }
+
+        fn sub(a: Lanes, b: Lanes) -> Lanes {
+            each_register!(i => _mm512_sub_ps(a[i], b[i]))
+        }
+
+        fn mul(a: Lanes, b: Lanes) -> Lanes {
+            each_register!(i => _mm512_mul_ps(a[i], b[i]))
+        }
+
+        fn div(a: Lanes, b: Lanes) -> Lanes {
+            each_register!(i => _mm512_div_ps(a[i], b[i]))
+        }
+
+        fn clamp(values: Lanes, low: f32, high: f32) -> Lanes {
             // Both return their second operand if one is NaN.
-            _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), values[i]))
-        })
-    }
+            each_register!(i => _mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), values[i])))
+        }
 
-    #[inline(always)]
-    fn select_negative(of: Self::Lanes, yes: Self::Lanes, no: Self::Lanes) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe {
-            _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(of[i])), no[i], yes[i])
-        })
-    }
+        fn scale(values: Lanes, exponents: Lanes) -> Lanes {
+            each_register!(i => _mm512_scalef_ps(values[i], exponents[i]))
+        }
 
-    #[inline(always)]
-    fn max_magnitude(magnitudes: Self::Lanes, values: Self::Lanes) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe {
-            let value = _mm512_and_si512(_mm512_castps_si512(values[i]), _mm512_set1_epi32(i32::MAX));
-            _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(magnitudes[i]), value))
-        })
-    }
+        fn select_negative(of: Lanes, yes: Lanes, no: Lanes) -> Lanes {
+            each_register!(i => {
+                _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(of[i])), no[i], yes[i])
+            })
+        }
 
-    #[inline(always)]
-    fn fold_max(magnitudes: Self::Lanes) -> f32 {
-        // SAFETY:
-        // - feature: see the module.
-        unsafe {
+        fn max_magnitude(magnitudes: Lanes, values: Lanes) -> Lanes {
+            each_register!(i => {
+                let value = _mm512_and_si512(_mm512_castps_si512(values[i]), _mm512_set1_epi32(i32::MAX));
+                _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(magnitudes[i]), value))
+            })
+        }
+
+        fn fold_max(magnitudes: Lanes) -> f32 {
             let sixteen = _mm512_max_epu32(_mm512_castps_si512(magnitudes[0]), _mm512_castps_si512(magnitudes[1]));
             f32::from_bits(_mm512_reduce_max_epu32(sixteen))
         }
-    }
 
-    #[inline(always)]
-    fn fold(lanes: Self::Lanes) -> f32 {
-        // SAFETY:
-        // - feature: see the module.
-        unsafe {
+        fn fold(lanes: Lanes) -> f32 {
             let sixteen = _mm512_add_ps(lanes[0], lanes[1]);
             let halves = [_mm512_castps512_ps256(sixteen), _mm512_extractf32x8_ps::<1>(sixteen)];
             fold_register(_mm256_add_ps(halves[0], halves[1]))
         }
-    }
 
-    #[inline(always)]
-    fn load(from: &[f32; LANES]) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module;
-        // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
-        each_register!(i => unsafe { _mm512_loadu_ps(from.as_ptr().add(i * WIDTH)) })
-    }
+        fn load(from: &[f32; LANES]) -> Lanes {
+            // SAFETY:
+            // - bounds: i < REGISTERS, so WIDTH elements from i * WIDTH lie inside the array.
+            each_register!(i => unsafe { _mm512_loadu_ps(from.as_ptr().add(i * WIDTH)) })
+        }
 
-    #[inline(always)]
-    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Self::Lanes) {
-        // SAFETY:
-        // - feature: see the module;
-        // - alignment, ordering: the caller's obligations.
-        unsafe { put::<STREAM, _, _>(to, each_register!(i => _mm512_castps_si512(lanes[i]))) }
-    }
+        fn load_halves(from: &[u16; LANES]) -> __m512i {
+            // SAFETY:
+            // - bounds: the register is as long as the array.
+            unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+        }
 
-    #[inline(always)]
-    fn load_halves(from: &[u16; LANES]) -> Self::Halves {
-        // SAFETY:
-        // - feature: see the module;
-        // - bounds: the register is as long as the array.
-        unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
-    }
+        fn widen_f16(halves: __m512i) -> Lanes {
+            each_register!(i => _mm512_cvtph_ps(sixteen(halves, i)))
+        }
 
-    #[inline(always)]
-    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves) {
-        // SAFETY:
-        // - feature: see the module;
-        // - alignment, ordering: the caller's obligations.
-        unsafe { put::<STREAM, _, _>(to, [halves]) }
-    }
-
-    #[inline(always)]
-    fn widen_f16(halves: Self::Halves) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe { _mm512_cvtph_ps(sixteen(halves, i)) })
-    }
-
-    #[inline(always)]
-    fn narrow_f16(lanes: Self::Lanes) -> Self::Halves {
-        // SAFETY:
-        // - feature: see the module.
-        unsafe {
+        fn narrow_f16(lanes: Lanes) -> __m512i {
             let [low, high] = each_register!(i => _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(lanes[i]));
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
         }
-    }
 
-    #[inline(always)]
-    fn widen_bf16(halves: Self::Halves) -> Self::Lanes {
-        // SAFETY:
-        // - feature: see the module.
-        each_register!(i => unsafe {
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(sixteen(halves, i))))
-        })
-    }
+        fn widen_bf16(halves: __m512i) -> Lanes {
+            each_register!(i => {
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(sixteen(halves, i))))
+            })
+        }
 
-    #[inline(always)]
-    fn narrow_bf16(lanes: Self::Lanes) -> Self::Halves {
-        let [low, high] = each_register!(i => bf16_in_high_words(lanes[i]));
-        // SAFETY:
-        // - feature: see the module;
-        // - bounds: the index register is as long as HIGH_WORDS.
-        unsafe {
-            let index = _mm512_loadu_si512(HIGH_WORDS.as_ptr().cast());
+        fn narrow_bf16(lanes: Lanes) -> __m512i {
+            let [low, high] = each_register!(i => bf16_in_high_words(lanes[i]));
+            // SAFETY:
+            // - bounds: the index register is as long as HIGH_WORDS.
+            let index = unsafe { _mm512_loadu_si512(HIGH_WORDS.as_ptr().cast()) };
             _mm512_permutex2var_epi16(low, index, high)
         }
-    }
 
-    #[inline(always)]
-    fn encode_float(lanes: Self::Lanes, format: &Float8) -> Self::Bytes {
-        // SAFETY:
-        // - feature: see the module.
-        unsafe {
-            let [low, high] = each_register!(i => _mm512_cvtepi32_epi8(encode_register(lanes[i], format)));
-            _mm256_set_m128i(high, low)
-        }
-    }
-
-    #[inline(always)]
-    fn encode_int8(lanes: Self::Lanes) -> Self::Bytes {
-        // SAFETY:
-        // - feature: see the module.
-        unsafe {
+        fn encode_int8(lanes: Lanes) -> __m256i {
             let [low, high] = each_register!(i => {
                 let least = _mm512_max_ps(lanes[i], _mm512_set1_ps(-128.0));
                 let within = _mm512_min_ps(least, _mm512_set1_ps(127.0));
@@ -190,7 +138,33 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: Self::Bytes) {
+    fn encode_float(lanes: Lanes, format: &Float8) -> __m256i {
+        // SAFETY:
+        // - feature: see the module.
+        unsafe {
+            let [low, high] = each_register!(i => encode_register(lanes[i], format));
+            _mm256_set_m128i(high, low)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<const STREAM: bool>(to: &mut Group<f32>, lanes: Lanes) {
+        // SAFETY:
+        // - feature: see the module;
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, bits(lanes)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: __m512i) {
+        // SAFETY:
+        // - feature: see the module;
+        // - alignment, ordering: the caller's obligations.
+        unsafe { put::<STREAM, _, _>(to, [halves]) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bytes<const STREAM: bool>(to: &mut Group<u8>, bytes: __m256i) {
         // SAFETY:
         // - feature: see the module;
         // - alignment, ordering: the caller's obligations.
@@ -214,19 +188,26 @@ impl Simd for Avx512 {
 /// Writes registers side by side, past the cache if `STREAM`.
 ///
 /// # Safety
-/// As [`Simd::store`]; and the processor has AVX-512.
-#[inline(always)]
+/// As [`Simd::store`].
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
 unsafe fn put<const STREAM: bool, T, const N: usize>(to: &mut Group<T>, registers: [__m512i; N]) {
     const { assert!(size_of::<Group<T>>() == size_of::<[__m512i; N]>(), "registers are a group") }
     for (i, register) in registers.into_iter().enumerate() {
         // SAFETY:
-        // - feature, alignment, ordering: the caller's obligations;
+        // - alignment, ordering: the caller's obligations;
         // - bounds: the group is as long as the registers.
         unsafe {
             let to = to.as_mut_ptr().cast::<__m512i>().add(i);
             if STREAM { _mm512_stream_si512(to, register) } else { _mm512_storeu_si512(to, register) }
         }
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+fn bits(lanes: Lanes) -> [__m512i; REGISTERS] {
+    each_register!(i => _mm512_castps_si512(lanes[i]))
 }
 
 /// The positions of the upper words in the elements of two registers.
@@ -241,57 +222,49 @@ const HIGH_WORDS: [u16; LANES] = {
 };
 
 /// Values `16 * i` to `16 * i + 15`.
-#[inline(always)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
 fn sixteen(halves: __m512i, i: usize) -> __m256i {
-    // SAFETY:
-    // - feature: every caller is inlined into a stage body for AVX-512.
-    unsafe { if i == 0 { _mm512_castsi512_si256(halves) } else { _mm512_extracti64x4_epi64::<1>(halves) } }
+    if i == 0 { _mm512_castsi512_si256(halves) } else { _mm512_extracti64x4_epi64::<1>(halves) }
 }
 
 /// Rounds to nearest even with integer arithmetic. A NaN keeps its upper bits and becomes quiet.
-#[inline(always)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
 fn bf16_in_high_words(lanes: __m512) -> __m512i {
-    // SAFETY:
-    // - feature: every caller is inlined into a stage body for AVX-512.
-    unsafe {
-        let bits = _mm512_castps_si512(lanes);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(lanes, lanes);
-        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
-    }
+    let bits = _mm512_castps_si512(lanes);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(lanes, lanes);
+    _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x0040_0000))
 }
 
-/// The same integer in every lane. A macro for the same reason as `each_register`.
-macro_rules! splat {
-    ($bits:expr) => {
-        _mm512_set1_epi32(u32::cast_signed($bits))
-    };
+/// The same integer in every lane.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+fn splat(bits: u32) -> __m512i {
+    _mm512_set1_epi32(bits.cast_signed())
 }
 
-/// Codes of sixteen values, each in the lowest byte of its lane.
-///
-/// # Safety
-/// - feature: the processor has AVX-512 F.
-#[inline(always)]
-unsafe fn encode_register(values: __m512, format: &Float8) -> __m512i {
-    // SAFETY:
-    // - feature: the caller's obligation.
-    unsafe {
-        let shift = _mm_cvtsi32_si128(format.shift.cast_signed());
-        let bits = _mm512_castps_si512(values);
-        let magnitude = _mm512_min_epu32(_mm512_and_si512(bits, splat!(0x7fff_ffff)), splat!(format.largest));
-        let odd = _mm512_and_si512(_mm512_srl_epi32(magnitude, shift), splat!(1));
-        let half = _mm512_add_epi32(odd, splat!((1 << (format.shift - 1)) - 1));
-        let normal = _mm512_srl_epi32(_mm512_add_epi32(magnitude, half), shift);
-        let normal = _mm512_sub_epi32(normal, splat!(format.offset));
-        let magic = _mm512_set1_ps(format.magic);
-        let sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), magic);
-        let subnormal = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(magic));
-        let is_subnormal = _mm512_cmplt_epu32_mask(magnitude, splat!(format.min_normal));
-        let code = _mm512_mask_mov_epi32(normal, is_subnormal, subnormal);
-        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
-        let code = _mm512_mask_mov_epi32(code, is_nan, splat!(NAN));
-        _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32::<24>(bits), splat!(0x80)))
-    }
+/// Codes of sixteen values.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+#[inline]
+fn encode_register(values: __m512, format: &Float8) -> __m128i {
+    let shift = _mm_cvtsi32_si128(format.shift.cast_signed());
+    let bits = _mm512_castps_si512(values);
+    let magnitude = _mm512_min_epu32(_mm512_and_si512(bits, splat(0x7fff_ffff)), splat(format.largest));
+    let odd = _mm512_and_si512(_mm512_srl_epi32(magnitude, shift), splat(1));
+    let half = _mm512_add_epi32(odd, splat((1 << (format.shift - 1)) - 1));
+    let normal = _mm512_srl_epi32(_mm512_add_epi32(magnitude, half), shift);
+    let normal = _mm512_sub_epi32(normal, splat(format.offset));
+    let magic = _mm512_set1_ps(format.magic);
+    let sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude), magic);
+    let subnormal = _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(magic));
+    let is_subnormal = _mm512_cmplt_epu32_mask(magnitude, splat(format.min_normal));
+    let code = _mm512_mask_mov_epi32(normal, is_subnormal, subnormal);
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
+    let code = _mm512_mask_mov_epi32(code, is_nan, splat(NAN));
+    // Each in the lowest byte of its lane.
+    let lanes = _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi32::<24>(bits), splat(0x80)));
+    _mm512_cvtepi32_epi8(lanes)
 }

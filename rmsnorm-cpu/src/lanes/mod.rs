@@ -42,13 +42,20 @@ pub(crate) const LANES: usize = 32;
 /// A group of elements to write. They may be uninitialized, so they are only written.
 pub(crate) type Group<E> = [MaybeUninit<E>; LANES];
 
+/// What is compiled as a function of its own for each instruction set.
+pub(crate) trait Work {
+    /// What it returns.
+    type Output<S: Simd>;
+
+    /// Does the work.
+    fn run<S: Simd>(self) -> Self::Output<S>;
+}
+
 /// The operations of an instruction set on a group of lanes.
-pub(crate) trait Simd {
+pub(crate) trait Simd: Sized {
     /// Whether forward processes rows of 16-bit elements in batches. Without wide registers, the
     /// cost of rounding outweighs the gain.
     const IS_BATCHED: bool;
-    /// Whether bodies for all dtypes call functions to load and store, to be compiled faster.
-    const IS_OUTLINED: bool = false;
 
     /// 32 f32.
     type Lanes: Copy;
@@ -56,6 +63,15 @@ pub(crate) trait Simd {
     type Halves: Copy;
     /// 32 codes.
     type Bytes: Copy;
+
+    /// Does work in a function of its own, which is compiled for the instruction set.
+    ///
+    /// # Safety
+    /// - feature: the processor has the instruction set.
+    #[inline(never)]
+    unsafe fn call<W: Work>(work: W) -> W::Output<Self> {
+        work.run::<Self>()
+    }
 
     /// The same value in every lane.
     fn splat(value: f32) -> Self::Lanes;
@@ -127,8 +143,8 @@ pub(crate) trait Simd {
     fn prefetch(address: *const u8);
 }
 
-/// `[e(0), e(1), ..]`, one value per register. A macro, because a closure is compiled without the
-/// instruction set, and its intrinsics would become calls.
+/// `[e(0), e(1), ..]`, one value per register. A macro, because `array::from_fn` is compiled without the instruction set,
+/// and its intrinsics would become calls.
 #[cfg(target_arch = "x86_64")]
 macro_rules! each_of {
     ([$($number:literal),*], $i:ident => $e:expr) => {
@@ -139,20 +155,24 @@ macro_rules! each_of {
     };
 }
 
-/// Functions that apply an intrinsic to each register, of one or two operands.
+/// Functions of [`Simd`] for an instruction set. Each is compiled for it first, and then inlined. A stage body into which
+/// single intrinsics were inlined had a place in memory for every operand, and took ten times as long to compile.
 #[cfg(target_arch = "x86_64")]
-macro_rules! lane_by_lane {
-    ($($name:ident = $intrinsic:ident;)*) => {
+macro_rules! compiled {
+    ($features:literal; $(fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)*) => {
         $(#[inline(always)]
-        fn $name(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        fn $name($($arg: $type),*) -> $out {
+            #[target_feature(enable = $features)]
+            #[inline]
+            fn compiled($($arg: $type),*) -> $out $body
             // SAFETY:
             // - feature: see the module.
-            each_register!(i => unsafe { $intrinsic(a[i], b[i]) })
+            unsafe { compiled($($arg),*) }
         })*
     };
 }
 #[cfg(target_arch = "x86_64")]
-use {each_of, lane_by_lane};
+use {compiled, each_of};
 
 /// A piece of a row. Two types, so that the loop over full pieces is compiled without the code for
 /// short ones: a call in the loop, even one that never happens, would spill every running sum.
@@ -200,6 +220,18 @@ impl Piece for Part {
     fn len(self) -> usize {
         self.len
     }
+}
+
+/// Does the work of a piece: where it stands for full pieces, by a call at the ends of rows, which are rare. So it takes half
+/// as long to compile.
+#[inline(always)]
+pub(crate) fn of_piece<S: Simd, P: Piece, W: Work>(work: W) -> W::Output<S> {
+    if P::IS_FULL {
+        return work.run::<S>();
+    }
+    // SAFETY:
+    // - feature: the caller is inlined into a stage body for this instruction set.
+    unsafe { S::call(work) }
 }
 
 /// Runs the block for the full pieces that begin `head` elements after column `start`, in order,

@@ -27,8 +27,6 @@ macro_rules! lane_by_lane {
 
 impl Simd for Portable {
     const IS_BATCHED: bool = false;
-    /// Where there are other instruction sets.
-    const IS_OUTLINED: bool = cfg!(target_arch = "x86_64");
 
     type Lanes = [f32; LANES];
     type Halves = [u16; LANES];

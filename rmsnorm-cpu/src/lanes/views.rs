@@ -8,7 +8,7 @@ use std::{ptr, slice};
 
 use rmsnorm_spec::{AnyElement, DType, Element, bf16, f16};
 
-use super::{ALIGNMENT, Full, LANES, Piece, Simd, Stores};
+use super::{ALIGNMENT, LANES, Piece, Simd, Stores, Work};
 
 /// A type of elements: a stored type, or [`Any`].
 pub(crate) trait Elements: Copy + 'static {
@@ -92,68 +92,55 @@ impl Numbers for Any {
 
     #[inline(always)]
     fn load<S: Simd, P: Piece>(from: In<'_, Any>, piece: P) -> S::Lanes {
-        if S::IS_OUTLINED {
-            return S::load(&outlined::load(from, piece.start(), piece.len()));
-        }
+        super::of_piece::<S, P, _>(Load { from, piece })
+    }
+
+    #[inline(always)]
+    fn store_or_stream<S: Simd, P: Piece>(to: &mut Out<'_, Any>, piece: P, lanes: S::Lanes, stores: Stores<'_>) {
+        let values = &super::rounded::<S, f32>(lanes);
+        super::of_piece::<S, P, _>(Store { to: to.reborrow(), piece, values, stores });
+    }
+}
+
+/// A load of any dtype.
+struct Load<'a, P> {
+    from: In<'a, Any>,
+    piece: P,
+}
+
+impl<P: Piece> Work for Load<'_, P> {
+    type Output<S: Simd> = S::Lanes;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> S::Lanes {
+        let Load { from, piece } = self;
         match from.tag {
             DType::F32 => from.known::<f32>().load::<S, P>(piece),
             DType::F16 => from.known::<f16>().load::<S, P>(piece),
             DType::Bf16 => from.known::<bf16>().load::<S, P>(piece),
         }
     }
+}
+
+/// A store to any dtype.
+struct Store<'a, 'v, P> {
+    to: Out<'a, Any>,
+    piece: P,
+    values: &'v [f32; LANES],
+    stores: Stores<'v>,
+}
+
+impl<P: Piece> Work for Store<'_, '_, P> {
+    type Output<S: Simd> = ();
 
     #[inline(always)]
-    fn store_or_stream<S: Simd, P: Piece>(to: &mut Out<'_, Any>, piece: P, lanes: S::Lanes, stores: Stores<'_>) {
-        let to = to.reborrow();
-        if S::IS_OUTLINED {
-            let mut values = [0.0; LANES];
-            super::store::<S, f32, Full>(&mut Out::from(&mut values[..]), Full { start: 0 }, lanes);
-            return outlined::store(to, piece.start(), piece.len(), values, stores);
-        }
+    fn run<S: Simd>(self) {
+        let Store { to, piece, values, stores } = self;
+        let lanes = S::load(values);
         match to.tag {
             DType::F32 => to.known::<f32>().store_or_stream::<S, P>(piece, lanes, stores),
             DType::F16 => to.known::<f16>().store_or_stream::<S, P>(piece, lanes, stores),
             DType::Bf16 => to.known::<bf16>().store_or_stream::<S, P>(piece, lanes, stores),
-        }
-    }
-}
-
-/// Loads and stores of portable code, which stage bodies call: its conversions take most of the time to compile.
-mod outlined {
-    use super::*;
-    use crate::lanes::{Part, Portable};
-
-    /// The elements of a piece.
-    #[inline(never)]
-    pub(super) fn load(from: In<'_, Any>, start: usize, len: usize) -> [f32; LANES] {
-        fn of<E: Element>(from: In<'_, Any>, start: usize, len: usize) -> [f32; LANES] {
-            let from = from.known::<E>();
-            match len {
-                LANES => from.load::<Portable, _>(Full { start }),
-                _ => from.load::<Portable, _>(Part { start, len }),
-            }
-        }
-        match from.tag {
-            DType::F32 => of::<f32>(from, start, len),
-            DType::F16 => of::<f16>(from, start, len),
-            DType::Bf16 => of::<bf16>(from, start, len),
-        }
-    }
-
-    /// Stores a piece.
-    #[inline(never)]
-    pub(super) fn store(to: Out<'_, Any>, start: usize, len: usize, values: [f32; LANES], stores: Stores<'_>) {
-        fn of<E: Element>(to: Out<'_, Any>, start: usize, len: usize, values: [f32; LANES], stores: Stores<'_>) {
-            let mut to = to.known::<E>();
-            match len {
-                LANES => to.store_or_stream::<Portable, _>(Full { start }, values, stores),
-                _ => to.store_or_stream::<Portable, _>(Part { start, len }, values, stores),
-            }
-        }
-        match to.tag {
-            DType::F32 => of::<f32>(to, start, len, values, stores),
-            DType::F16 => of::<f16>(to, start, len, values, stores),
-            DType::Bf16 => of::<bf16>(to, start, len, values, stores),
         }
     }
 }

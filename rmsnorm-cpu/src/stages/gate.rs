@@ -8,7 +8,7 @@ use super::forward::after::{After, Visit};
 use super::forward::before::Source;
 use super::forward::statistics::Statistics;
 use super::{Call, Matrix, Row, Split, split};
-use crate::lanes::{self, Any, Mix, Piece, Simd};
+use crate::lanes::{self, Any, Mix, Piece, Simd, Work};
 
 /// A gate and its activation.
 #[derive(Clone, Copy)]
@@ -51,13 +51,29 @@ impl RowOfGate<'_> {
     /// act(z) and its slope.
     #[inline(always)]
     pub(super) fn activated<S: Simd, P: Piece>(self, piece: P) -> [S::Lanes; 2] {
-        lanes::activate::<S>(self.activation, self.z.load::<S, _>(piece))
+        lanes::of_piece::<S, P, _>(Activated { gate: self, piece })
     }
 
     /// Prefetches the same piece of a later row.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd, P: Piece>(self, piece: P) {
         self.z.prefetch::<S, _>(piece);
+    }
+}
+
+/// A piece of act(z) and of its slope.
+struct Activated<'r, P> {
+    gate: RowOfGate<'r>,
+    piece: P,
+}
+
+impl<P: Piece> Work for Activated<'_, P> {
+    type Output<S: Simd> = [S::Lanes; 2];
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> [S::Lanes; 2] {
+        let RowOfGate { z, activation } = self.gate;
+        lanes::activate::<S>(activation, z.load::<S, _>(self.piece))
     }
 }
 
