@@ -507,7 +507,7 @@ mod tests {
         let of_form = |form| {
             let ops = match form {
                 Form::Plain => Op::all(),
-                Form::GateAfter | Form::Groups => Op::USUAL.to_vec(),
+                Form::GateAfter | Form::Groups | Form::BeforeWeight | Form::RstdFirst => Op::USUAL.to_vec(),
                 // A gate before the norm has no residual.
                 Form::GateBefore | Form::GateBeforeGroups => vec![Op::Forward, Op::Backward],
             };

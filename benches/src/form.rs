@@ -1,6 +1,6 @@
 //! The forms of a norm that are measured.
 
-use rmsnorm_core::{Activation, NormSpec};
+use rmsnorm_core::{Activation, CastOrder, NormSpec};
 
 /// A form of the norm: what is computed besides the statistics and the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,10 @@ pub enum Form {
     Groups,
     /// `GateBefore` and `Groups`, as in Mamba2.
     GateBeforeGroups,
+    /// x_hat rounded before the weight, as in Llama. Backward is that of `Plain`.
+    BeforeWeight,
+    /// rstd rounded first, as in DeepSeek-V4. Backward is that of `Plain`.
+    RstdFirst,
 }
 
 /// The number of groups of columns, as in Mamba2.
@@ -22,7 +26,15 @@ const GROUPS: usize = 8;
 
 impl Form {
     /// All forms, in the order of reports.
-    pub const ALL: [Form; 5] = [Form::Plain, Form::GateAfter, Form::GateBefore, Form::Groups, Form::GateBeforeGroups];
+    pub const ALL: [Form; 7] = [
+        Form::Plain,
+        Form::GateAfter,
+        Form::GateBefore,
+        Form::Groups,
+        Form::GateBeforeGroups,
+        Form::BeforeWeight,
+        Form::RstdFirst,
+    ];
 
     /// The name on the command line and in reports.
     pub const fn name(self) -> &'static str {
@@ -32,6 +44,8 @@ impl Form {
             Form::GateBefore => "gate_before",
             Form::Groups => "groups8",
             Form::GateBeforeGroups => "gate_before_groups8",
+            Form::BeforeWeight => CastOrder::BeforeWeight.name(),
+            Form::RstdFirst => CastOrder::RstdFirst.name(),
         }
     }
 
@@ -43,6 +57,8 @@ impl Form {
             Form::GateBefore => spec.gate_before(Activation::Silu),
             Form::Groups => spec.groups(GROUPS),
             Form::GateBeforeGroups => spec.gate_before(Activation::Silu).groups(GROUPS),
+            Form::BeforeWeight => spec.cast_order(CastOrder::BeforeWeight),
+            Form::RstdFirst => spec.cast_order(CastOrder::RstdFirst),
         }
     }
 

@@ -398,7 +398,7 @@ pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Resul
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction, form } = operation;
     let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);
-    let NormSpec { gate, groups, .. } = spec(operation, shape);
+    let NormSpec { gate, groups, cast_order, .. } = spec(operation, shape);
     let weight = TensorSet::of(&[Tensor::Weight]);
     let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
     let added = op.has_residual();
@@ -425,5 +425,5 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
             Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, tensors) }
         }
     };
-    Problem { gate, groups, ..problem }
+    Problem { gate, groups, cast_order, ..problem }
 }

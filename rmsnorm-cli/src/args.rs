@@ -153,7 +153,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "QUANT,..", value_delimiter = ',')]
     pub quant: Vec<String>,
     /// The forms of the norms: plain, gate_after (the result multiplied by silu of a gate), gate_before
-    /// (x multiplied by it), groups8 (8 groups of columns), gate_before_groups8 [default: plain]
+    /// (x multiplied by it), groups8 (8 groups of columns), gate_before_groups8, before_weight (x_hat
+    /// rounded before the weight), rstd_first (rstd rounded before) [default: plain]
     #[arg(long, value_name = "FORM,..", value_delimiter = ',')]
     pub form: Vec<String>,
     /// The way in which backward sums weight gradients over the rows: partials, locks, atomics
