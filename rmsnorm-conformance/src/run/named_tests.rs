@@ -20,9 +20,9 @@ use crate::selftest::{SelfTest, self_test};
 use crate::testing::{TestFailure, available, swept};
 
 /// A slow device runs one case in `SWEPT`.
-const SWEPT: usize = 16;
+const SWEPT: usize = 32;
 /// The same of the cases of one norm, which are fewer.
-const SWEPT_OF_NORM: usize = 4;
+const SWEPT_OF_NORM: usize = 8;
 
 /// The self-test, as a named test; prints its table. It runs once per process, for any number of
 /// backends.

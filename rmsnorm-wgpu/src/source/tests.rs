@@ -7,6 +7,7 @@ use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
+use rmsnorm_conformance::testing::swept;
 use rmsnorm_gpu::program::{CallKey, Form};
 use rmsnorm_gpu::testing::{Draw, weight_first};
 use rmsnorm_shaders::{self as shaders, Source};
@@ -112,14 +113,18 @@ fn planned() -> Vec<(Caps, KernelKey)> {
     problems.into_iter().flat_map(keys).collect()
 }
 
-/// All sampled keys, without duplicates.
+/// A test goes through one in this many programs, or through all with `RMSNORM_SWEEP=all`.
+const SWEPT: usize = 4;
+
+/// The [`swept`] keys of the samples, without duplicates.
 fn sample() -> Vec<KernelKey> {
     let mut seen = HashSet::new();
     let keys = wide_sample().into_iter().chain(planned().into_iter().map(|(_, key)| key));
     let keys: Vec<_> = keys.filter(|key| seen.insert(*key)).collect();
     let sharing = keys.iter().step_by(3).map(|key| KernelKey { shares_binding: true, ..*key });
     let sharing: Vec<_> = sharing.filter(|key| uses(key).iter().any(|used| used.is_shared(key))).collect();
-    keys.into_iter().chain(sharing).collect()
+    let all: Vec<_> = keys.into_iter().chain(sharing).collect();
+    swept(&all, SWEPT, |key| (key.program, key.call.gate, key.call.cast_order, key.has_groups, key.shares_binding))
 }
 
 /// Random keys and layouts.
