@@ -9,6 +9,8 @@ torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import rmsnorm.torch as rt  # noqa: E402
+from rmsnorm._norm import Form  # noqa: E402
+from rmsnorm.torch import functional  # noqa: E402
 
 OPS = torch.ops.rmsnorm
 HAS_E8M0 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
@@ -122,6 +124,20 @@ def test_a_compiled_norm_alone_has_the_bits_of_eager():
         assert all(torch.equal(a, b) for a, b in zip(with_gradients(compiled, x, parameters), with_gradients(function, x, parameters)))
         with torch.no_grad():
             assert torch.equal(compiled(x), function(x))
+
+
+def test_what_a_caller_that_dynamo_skips_calls_is_compiled_to_the_bits_of_eager():
+    """Dynamo runs a frame as it is if it cannot trace it, and compiles the frames below by themselves."""
+    x, w, z = torch.randn(5, 64, requires_grad=True), torch.randn(64, requires_grad=True), torch.randn(5, 64, requires_grad=True)
+    gated = rt.Norm.rms(1e-6).gate_after(z)
+    for function in (functional._recorded, functional._of_form):
+        for norm, gate in ((lambda: rt.rms_norm(x, w, 1e-6), None), (lambda: gated.apply(x, w), z)):
+            torch._dynamo.reset()
+            form = Form(False, 1e-6, activation=None if gate is None else "silu")
+            y, h = torch.compile(function)(form, x, None, gate, w, None, None, None)
+            gradients = [torch.autograd.grad(one.sin().sum(), (x, w)) for one in (y, norm())]
+            assert h is None and torch.equal(y, norm())
+            assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_export_keeps_the_operators():

@@ -8,6 +8,11 @@ _V = TypeVar("_V", bound="Value")
 ACTIVATIONS = "silu", "sigmoid"
 
 
+def is_plain(form: "Form") -> bool:
+    """`Form.is_plain`, as Dynamo of PyTorch 2.10 traces no property of a tuple with symbolic numbers."""
+    return form[6:] == _PLAIN and not (form.is_layer and form.cast_before_weight)
+
+
 class Form(NamedTuple):
     """A norm without its arrays: the kind, the options and the pieces.
 
@@ -34,7 +39,7 @@ class Form(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether it is an RMS or layer norm with none of the last six, and a layer norm that rounds once."""
-        return self[6:] == _PLAIN and not (self.is_layer and self.cast_before_weight)
+        return is_plain(self)
 
     @property
     def name(self) -> str:
@@ -44,7 +49,8 @@ class Form(NamedTuple):
     @property
     def order(self) -> str:
         """The native library's name of the cast order."""
-        return self.cast_order or CAST_ORDERS[self.cast_before_weight]
+        # Dynamo of PyTorch 2.10 and 2.11 cannot index by a bool.
+        return self.cast_order or CAST_ORDERS[1 if self.cast_before_weight else 0]
 
     @property
     def has_y(self) -> bool:

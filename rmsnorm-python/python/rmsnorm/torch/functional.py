@@ -152,6 +152,9 @@ def _is_functionalized():
 
 def _recorded(*args):
     """(y, h) of the kernels, recorded by autograd if it is enabled."""
+    if _is_dynamo():
+        # Dynamo could not trace the caller, runs that as it is, and compiles what it calls.
+        return forward(ops, *args)[:2]
     try:
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
