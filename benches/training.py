@@ -9,16 +9,17 @@ A step is forward, loss, backward and AdamW, in bfloat16, of models of transform
 
     llama        16 layers of 2048 columns, 2 norms each; batches of 4 sequences of 2048 tokens
     qwen3        28 layers of 1024 columns, 2 norms each and the norms of queries and keys; batches of 8 such sequences
-    qwen3_next   12 layers of 1024 columns, 2 norms each; 9 have a gated norm of heads, 3 norms of queries and keys; batches of 4
-    mamba2       12 layers of 1024 columns, a norm and a gated norm of 2048 columns each; batches of 2
-    falcon_h1    12 layers of 1024 columns, 2 norms and a gated norm of 2048 columns each; batches of 2
+    qwen3_next   12 layers of 1024 columns, 2 norms each; 9 have a gated norm of heads, 3 norms of queries and keys; batches of 16
+    mamba2       12 layers of 1024 columns, a norm and a gated norm of 2048 columns each; batches of 16
+    falcon_h1    12 layers of 1024 columns, 2 norms and a gated norm of 2048 columns each; batches of 16
 
     plain          the model as it is
     patch          rmsnorm.torch.patch
     liger          Liger's RMS norm in place of each plain norm: llama, qwen3
     fla            FLA's gated norm in place of each gated norm: qwen3_next
     mamba_ssm      that of mamba_ssm: mamba2, falcon_h1
-    fused          mamba_ssm's one kernel for convolution, scan and norm, as transformers takes it where mamba_ssm is installed
+    fused          mamba_ssm's one kernel for convolution, scan and norm, as transformers takes it where mamba_ssm and causal_conv1d
+                   are installed
     compile, patch+compile   torch.compile
 
 All variants but `fused` run the module of the gated norm. Every variant begins with the same weights. The losses of its first three
@@ -105,8 +106,8 @@ def falcon_h1(tiny):
 
 #: {name: (model, sequences of a batch, the variants that it has beside those of every model)}.
 MODELS = {
-    "llama": (llama, 4, ["liger"]), "qwen3": (qwen3, 8, ["liger"]), "qwen3_next": (qwen3_next, 4, ["fla"]),
-    "mamba2": (mamba2, 2, ["mamba_ssm", "fused"]), "falcon_h1": (falcon_h1, 2, ["mamba_ssm", "fused"]),
+    "llama": (llama, 4, ["liger"]), "qwen3": (qwen3, 8, ["liger"]), "qwen3_next": (qwen3_next, 16, ["fla"]),
+    "mamba2": (mamba2, 16, ["mamba_ssm", "fused"]), "falcon_h1": (falcon_h1, 16, ["mamba_ssm", "fused"]),
 }
 
 
@@ -141,7 +142,8 @@ def with_gated(model, make):
         for name, child in parent.named_children():
             if type(child).__name__.endswith("RMSNormGated"):
                 norm = make(child)
-                norm.weight = child.weight
+                # Layers read the latter where they offer the norm to a kernel for the whole layer.
+                norm.weight, norm.variance_epsilon = child.weight, child.variance_epsilon
                 setattr(parent, name, norm)
                 count += 1
     print(f"    {count} gated norms", flush=True)
@@ -160,7 +162,7 @@ def with_fla(model):
 def with_mamba_ssm(model):
     from mamba_ssm.ops.triton.layernorm_gated import RMSNorm
 
-    width = lambda own: own.group_size if hasattr(own, "group_size") else own.weight.numel() // own.n_groups  # noqa: E731
+    width = lambda own: getattr(own, "group_size", own.weight.numel() // getattr(own, "n_groups", 1))  # noqa: E731
     return with_gated(model, lambda own: RMSNorm(own.weight.numel(), own.variance_epsilon, group_size=width(own),
                                                  norm_before_gate=getattr(own, "norm_before_gate", False)))
 
