@@ -14,6 +14,15 @@ __device__ inline unsigned long long row_column(const Params& p, unsigned long l
 #endif
 }
 
+// The row of a matrix in which a row's group is.
+__device__ inline unsigned long long matrix_row(const Params& p, unsigned long long row) {
+#if GROUPS_ARE_ROWS
+    return group_of(p.group_reciprocal, row);
+#else
+    return row;
+#endif
+}
+
 // The index of the group's mean and rstd.
 __device__ inline unsigned long long statistic(unsigned long long row) {
     return HAS_COLUMN_GROUPS ? row * gridDim.y + blockIdx.y : row;

@@ -43,12 +43,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             x[r] = X::load<Hint::EvictFirst>(at(r), 0);
             addends[r] = Before::load_addend<Hint::EvictFirst>(at(r), 0);
             waiting[r] = After::load<Hint::EvictFirst>(at(r), 0);
-            if constexpr (IS_LAYER) means[r] = p.mean[at(r).row];
-            rstds[r] = p.rstd[at(r).row];
+            if constexpr (IS_LAYER) means[r] = p.mean[statistic(at(r).row)];
+            rstds[r] = p.rstd[statistic(at(r).row)];
         }
         float weight[PACK], bias[PACK], values[ROWS_OF_THREAD][PACK];
-        unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + col0 + pack, 0, left), p.weight_offset, weight);
-        unpack(load_parameter<HAS_BIAS>(p.bias + col0 + pack, 0, left), bias);
+        unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(Norm::weight(p) + col0 + pack, 0, left), p.weight_offset, weight);
+        unpack(load_parameter<HAS_BIAS>(Norm::bias(p) + col0 + pack, 0, left), bias);
         float largest[PACK] = {};
         #pragma unroll
         for (int r = 0; r < ROWS_OF_THREAD; ++r) {
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             const Scale scale = scale_of(p, amax);
             reciprocals[set][col] = scale.reciprocal;
             if (col < cols && set * SET < rows)
-                store_scale_at(p.scales_columnwise, p.scales_columnwise_stride, col0 + col, row0 / SET + set, scale);
+                store_scale_at(p.scales_columnwise, p.scales_columnwise_stride, group_column(p) + col0 + col, row0 / SET + set, scale);
         }
         __syncthreads();
         #pragma unroll
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) columnwise(
             if (c >= cols) break;
             const uint4 strips = *reinterpret_cast<const uint4*>(&tile[place(c, strip / 4)]);
             const unsigned words[4] = {strips.x, strips.y, strips.z, strips.w};
-            Code* to = p.codes_columnwise.data + (col0 + c) * p.codes_columnwise.row_stride + row0 + strip;
+            Code* to = p.codes_columnwise.data + (group_column(p) + col0 + c) * p.codes_columnwise.row_stride + row0 + strip;
             if (is_wide && strip + STRIP <= rows) {
                 store<16>(to, words);
             } else {

@@ -116,8 +116,10 @@ __device__ inline void store_scale_at(
     else static_cast<float*>(scales)[index] = scale.value;
 }
 
-__device__ inline void store_scale(const Params& p, unsigned long long row, unsigned long long group, const Scale& scale) {
-    store_scale_at(p.scales, p.scales_stride, row, group, scale);
+// `set` counts from the first column of the row's group.
+__device__ inline void store_scale(const Params& p, unsigned long long row, unsigned long long set, const Scale& scale) {
+    if constexpr (SCALE == BY_BLOCK) set += (group_column(p) + row_column(p, row)) / SET;
+    store_scale_at(p.scales, p.scales_stride, matrix_row(p, row), set, scale);
 }
 
 // The reciprocal of the caller's scale, as two factors: if it is not a normal number, a power of
@@ -175,7 +177,7 @@ __device__ inline void finish_amax(const Params& p, float magnitude) {
     fold_amax(p.found, magnitude);
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(p.found + 1, 1u) == gridDim.x - 1) {
+    if (threadIdx.x == 0 && atomicAdd(p.found + 1, 1u) == (HAS_COLUMN_GROUPS ? gridDim.x * gridDim.y : gridDim.x) - 1) {
         __threadfence();
         const float amax = __uint_as_float(atomicMax(p.found, 0u));
         static_cast<float*>(p.scales)[0] = scale_of(p, amax).value;

@@ -31,15 +31,16 @@ __device__ inline Pack<H> load_last(const Params& p, const Part& part, int k) {
 // The products of h - mean and the weight, without rstd. Otherwise v, and y is stored if KEEPS_Y.
 template <bool IS_PRODUCT, bool KEEPS_Y>
 __device__ inline void values_of(const Params& p, const Part& at, int k, const Pack<H>& h, float (&values)[PACK]) {
+    const unsigned long long column = row_column(p, at.row) + at.first;
     float weight[PACK];
-    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + at.first, k, at.left), p.weight_offset, weight);
+    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(Norm::weight(p) + column, k, at.left), p.weight_offset, weight);
     unpack(h, values);
     if constexpr (IS_PRODUCT) {
         #pragma unroll
         for (int i = 0; i < PACK; ++i) values[i] = (values[i] - at.mean) * weight[i];
     } else {
         float bias[PACK];
-        unpack(load_parameter<HAS_BIAS>(p.bias + at.first, k, at.left), bias);
+        unpack(load_parameter<HAS_BIAS>(Norm::bias(p) + column, k, at.left), bias);
         const auto waiting = After::load<KEEPS_Y ? Hint::EvictFirst : Hint::Keep>(At{p, at.row, at.first, at.left}, k);
         quantized_values<KEEPS_Y>(p, at.row, at.first, k, at.left, values, at.mean, at.rstd, weight, bias, waiting);
     }
@@ -215,8 +216,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if constexpr (FINDS_AMAX) largest = larger(largest, magnitude);
         }
         if (thread == 0 && cluster_rank() == 0 && exists) {
-            if (IS_LAYER && p.mean) p.mean[at.row] = at.mean;
-            if (p.rstd) p.rstd[at.row] = at.rstd;
+            if (IS_LAYER && p.mean) p.mean[statistic(at.row)] = at.mean;
+            if (p.rstd) p.rstd[statistic(at.row)] = at.rstd;
         }
     }
     if constexpr (SCALE == FIND) finish_amax(p, largest);

@@ -3,8 +3,8 @@
 // magnitude if the scale needs it first, and once more for the codes.
 
 __device__ inline void load_parameters(const Params& p, const Visit& at, float (&weight)[PACK], float (&bias)[PACK]) {
-    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(p.weight + at.col, 0, at.left()), p.weight_offset, weight);
-    unpack(load_parameter<HAS_BIAS>(p.bias + at.col, 0, at.left()), bias);
+    unpack_weight<Norm::SCALES>(load_parameter<Norm::SCALES>(Norm::weight(p) + at.col, 0, at.left()), p.weight_offset, weight);
+    unpack(load_parameter<HAS_BIAS>(Norm::bias(p) + at.col, 0, at.left()), bias);
 }
 
 // What waits for the norm of a pack.

@@ -26,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
 #if HAS_ROW_GROUPS
     bytes |= p.codes.group_stride;
 #endif
+    if constexpr (HAS_COLUMN_GROUPS) bytes |= p.cols;
     const bool is_wide = bytes % STRIP == 0;
     wait_for_earlier_kernels();
 
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
             unsigned words[4];
             #pragma unroll
             for (int i = 0; i < 4; ++i) words[i] = gather(&strips[4 * i], byte);
-            Code* to = p.codes_t.data + (col0 + col) * p.codes_t.row_stride + row0 + first;
+            Code* to = p.codes_t.data + (group_column(p) + col0 + col) * p.codes_t.row_stride + row0 + first;
             if (is_wide && first + STRIP <= rows) {
                 store<16, true>(to, words);
             } else {

@@ -89,7 +89,7 @@ fn span<T>(view: &impl DevicePtr<T>) -> Span {
     Span { allocation: 0, start, len: view.len() }
 }
 
-/// Refuses groups of columns beyond a grid's limit, and with 8-bit results.
+/// Refuses groups of columns beyond a grid's limit, and scales of columns of several groups.
 fn require_groups(problem: &Problem) -> Result<(), Error> {
     if problem.groups > MOST_GROUPS {
         let (groups, cols) = (problem.groups, problem.cols);
@@ -98,11 +98,7 @@ fn require_groups(problem: &Problem) -> Result<(), Error> {
         );
         return Err(Error::Unsupported { rule });
     }
-    if problem.groups > 1 && problem.quant.is_some() {
-        let rule = "the cuda backend has no 8-bit results with groups of columns: quantize y in a second call".into();
-        return Err(Error::Unsupported { rule });
-    }
-    Ok(())
+    problem.require_scales_in_groups(BACKEND)
 }
 
 /// Plans a call and enqueues its steps.

@@ -193,6 +193,34 @@ impl Problem {
         }
     }
 
+    /// Refuses scales of columns of several groups, for a backend (named `backend`) without them.
+    ///
+    /// # Errors
+    /// `Unsupported` for scales of rows or of blocks of columns, unless the columns of a group are a
+    /// multiple of a block's.
+    /// ```
+    /// # use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
+    /// # use rmsnorm_spec::{DType, Norm, Problem};
+    /// let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Row);
+    /// let rows = Problem::quantized_forward(Norm::Rms, 4, 64, DType::F32, quant, &[]);
+    /// let refused = Problem { groups: 2, ..rows }.require_scales_in_groups("mine").unwrap_err();
+    /// let rule = "the mine backend has no scales of columns of several groups, got scales of 64 columns and groups of 32: \
+    ///             quantize y in a second call";
+    /// assert_eq!(refused.to_string(), format!("unsupported: {rule}"));
+    /// assert!(rows.require_scales_in_groups("mine").is_ok());
+    /// ```
+    pub fn require_scales_in_groups(&self, backend: &str) -> Result<(), Error> {
+        let width = self.cols / self.groups;
+        match self.quant.and_then(|quant| quant.scale.set_cols(self.cols)) {
+            Some(set) if self.groups > 1 && !width.is_multiple_of(set) => {
+                let got = format!("got scales of {set} columns and groups of {width}: quantize y in a second call");
+                let rule = format!("the {backend} backend has no scales of columns of several groups, {got}");
+                Err(Error::Unsupported { rule })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Refuses pieces of a norm that a backend (named `backend`) lacks.
     ///
     /// # Errors

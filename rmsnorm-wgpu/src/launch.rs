@@ -8,7 +8,7 @@ mod workspace;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
+use rmsnorm_spec::quant::{QuantSpec, ScaleLayout};
 use rmsnorm_spec::{Direction, Element, Error, GradReduction, NormSpec, Piece, PieceSet, Problem, Tensor};
 use wgpu::{BindGroup, Buffer, CommandEncoder, ComputePass, ComputePassDescriptor};
 
@@ -129,16 +129,7 @@ impl Bound {
 pub(crate) fn require_pieces(problem: &Problem) -> Result<(), Error> {
     const PIECES: PieceSet = PieceSet::of(&Piece::ALL).without(Piece::Parts);
     problem.require_pieces(BACKEND, PIECES)?;
-    let is_apart = |quant: QuantSpec| match quant.scale {
-        ScaleKind::Given | ScaleKind::Current => true,
-        ScaleKind::Row => false,
-        ScaleKind::Block { cols, .. } => (problem.cols / problem.groups).is_multiple_of(cols),
-        ScaleKind::Mx { .. } => (problem.cols / problem.groups).is_multiple_of(ScaleKind::MX_COLS),
-    };
-    if problem.groups > 1 && !problem.quant.is_none_or(is_apart) {
-        return Err(unsupported("the wgpu backend has no scales of columns of several groups"));
-    }
-    Ok(())
+    problem.require_scales_in_groups(BACKEND)
 }
 
 /// Compiles the kernels of calls on dense tensors.

@@ -4,38 +4,9 @@ use rmsnorm_spec::{DTypes, Norm, Problem, Slot, Storage};
 
 use super::tuning::Ladders;
 use super::{
-    ColumnGroups, Plan, Program, REGISTERS_PER_SM, RESERVED_BYTES, Reads, Step, Tile, found, inputs_of, key, pack,
-    reads_more,
+    Plan, Program, REGISTERS_PER_SM, RESERVED_BYTES, Reads, Step, Tile, found, inputs_of, key, pack, reads_more,
 };
 use crate::caps::Caps;
-
-/// The plan of a forward call whose rows are groups of columns, `groups` of each row; `None` where
-/// `Forward` has no tile for them.
-///
-/// Blocks with a group of their own visit a matrix once per group, in short pieces. On an H200, RMS
-/// norm of 64 MiB of bf16 in 8 groups, share of a copy's speed:
-///
-/// | columns of a group | blocks of their own | rows |
-/// |---|---|---|
-/// | 16 | 26 % | 97 % |
-/// | 32 | 63 % | 96 % |
-/// | 512 | 91 % | 95 % |
-/// | 1024 | 85 % | 98 % |
-pub(super) fn plan_of_groups(problem: &Problem, groups: usize, access_bytes: u32, caps: &Caps) -> Option<Plan> {
-    let mut plan = plan(problem, access_bytes, caps);
-    if let [Some(Step::Launch { key, grid, .. }), ..] = &mut plan.steps {
-        if key.program != Program::Forward {
-            return None;
-        }
-        // All rows of a thread have the weights of one group.
-        if !(key.tile.groups as usize).is_multiple_of(groups) {
-            key.tile.unroll = 1;
-            *grid = blocks(problem, &key.tile);
-        }
-        key.column_groups = ColumnGroups::Rows;
-    }
-    Some(plan)
-}
 
 /// The plan of a forward call.
 pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
@@ -71,7 +42,7 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 
 /// The blocks of a kernel whose rows are not streamed. A grid has at most 2^31 - 1 blocks, which loop
 /// over further rows.
-fn blocks(problem: &Problem, tile: &Tile) -> u32 {
+pub(super) fn blocks(problem: &Problem, tile: &Tile) -> u32 {
     let clusters = problem.rows.div_ceil((tile.groups * tile.unroll) as usize);
     clusters.min(i32::MAX as usize / tile.cluster as usize) as u32 * tile.cluster
 }

@@ -18,8 +18,15 @@ const COLUMNWISE_TILE: (usize, usize) = (128, 64);
 /// Two words: the largest magnitude, and the number of blocks that have contributed.
 const FOUND_LEN: usize = 2;
 
-/// The plan of a quantized forward call.
-pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps: &Caps) -> Plan {
+/// The plan of a quantized forward call, or of a group of columns of one. `shape`: rows and columns
+/// of the call, which has all scales.
+pub(super) fn plan(
+    problem: &Problem,
+    quant: &QuantSpec,
+    shape: (usize, usize),
+    access_bytes: u32,
+    caps: &Caps,
+) -> Plan {
     let codes_t = problem.has(Tensor::CodesT).then(|| transpose(problem)).flatten();
     let mut plan = Plan::default();
     plan.steps = match quant.scale {
@@ -44,7 +51,6 @@ pub(super) fn plan(problem: &Problem, quant: &QuantSpec, access_bytes: u32, caps
             [Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>())), find, write, codes_t]
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
-            let shape = (problem.rows, problem.cols);
             let columns = problem.has(Tensor::CodesColumnwise);
             // Nothing is enqueued between the last two kernels, so they may overlap.
             [

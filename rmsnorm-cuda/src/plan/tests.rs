@@ -20,7 +20,10 @@ use rmsnorm_gpu::testing::{
 };
 use rmsnorm_spec::{DType, DTypes, Direction, GradReduction, Norm, Problem, Tensor, TensorSet};
 
-use super::{ColumnGroups, KernelKey, Plan, Program, Step, Tile, Workspace, plan, workspace_len, workspace_len_bound};
+use super::{
+    ColumnGroups, KernelKey, Plan, Program, Step, Tile, Workspace, group, groups_as_rows, plan, workspace_len,
+    workspace_len_bound,
+};
 use crate::caps::Caps;
 
 const DEVICES: [Caps; 3] = [Caps::h200(), Caps::a100(), Caps::t4()];

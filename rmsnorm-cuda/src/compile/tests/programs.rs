@@ -236,8 +236,20 @@ fn with_groups() -> Vec<Job> {
             Problem::backward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, backward),
             Problem::backward(Norm::Rms, FEW_ROWS, GROUPS * cols, DType::Bf16, backward),
         ];
-        let problems = problems.map(|problem| Problem { gate, groups: GROUPS, ..problem });
-        jobs.extend(problems.iter().flat_map(|problem| of_plan(problem, 16, &Caps::h200())));
+        let to_codes = [
+            (ScaleKind::Given, TensorSet::of(&[Tensor::Amax])),
+            (ScaleKind::Given, TensorSet::of(&[Tensor::CodesT])),
+            (ScaleKind::Current, TensorSet::NONE),
+            (ScaleKind::Mx { rounding: ScaleRounding::Up }, TensorSet::NONE),
+            (ScaleKind::Mx { rounding: ScaleRounding::Up }, TensorSet::of(&[Tensor::CodesColumnwise])),
+        ];
+        let to_codes = to_codes.map(|(scale, outputs)| {
+            let (quant, tensors) = (QuantSpec::new(CodeType::E4m3, scale), forward.union(outputs));
+            Problem::quantized_forward(Norm::Rms, ROWS, GROUPS * cols, DType::Bf16, quant, tensors)
+        });
+        for problem in problems.into_iter().chain(to_codes) {
+            jobs.extend(of_plan(&Problem { gate, groups: GROUPS, ..problem }, 16, &Caps::h200()));
+        }
     }
     jobs
 }
@@ -282,9 +294,10 @@ fn wide_sample() -> Vec<Job> {
             // Half of the forward calls add a residual after the norm, and are left out.
             if problem.residual_placement == ResidualPlacement::Before {
                 let problem = gates.gated(&problem);
-                // Codes of several groups of columns are refused.
-                let groups = if problem.quant.is_some() { 1 } else { gates.of([1, 1, 3]) };
-                let problem = Problem { groups, cols: groups * problem.cols, ..problem };
+                let groups = gates.of([1, 1, 3]);
+                let in_groups = Problem { groups, cols: groups * problem.cols, ..problem };
+                let is_refused = in_groups.require_scales_in_groups("cuda").is_err();
+                let problem = if is_refused { problem } else { in_groups };
                 jobs.extend(of_plan(&problem, gates.of([2, 4, 8, 16, 16]), &caps));
             }
         }

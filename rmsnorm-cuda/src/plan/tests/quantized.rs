@@ -144,3 +144,45 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
         }
     }
 }
+
+/// Each group is a row where a kernel has nothing but rows; with a copy along columns, or rows of
+/// too many elements for a block, each has blocks of its own. Scales are those of the whole matrix.
+#[test]
+fn groups_of_columns_are_rows_unless_columns_are_visited() {
+    const GROUPS: usize = 8;
+    let caps = Caps::h200();
+    let (rows, cols) = (300, 128);
+    let in_groups =
+        |scale, cols, tensors| Problem { groups: GROUPS, ..problem(Norm::Rms, scale, (rows, cols), tensors) };
+    let along = TensorSet::of(&[Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise]);
+    for (scale, cols, tensors, expected) in [
+        (ScaleKind::Given, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
+        (ScaleKind::Given, GROUPS * cols, WEIGHT.with(Tensor::Amax), ColumnGroups::Rows),
+        (ScaleKind::Current, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
+        (BLOCK, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
+        (MX, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
+        (ScaleKind::Given, GROUPS * cols, WEIGHT.with(Tensor::CodesT), ColumnGroups::Blocks),
+        (MX, GROUPS * cols, WEIGHT.union(along), ColumnGroups::Blocks),
+        (MX, GROUPS * 2_097_152, WEIGHT, ColumnGroups::Blocks),
+    ] {
+        let problem = in_groups(scale, cols, tensors);
+        let planned = plan(&problem, 16, &caps);
+        let launches = || planned.keys().filter(|key| key.program != Program::Clear);
+        assert!(launches().count() > 0 && launches().all(|key| key.column_groups == expected), "{scale:?} {planned:?}");
+        let of_rows = expected == ColumnGroups::Rows;
+        assert_eq!(planned.groups as usize, if of_rows { 1 } else { GROUPS }, "{scale:?} {planned:?}");
+        let Problem { rows, cols, .. } = groups_as_rows(&problem).filter(|_| of_rows).unwrap_or(group(&problem));
+        let alone = plan(
+            &Problem { quant: problem.quant, ..self::problem(Norm::Rms, scale, (rows, cols), tensors) },
+            16,
+            &caps,
+        );
+        let threads = |plan: &Plan| plan.keys().map(|key| (key.program, key.tile.threads())).collect::<Vec<_>>();
+        assert_eq!(threads(&planned), threads(&alone), "{scale:?}");
+    }
+    // 300 rows of 32 scales, in tiles of 128 rows and 4 scales.
+    let quant = QuantSpec::new(CodeType::E4m3, MX).layout(ScaleLayout::Swizzled128x4);
+    let problem = Problem { quant: Some(quant), ..in_groups(MX, GROUPS * cols, WEIGHT) };
+    let [Some(Step::Clear { tensor, bytes, .. }), ..] = plan(&problem, 16, &caps).steps else { panic!("{problem:?}") };
+    assert_eq!((tensor, bytes), (Tensor::Scales, 384 * 32));
+}
