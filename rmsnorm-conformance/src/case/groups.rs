@@ -1,10 +1,11 @@
 //! Cases with groups of columns, each with its own statistics: math.md, section 1.
 
+use rmsnorm_spec::quant::{ScaleKind, ScaleLayout};
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::dice::{Dice, Lists, drawn, is_meaningful, with_norms};
-use crate::case::presence::ALL_PRESENT;
-use crate::case::{Case, Family, Kind, Layout, Trial};
+use crate::case::presence::{ALL_PRESENT, OF_CODES};
+use crate::case::{Case, Family, Kind, Layout, Trial, quantized};
 use crate::selftest::planted::bugs;
 
 bugs! {
@@ -123,8 +124,35 @@ fn core() -> Vec<Case> {
         cases.push(Case { dtypes, layout, present: ALL_PRESENT.with(Tensor::Dgate), ..wide });
         cases.push(plain(kind, norm, DType::ALL[i % 3], 0, (3, 11)));
     }
+    cases.extend(to_codes());
     cases.extend(determinism(&[(65, 3, 11), (257, 8, 16)]));
     cases.into_iter().map(Case::normalized).filter(is_good).collect()
+}
+
+/// Codes with scales of the tensor, or of columns of one group, in every layout and with every copy.
+fn to_codes() -> Vec<Case> {
+    const KINDS: [Kind; 3] =
+        [Kind::QUANTIZED_FORWARD, Kind::QUANTIZED_FORWARD_GATE_AFTER, Kind::QUANTIZED_FORWARD_GATE_BEFORE];
+    const LAYOUTS: [ScaleLayout; 4] = [
+        ScaleLayout::RowMajor,
+        ScaleLayout::ColumnMajor { ld: 0 },
+        ScaleLayout::PackedUe8m0 { ld: 0 },
+        ScaleLayout::Swizzled128x4,
+    ];
+    let mut cases = Vec::new();
+    for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
+        let quants = (0..18).filter_map(quantized::at).filter(|quant| quant.scale != ScaleKind::Row);
+        for (j, quant) in quants.enumerate() {
+            let quant = quant.layout(LAYOUTS[(i + j) % 4]).columnwise_layout(LAYOUTS[(i + j / 4) % 4]);
+            let (rows, groups) = [(5, (3, 128)), (130, (8, 128)), (33, (2, 1024)), (3, (2, 33_024))][(i + j) % 4];
+            let (activation, layout) = (Activation::ALL[j % 2], Layout::Mixed((i + j) as u32));
+            let copies = OF_CODES.with(Tensor::CodesColumnwise);
+            let present = [USUAL, ALL_PRESENT.union(copies), USUAL.union(copies).without(Tensor::Y)][j % 3];
+            let case = plain(kind, norm, DType::ALL[j % 3], rows, groups);
+            cases.push(Case { quant: Some(quant), activation, layout, present, ..case });
+        }
+    }
+    cases
 }
 
 fn determinism(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
@@ -158,6 +186,6 @@ mod tests {
             assert_eq!(execute_case(context, case).status, Status::Pass, "{case}");
         }
         assert!(cases.iter().all(|case| case.groups > 1));
-        assert!((250..500).contains(&core().len()), "{}", core().len());
+        assert!((250..700).contains(&core().len()), "{}", core().len());
     }
 }
