@@ -23,9 +23,9 @@
 //! ```
 
 /// Displays a norm's attributes in one line, as burn does. `$more` are attributes of only some
-/// norms, each with its method.
+/// norms, each with a function of the norm.
 macro_rules! in_one_line {
-    ($norm:ident $(, $more:literal: $value:path)*) => {
+    ($norm:ident $(, $more:literal: $value:expr)*) => {
         impl burn::module::ModuleDisplay for $norm {
             fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
                 burn::module::DisplaySettings::new().with_new_line_after_attribute(false).optional()
@@ -34,7 +34,7 @@ macro_rules! in_one_line {
             fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
                 let [d_model] = self.gamma.shape().dims();
                 let content = content.add("d_model", &d_model).add("epsilon", &self.epsilon);
-                content$(.add($more, &$value(self)))*.optional()
+                content$(.add($more, &($value)(self)))*.optional()
             }
         }
     };
@@ -43,10 +43,12 @@ macro_rules! in_one_line {
 mod add_rms_norm;
 mod layer_norm;
 mod rms_norm;
+mod rms_norm_gated;
 
 pub use add_rms_norm::{AddRmsNorm, AddRmsNormConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use rms_norm::{GemmaRmsNorm, GemmaRmsNormConfig, RmsNorm, RmsNormConfig};
+pub use rms_norm_gated::{RmsNormGated, RmsNormGatedConfig};
 
 use burn::module::Param;
 use burn::tensor::{Device, Tensor};

@@ -26,11 +26,13 @@
 mod add_rms_norm;
 mod layer_norm;
 mod rms_norm;
+mod rms_norm_gated;
 
 pub use add_rms_norm::{AddRmsNorm, add_rms_norm};
 pub use candle_nn::LayerNormConfig;
 pub use layer_norm::{LayerNorm, layer_norm, layer_norm_no_bias};
 pub use rms_norm::{RmsNorm, gemma_rms_norm, rms_norm};
+pub use rms_norm_gated::{RmsNormGated, rms_norm_gated};
 
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, VarBuilder};

@@ -6,7 +6,9 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use rmsnorm_burn::nn::{
     AddRmsNorm, AddRmsNormConfig, GemmaRmsNormConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig,
+    RmsNormGatedConfig,
 };
+use rmsnorm_burn::{Activation, Norm};
 
 use crate::kit::{device, f64s, message, tensor};
 
@@ -74,9 +76,10 @@ fn new_parameters_are_ones_and_zeros_that_are_trained() {
     assert_eq!((f64s(&rms.gamma.val()), f64s(&gemma.gamma.val())), (vec![1.0; 16], vec![0.0; 16]));
     let x = tensor::<f32, 3>([2, 3, 16], 1);
     let y = gemma.forward(rms.forward(layer.forward(x.clone())));
-    let (y, sum) = add.forward(y, x);
+    let gated = RmsNormGatedConfig::new(16).init(&device());
+    let (y, sum) = add.forward(gated.forward(y, x.clone()), x);
     let grads = (y + sum).square().sum().backward();
-    for gamma in [&layer.gamma, beta, &rms.gamma, &gemma.gamma, &add.gamma] {
+    for gamma in [&layer.gamma, beta, &rms.gamma, &gemma.gamma, &gated.gamma, &add.gamma] {
         assert!(gamma.val().grad(&grads).is_some());
     }
 }
@@ -107,6 +110,17 @@ fn modules_are_the_functions() {
     let (y, sum) = rms.add_forward(x.clone(), r.clone());
     same(y, expected);
     same(sum, expected_sum);
+    // The gate after the norm and before it.
+    let config = RmsNormGatedConfig::new(16).with_epsilon(EPS);
+    let gated = |config: RmsNormGatedConfig| {
+        let mut norm = config.init(&device());
+        norm.gamma = parameter(3);
+        norm.forward(x.clone(), r.clone())
+    };
+    let expected = Norm::rms(EPS).gate_after(r.clone(), Activation::Silu).apply(x.clone(), w.clone());
+    same(gated(config.clone()), expected);
+    let expected = Norm::rms(EPS).gate_before(r.clone(), Activation::Sigmoid).groups(4).apply(x.clone(), w.clone());
+    same(gated(config.with_sigmoid(true).with_gate_before(true).with_groups(4)), expected);
     // Gemma's norm of the sum, which has no function.
     let (y, sum) = gemma.add_forward(x.clone(), r.clone());
     same(y, rmsnorm_burn::gemma_rms_norm(sum.clone(), w.clone(), EPS));

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap};
-use rmsnorm_candle::nn::{self, AddRmsNorm, LayerNorm, LayerNormConfig, RmsNorm};
+use rmsnorm_candle::Activation;
+use rmsnorm_candle::nn::{self, AddRmsNorm, LayerNorm, LayerNormConfig, RmsNorm, RmsNormGated};
 
 use crate::kit::{On, elements, f64s, message, on_each_device};
 
@@ -46,6 +47,8 @@ fn new_variables_are_ones_and_zeros_that_are_trained() {
         let rms = nn::rms_norm(16, EPS, vb.pp("rms")).unwrap();
         let gemma = nn::gemma_rms_norm(16, EPS, vb.pp("gemma")).unwrap();
         let add = nn::add_rms_norm(16, EPS, vb.pp("add")).unwrap();
+        let gated = nn::rms_norm_gated(16, EPS, vb.pp("gated")).unwrap();
+        assert_eq!(elements::<f32>(gated.weight()), [1.0; 16]);
         assert_eq!(
             (elements::<f32>(layer.weight()), elements::<f32>(layer.bias().unwrap())),
             (vec![1.0; 16], vec![0.0; 16])
@@ -53,10 +56,10 @@ fn new_variables_are_ones_and_zeros_that_are_trained() {
         assert_eq!((elements::<f32>(rms.weight()), elements::<f32>(gemma.weight())), (vec![1.0; 16], vec![0.0; 16]));
         let x = on.tensor::<f32>(&[2, 3, 16], 1);
         let y = gemma.forward(&rms.forward(&layer.forward(&x).unwrap()).unwrap()).unwrap();
-        let (y, sum) = add.forward(&y, &x).unwrap();
+        let (y, sum) = add.forward(&gated.forward(&y, &x).unwrap(), &x).unwrap();
         let grads = (y + sum).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
         let all = variables.all_vars();
-        assert_eq!(all.len(), 5);
+        assert_eq!(all.len(), 6);
         assert!(all.iter().all(|variable| grads.get(variable).is_some()));
     });
 }
@@ -80,6 +83,19 @@ fn modules_are_the_functions() {
         let (y, sum) = AddRmsNorm::new(w.clone(), EPS).forward(&x, &r).unwrap();
         let (expected, expected_sum) = rmsnorm_candle::add_rms_norm(&x, &r, &w, EPS).unwrap();
         assert_eq!((elements::<f32>(&y), elements::<f32>(&sum)), (elements(&expected), elements(&expected_sum)));
+        // The gate after the norm and before it.
+        let gated = RmsNormGated::new(w.clone(), EPS);
+        let norm = rmsnorm_candle::Norm::rms(EPS);
+        let pairs = [
+            (gated.clone().forward(&x, &r), norm.gate_after(&r, Activation::Silu).apply(&x, &w)),
+            (
+                gated.activation(Activation::Sigmoid).gate_before().groups(4).forward(&x, &r),
+                norm.gate_before(&r, Activation::Sigmoid).groups(4).apply(&x, &w),
+            ),
+        ];
+        for (y, expected) in pairs {
+            assert_eq!(elements::<f32>(&y.unwrap()), elements::<f32>(&expected.unwrap()));
+        }
         // The methods of a single norm.
         for (y, sum) in [
             RmsNorm::new(w.clone(), EPS).add_forward(&x, &r).unwrap(),
