@@ -4,7 +4,7 @@
 //!
 //! `RMSNORM_SWEEP=all UPDATE_EXPECT=1 cargo test -p rmsnorm-cuda --lib programs` writes the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::{env, fs};
 
@@ -34,18 +34,21 @@ pub(super) fn compare(nvrtc: &Nvrtc, outcomes: &[Outcome]) {
         println!("skipped: {PATH} lists the code of another compiler than {head:?}");
         return;
     }
-    let found: Vec<_> = outcomes.iter().map(|outcome| (outcome.job.name(), outcome.listed())).collect();
+    // A program's line has the columns of the first call that has it, in whichever test it is.
+    let all = all();
+    let names: HashMap<_, _> = all.iter().map(|(name, job)| ((job.key, job.arch), name)).collect();
+    let name = |job: &Job| names.get(&(job.key, job.arch)).expect("a program of the list").as_str();
+    let found: Vec<_> = outcomes.iter().map(|outcome| (name(&outcome.job), outcome.listed())).collect();
     if is_update {
-        let all = all();
         let mut listed = lines(&text);
-        listed.extend(found.iter().map(|(name, facts)| (name.as_str(), facts.as_str())));
-        listed.retain(|name, _| all.contains(*name));
+        listed.extend(found.iter().map(|(name, facts)| (*name, facts.as_str())));
+        listed.retain(|name, _| all.contains_key(*name));
         let lines = listed.iter().map(|(name, facts)| format!("{name}: {facts}\n"));
         fs::write(PATH, format!("{head}\n{}", lines.collect::<String>())).expect("a file to write");
         return;
     }
     let listed = lines(&text);
-    let is_other = |(name, facts): &&(String, String)| listed.get(name.as_str()) != Some(&facts.as_str());
+    let is_other = |(name, facts): &&(&str, String)| listed.get(name) != Some(&facts.as_str());
     let others: Vec<_> = found.iter().filter(is_other).map(|(name, facts)| format!("{name}: {facts}")).collect();
     let (count, first) = (others.len(), others.iter().take(5).map(String::as_str).collect::<Vec<_>>().join("\n"));
     assert!(
@@ -55,14 +58,15 @@ pub(super) fn compare(nvrtc: &Nvrtc, outcomes: &[Outcome]) {
     );
 }
 
-/// The names of all programs that have a line.
-fn all() -> BTreeSet<String> {
+/// All programs that have a line, by their names.
+fn all() -> BTreeMap<String, Job> {
     let jobs = [tuned(), tuned_to_codes(), of_parts(), with_gates(), of_columns()].concat();
     #[cfg(feature = "peers")]
     let jobs = [jobs, tuned_of_ranks()].concat();
     let jobs = unique(jobs);
-    let names: BTreeSet<_> = jobs.iter().map(Job::name).collect();
-    assert_eq!(names.len(), jobs.len(), "two programs have one name");
+    let count = jobs.len();
+    let names: BTreeMap<_, _> = jobs.into_iter().map(|job| (job.name(), job)).collect();
+    assert_eq!(names.len(), count, "two programs have one name");
     names
 }
 
@@ -70,7 +74,7 @@ fn all() -> BTreeSet<String> {
 #[test]
 fn every_tuned_program_has_a_line() {
     let text = fs::read_to_string(PATH).expect("the file");
-    assert!(lines(&text).keys().eq(all().iter()), "another list of programs than {PATH} has");
+    assert!(lines(&text).keys().eq(all().keys()), "another list of programs than {PATH} has");
 }
 
 impl Job {
