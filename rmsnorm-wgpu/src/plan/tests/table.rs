@@ -1,5 +1,7 @@
 //! The plans of measured shapes, in the form of `rmsnorm_gpu::describe`.
 
+use rmsnorm_spec::Slot;
+
 use super::*;
 
 const RMS_FORWARD: Call = Call::new(Direction::Forward, Norm::Rms, BF16, WEIGHT);
@@ -103,6 +105,40 @@ fn backward_on_an_h200() {
             (32768, 1024, "backward threads=64 packs=2x8 rows=2 subgroups=32 chunks=792 grid=792; reduce_partials rows=128 grid=64"),
             (32768, 4096, "backward threads=256 packs=2x8 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=256"),
             (8192, 16384, "backward threads=512 packs=4x8 subgroups=32 chunks=132 grid=132; reduce_partials rows=128 grid=1024"),
+        ],
+    );
+}
+
+#[test]
+#[rustfmt::skip]
+fn gated_backward_on_an_h200() {
+    check(
+        &Caps::h200(),
+        RMS_BACKWARD.gated(Slot::After),
+        &[
+            (262144, 128, "backward threads=8 packs=2x8 rows=16 subgroups=32 again chunks=792 grid=792; reduce_partials rows=128 grid=4"),
+            (8192, 4096, "backward threads=256 packs=2x8 subgroups=32 again chunks=396 grid=396; reduce_partials rows=128 grid=128"),
+            (4096, 8192, "backward threads=512 packs=2x8 subgroups=32 again chunks=264 grid=264; reduce_partials rows=128 grid=256"),
+            (2048, 16384, "backward threads=1024 packs=2x8 subgroups=32 again chunks=132 grid=132; reduce_partials rows=128 grid=512"),
+            (1024, 32768, "backward_row_sums threads=512 packs=1x8 subgroups=32 grid=1024; backward_columns threads=256 packs=1x8 chunks=132 grid=2112; reduce_partials rows=128 grid=1024"),
+        ],
+    );
+    check(
+        &Caps::h200(),
+        RMS_BACKWARD.gated(Slot::Before),
+        &[
+            (262144, 128, "backward threads=8 packs=2x8 rows=16 subgroups=32 chunks=396 grid=396; reduce_partials rows=128 grid=4"),
+            (8192, 4096, "backward threads=128 packs=4x8 subgroups=32 again chunks=528 grid=528; reduce_partials rows=128 grid=128"),
+            (5464, 6144, "backward threads=384 packs=2x8 subgroups=32 again chunks=264 grid=264; reduce_partials rows=128 grid=192"),
+            (2048, 16384, "backward threads=1024 packs=2x8 subgroups=32 again chunks=132 grid=132; reduce_partials rows=128 grid=512"),
+        ],
+    );
+    check(
+        &Caps::h200(),
+        LAYER_BACKWARD.gated(Slot::Before),
+        &[
+            (4096, 8192, "backward threads=256 packs=4x8 subgroups=32 chunks=264 grid=264; reduce_partials rows=128 grid=512"),
+            (2048, 16384, "backward threads=512 packs=4x8 subgroups=32 again chunks=132 grid=132; reduce_partials rows=128 grid=1024"),
         ],
     );
 }
