@@ -37,7 +37,9 @@ class Block(torch.nn.Module):
         h = self.sixth(y, self.fifth(y, h))
         y, h = rt.rms_norm_add_rms_norm(y, h, self.first.weight, self.second.weight, 1e-6)
         y, h = rt.Norm.layer().residual_after(h).next_norm(self.third.weight, self.third.bias).apply(y, self.fourth.weight)
-        return self.third(y) + h
+        y = rt.rms_norm_gated(self.third(y), h, self.first.weight, norm_before_gate=False, groups=2)
+        y, h = rt.Norm.layer(cast_order="rstd_first").residual(h).gate_after(x).apply(y, self.fourth.weight)
+        return rt.rms_norm(rt.l2_norm(y, groups=4), self.first.weight, 1e-6, cast_order="weight_first") + h
 
 
 def with_gradients(function, x, parameters):

@@ -413,17 +413,24 @@ def test_every_way_to_differentiate(name, dtype):
         near(*both(is_layer, names, 0.0 if is_layer else 0.5, (FIRST | SECOND)[name], dtype=dtype))
 
 
+def compiler_of(name, tensors):
+    """The compiler of this transform; skips if Dynamo of this PyTorch cannot trace it of any function."""
+    torch._dynamo.reset()
+    compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    try:
+        compiled((FIRST | SECOND)[name](lambda *tensors: sum(tensor.sin().sum() for tensor in tensors)))(*tensors)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        pytest.skip(f"{name}: PyTorch {torch.__version__} compiles it of no function: {error}")
+    torch._dynamo.reset()
+    return compiled
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["grad", "jvp", "jacfwd", "jacrev", "hessian", "grad of grad", "jvp of grad", "vmap of grad",
                                   "vmap of jvp", "vmap of grad of grad"])
 @pytest.mark.parametrize("is_layer, names, offset", [(False, "xw", 1.0), (True, "xrwb", 0.0)])
 def test_every_way_under_a_compiler(name, is_layer, names, offset):
-    compiled = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
-    try:
-        compiled((FIRST | SECOND)[name](lambda *tensors: sum(tensor.sin().sum() for tensor in tensors)))(*make(names).values())
-    except torch._dynamo.exc.TorchDynamoException as error:
-        pytest.skip(f"{name}: PyTorch {torch.__version__} compiles it of no function: {error}")
-    torch._dynamo.reset()
+    compiled = compiler_of(name, make(names).values())
     near(*both(is_layer, names, offset, (FIRST | SECOND)[name], compiled))
 
 

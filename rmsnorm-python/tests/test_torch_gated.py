@@ -13,7 +13,7 @@ from judge import judge_gated
 
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
-from test_torch_derivatives import FIRST, SECOND, by_position, loss_of, near  # noqa: E402
+from test_torch_derivatives import FIRST, SECOND, by_position, compiler_of, loss_of, near  # noqa: E402
 from test_torch_ways import WAYS  # noqa: E402
 
 import rmsnorm.torch as rt  # noqa: E402
@@ -256,8 +256,7 @@ def test_every_way_to_differentiate(name):
 @pytest.mark.parametrize("name", ["grad", "jvp", "hessian", "grad of grad", "vmap of grad"])
 def test_every_way_under_a_compiler(name):
     for form in ((False, "xrzwb", 2), (True, "xZwb", 1)):
-        torch._dynamo.reset()
-        near(*both(form, (FIRST | SECOND)[name], functools.partial(torch.compile, fullgraph=True, backend="aot_eager")))
+        near(*both(form, (FIRST | SECOND)[name], compiler_of(name, make(form[1]).values())))
 
 
 @pytest.mark.parametrize("makes_gradients", [False, True])

@@ -2,7 +2,6 @@
 programs, and errors."""
 
 import copy
-import functools
 import io
 
 import pytest
@@ -11,7 +10,7 @@ from judge import judge_gated
 
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
-from test_torch_derivatives import FIRST, SECOND, by_position, loss_of, near  # noqa: E402
+from test_torch_derivatives import FIRST, SECOND, by_position, compiler_of, loss_of, near  # noqa: E402
 from test_torch_gated import ACT, make, operator_arguments, random  # noqa: E402
 from test_torch_ways import WAYS  # noqa: E402
 
@@ -308,8 +307,7 @@ def test_every_way_to_differentiate(name):
 @pytest.mark.parametrize("name", ["grad", "jvp", "hessian", "vmap of grad"])
 def test_every_way_under_a_compiler(name):
     for form in (FORMS[5], FORMS[11]):
-        torch._dynamo.reset()
-        near(*both(form, (FIRST | SECOND)[name], functools.partial(torch.compile, fullgraph=True, backend="aot_eager")))
+        near(*both(form, (FIRST | SECOND)[name], compiler_of(name, given_to(form[2]).values())))
 
 
 @pytest.mark.parametrize("x_dtype, y_dtype", [(F32, BF16), (BF16, F32)])

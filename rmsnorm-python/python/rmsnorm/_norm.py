@@ -8,11 +8,6 @@ _V = TypeVar("_V", bound="Value")
 ACTIVATIONS = "silu", "sigmoid"
 
 
-def is_plain(form: "Form") -> bool:
-    """`Form.is_plain`, as Dynamo of PyTorch 2.10 traces no property of a tuple with symbolic numbers."""
-    return form[6:] == _PLAIN and not (form.is_layer and form.cast_before_weight)
-
-
 class Form(NamedTuple):
     """A norm without its arrays: the kind, the options and the pieces.
 
@@ -21,6 +16,8 @@ class Form(NamedTuple):
     groups: the number of groups of columns, each with its own statistics.
     l2: "l2_norm" or "l2_norm_clamped", in place of an RMS norm. cast_order: "rstd_first" or "weight_first", which `cast_before_weight`
     does not tell. out_dtype: of y, None for that of x.
+
+    It has methods where it could have properties: Dynamo of PyTorch 2.10 traces no property of a tuple with symbolic numbers.
     """
 
     is_layer: bool
@@ -36,23 +33,19 @@ class Form(NamedTuple):
     cast_order: str | None = None
     out_dtype: Any = None
 
-    @property
     def is_plain(self) -> bool:
         """Whether it is an RMS or layer norm with none of the last six, and a layer norm that rounds once."""
-        return is_plain(self)
+        return self[6:] == _PLAIN and not (self.is_layer and self.cast_before_weight)
 
-    @property
     def name(self) -> str:
         """The native library's name of the norm."""
         return self.l2 or ("layer_norm" if self.is_layer else "rms_norm")
 
-    @property
     def order(self) -> str:
         """The native library's name of the cast order."""
         # Dynamo of PyTorch 2.10 and 2.11 cannot index by a bool.
         return self.cast_order or CAST_ORDERS[1 if self.cast_before_weight else 0]
 
-    @property
     def has_y(self) -> bool:
         """Whether the call has a y: only a sum after the norm has none."""
         return self.has_next or not self.residual_after
@@ -113,7 +106,7 @@ def check_pieces(form: Form, residual: Any, gate: Any) -> None:
         raise TypeError(f"groups: expected an int, got {type(form.groups).__name__}; pass int(groups)")
     if form.groups < 1:
         raise ValueError(f"groups: expected at least 1, got {form.groups}; 1 is a norm of the whole row")
-    if residual is not None and form.residual_after and not (gate is None and form.is_plain):
+    if residual is not None and form.residual_after and not (gate is None and form.is_plain()):
         name = ("gate" if gate is not None else "groups" if form.groups != 1 else "cast_order" if form.cast_order is not None
                 else "out_dtype" if form.out_dtype is not None else "l2_norm" if form.l2 is not None else "cast_before_weight")
         raise TypeError(f"{name}: expected no residual after the norm, got one; add it after the call, as residual + y")

@@ -157,7 +157,7 @@ def _run(norm: _Norm, eps: float | None, weight_offset: float, order: tuple[bool
     lent = {name: _lent(array) for name, array in tensors.items()}
     # Both 0 and None are the legacy default stream.
     of_gate = form.activation, gate_before, groups
-    _native.run_arrays(norm, (eps, weight_offset, form.order, form.residual_after), of_gate, lent, stream or None)
+    _native.run_arrays(norm, (eps, weight_offset, form.order(), form.residual_after), of_gate, lent, stream or None)
 
 
 def forward(norm: _Norm, eps: float | None = None, *, x: SupportsDLPack, y: SupportsDLPack | None,

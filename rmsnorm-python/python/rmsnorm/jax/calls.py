@@ -68,8 +68,8 @@ def _call(target, norm, inputs, outputs, rank, vmap_method):
     call = jax.ffi.ffi_call(target, tuple(outputs.values()), vmap_method=vmap_method)
     of_gate = dict(activation=norm.activation, gate_before=np.bool_(norm.gate_before)) if norm.activation else {}
     found = call(
-        *inputs.values(), norm=norm.name, inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
-        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset), cast_order=norm.order,
+        *inputs.values(), norm=norm.name(), inputs=",".join(inputs), outputs=",".join(outputs), rank=np.int64(rank),
+        eps=np.float32(norm.eps), weight_offset=np.float32(norm.weight_offset), cast_order=norm.order(),
         residual_after=np.bool_(norm.residual_after), groups=np.int64(norm.groups), **of_gate,
     )
     return dict(zip(outputs, found))
@@ -90,7 +90,7 @@ RESULTS = "y", "residual_out", "mean", "rstd", "next_mean", "next_rstd"
 
 def results_of(norm, has_residual):
     """For each of `RESULTS`, whether a call has it."""
-    return norm.has_y, has_residual, norm.is_layer, True, norm.is_layer and norm.has_next, norm.has_next
+    return norm.has_y(), has_residual, norm.is_layer, True, norm.is_layer and norm.has_next, norm.has_next
 
 
 def forward(norm, *arrays):
@@ -137,7 +137,7 @@ def backward(norm, *arrays, needs, dtypes):
         outputs |= {name: kind for name, kind, is_needed in zip(GRADIENTS, kinds, needs) if is_needed}
         names = [name for name, array in inputs.items() if array is not None] + list(outputs)
         room = _native.xla_workspace_len(
-            is_cuda, (norm.name, norm.order), (math.prod(dy.shape[:-1]), dy.shape[-1]), ",".join(names),
+            is_cuda, (norm.name(), norm.order()), (math.prod(dy.shape[:-1]), dy.shape[-1]), ",".join(names),
             (dy.dtype.name, parameter.name, x.dtype.name), (norm.activation, norm.gate_before, norm.groups),
         )
         # XLA allocates the workspace, since a call that XLA captures in a CUDA graph must not

@@ -45,7 +45,7 @@ def dtype_of(out_dtype):
 def norm_of(is_layer, eps=None, weight_offset=0.0, cast_before_weight=False, residual_after=False, has_next=False, *, l2=None,
             cast_order=None, out_dtype=None, **of_gate):
     """A norm without its arrays. of_gate: activation, gate_before and groups."""
-    norm = Form(is_layer, 0.0, l2=l2).name
+    norm = Form(is_layer, 0.0, l2=l2).name()
     eps = EPS[norm] if eps is None else _number("eps", eps)
     if eps < 0.0:
         raise ValueError(f"eps: expected a number of at least 0, got {eps}; with a negative one, small rows have no real square root")
@@ -389,4 +389,4 @@ class Norm(Value):
         arrays = {name: given.pop(name, None) for name in ("residual", "gate", "next_weight", "next_bias")}
         norm, residual = norm_of(**given), arrays.pop("residual")
         y, h = normalize(norm, _required("x", x), residual, weight, bias, partition, **arrays)
-        return y if residual is None else (y, h) if norm.has_y else h
+        return y if residual is None else (y, h) if norm.has_y() else h

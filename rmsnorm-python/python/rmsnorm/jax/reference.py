@@ -119,7 +119,7 @@ def forward(norm, x, residual, gate, weight, bias, next_weight=None, next_bias=N
             h = (rows + stream).astype(residual.dtype)
             rows = h.astype(rows.dtype)
         y, *of_first = of_rows(rows, weight, bias)
-    return y.astype(dtype) if norm.has_y else None, h, *of_first, *of_next
+    return y.astype(dtype) if norm.has_y() else None, h, *of_first, *of_next
 
 
 def _sum(terms):

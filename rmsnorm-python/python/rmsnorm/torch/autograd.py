@@ -91,7 +91,7 @@ def _save(ctx, form, tensors, results):
     # A missing gradient stays None instead of a tensor of zeros.
     ctx.set_materialize_grads(False)
     kept = x if residual is None or form.residual_after else h, weight, mean, rstd
-    kept += (h, next_weight, next_mean, next_rstd) if form.has_next else () if form.is_plain else (gate, bias)
+    kept += (h, next_weight, next_mean, next_rstd) if form.has_next else () if form.is_plain() else (gate, bias)
     ctx.save_for_backward(*kept)
     return kept
 
@@ -103,15 +103,14 @@ def _gradients_in_order(is_long, ctx, dy, dh):
     _, need_dx, need_dresidual, need_dgate, *needs = ctx.needs_input_grad
     if dy is None and dh is None:
         return (None,) * (4 + len(needs))
-    is_plain = form.is_plain
-    call = _gradients_again(form, dy, dh) if is_long else _gradients_below if is_plain else _general_below
+    call = _gradients_again(form, dy, dh) if is_long else _gradients_below if form.is_plain() else _general_below
 
     def norm(dy, h, weight, mean, rstd, dh, needs, dtypes, need_dresidual):
         """(dx, the gradient in the residual's dtype, of the gate, of the weight, of the bias) of one
         norm."""
         # A float32 residual gets its gradient in float32, not in the dtype of x.
         is_wider = need_dresidual and residual_dtype != x_dtype
-        if is_plain:
+        if form.is_plain():
             dx, dweight, dbias, dresidual = call(form.is_layer, dy, h, weight, mean, rstd, dh, form.weight_offset, *needs, is_wider)
         else:
             gate, bias = others
@@ -142,8 +141,8 @@ def _gradients_again(form, dy, dh=None):
     """A differentiable `gradients` or `general_gradients`. PyTorch loses the graph of a Function for a
     batch of `is_grads_batched`, so that uses operations."""
     if torch.is_grad_enabled() and _is_batch(dy, dh):
-        return _gradients_by_operations if form.is_plain else _general_by_operations
-    return _NormBackward.apply if form.is_plain else _GeneralBackward.apply
+        return _gradients_by_operations if form.is_plain() else _general_by_operations
+    return _NormBackward.apply if form.is_plain() else _GeneralBackward.apply
 
 
 def _with_tangents(jvp):
@@ -173,7 +172,7 @@ class NormForEager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, dh=None):
-        if not ctx.form.has_y:
+        if not ctx.form.has_y():
             dy, dh = None, dy
         return _gradients_in_order(torch.is_grad_enabled() or is_forward_mode() or _is_batch(dy, dh), ctx, dy, dh)
 
@@ -202,7 +201,7 @@ class NormForTransforms(torch.autograd.Function):
         # Computed in float32, so that a tangent is rounded once.
         wide = torch.promote_types(rows.dtype, torch.float32)
         x_t, residual_t, gate_t, *parameters_t = (None if tensor is None else tensor.to(wide) for tensor in tangents)
-        if not form.is_plain:
+        if not form.is_plain():
             h_t = _sum(x_t, residual_t)
             y_t = _general_tangent(form, rows, weight, mean, rstd, *of_next, h_t, gate_t, *parameters_t[:2])
         elif form.residual_after:
@@ -212,7 +211,7 @@ class NormForTransforms(torch.autograd.Function):
             h_t = _sum(x_t, residual_t)
             y_t = _tangent(form, rows, weight, mean, rstd, h_t, *parameters_t[:2])
         y_t, h_t = (torch.zeros_like(rows) if tensor is None else tensor for tensor in (y_t, h_t))
-        return y_t.to(form.out_dtype or x_dtype) if form.has_y else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
+        return y_t.to(form.out_dtype or x_dtype) if form.has_y() else None, None if residual_dtype is None else h_t.to(residual_dtype), *[None] * 4
 
     @staticmethod
     def vmap(info, dims, form, *tensors):

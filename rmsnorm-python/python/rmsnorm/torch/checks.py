@@ -44,10 +44,10 @@ def arguments(form, x, residual, gate, weight, bias, next_weight, next_bias, nor
         if tensor.dtype.itemsize == 1:
             raise NotImplementedError(f"{name}: norms are not computed in {tensor.dtype}; call {name}.bfloat16()")
         if tensor.dtype.is_complex and (tensor.dtype != x.dtype or is_layer or "residual" in given or weight_offset or cast_before_weight
-                                        or not form.is_plain):
+                                        or not form.is_plain()):
             raise NotImplementedError(f"{name}: only rms_norm supports {tensor.dtype}, with one dtype, no residual and no options; pass "
                                       "real numbers")
-        if tensor.is_nested and not form.is_plain:
+        if tensor.is_nested and not form.is_plain():
             raise NotImplementedError(f"{name}: a norm with a gate or groups expects dense tensors, got a nested one; pass its values()")
     devices(given, x)
     eps, weight_offset = number("eps", eps), number("weight_offset", weight_offset)

@@ -52,14 +52,14 @@ def _composite(name, eager):
         # A tracer's tensors have other types, and are decomposed.
         norm = eager if type(x) in (torch.Tensor, torch.nn.Parameter) else fallback.unchecked
         y, h = norm(form, *map(given.get, FORWARD_TENSORS))
-        return y if "residual" not in names else (y, h) if form.has_y else h
+        return y if "residual" not in names else (y, h) if form.has_y() else h
 
     return composite
 
 
 def norm(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """(y, h) as one node of the program; h is None without a residual, y if the call has none."""
-    if not form.is_plain:
+    if not form.is_plain():
         options = (gate, weight, bias, form.eps, form.weight_offset, form.cast_before_weight, form.is_layer, *form[6:])
         return (_ops.norm(x, *options), None) if residual is None else _ops.add_norm(x, residual, *options)
     options = (weight, bias, form.eps) if form.is_layer else (weight, form.eps, form.weight_offset, form.cast_before_weight)

@@ -19,7 +19,7 @@ def checked(form, *args):
 def unchecked(form, x, residual, gate, weight, bias, next_weight, next_bias, normalized_shape=None, is_composed=False):
     """`norm` with the arguments of the kernels."""
     is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, activation, gate_before, groups, l2, cast_order, out_dtype = form
-    if not form.is_plain:
+    if not form.is_plain():
         return general(is_layer, x, residual, gate, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape,
                        activation or "", gate_before, groups, l2 or "", cast_order or "", out_dtype or x.dtype)
     return norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed,

@@ -127,8 +127,7 @@ def _norm(is_layer, x, residual, weight, bias, eps, weight_offset=0.0, cast_befo
         checks.arguments(*args)
         return exported.norm(*args)
     if _is_compiling():
-        checks.check_weight(args[0], weight, "a tensor")
-        return forward(ops, *args)[:2]
+        return _compiled(*args)
     try:
         if _is_traced() is not None:
             # A trace has the same operator with and without gradients.
@@ -150,11 +149,17 @@ def _is_functionalized():
     return any(one.key() == torch._C._functorch.TransformType.Functionalize for one in stack or ())
 
 
+def _compiled(*args):
+    """(y, h) of the operators, which refuse a missing weight in words of their own."""
+    checks.check_weight(args[0], args[4], "a tensor")
+    return forward(ops, *args)[:2]
+
+
 def _recorded(*args):
     """(y, h) of the kernels, recorded by autograd if it is enabled."""
     if _is_dynamo():
         # Dynamo could not trace the caller, runs that as it is, and compiles what it calls.
-        return forward(ops, *args)[:2]
+        return _compiled(*args)
     try:
         if not _is_grad_enabled():
             return forward_below(*args)[:2]
@@ -169,7 +174,7 @@ def _by_others(form, tensors, normalized_shape):
     torch.fx."""
     is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general = form
     x, residual, gate, weight, bias, next_weight, next_bias = tensors
-    if not form.is_plain:
+    if not form.is_plain():
         found = handle_torch_function(
             normalize, tensors, x, weight, bias, is_layer=is_layer, eps=eps, residual=residual, gate=gate,
             normalized_shape=normalized_shape, weight_offset=weight_offset, cast_before_weight=cast_before_weight,
@@ -182,7 +187,7 @@ def _by_others(form, tensors, normalized_shape):
         options |= {"next_weight": next_weight} | ({"next_bias": next_bias} if is_layer else {})
     function = _FUNCTIONS[is_layer, residual is not None, residual_after, has_next]
     found = handle_torch_function(function, tensors, *rows, weight=weight, eps=eps, normalized_shape=normalized_shape, **options)
-    return (found, None) if residual is None else found if form.has_y else (None, found)
+    return (found, None) if residual is None else found if form.has_y() else (None, found)
 
 
 def _after_refusal(*args):
@@ -198,7 +203,7 @@ def _of_form(form, x, residual, gate, weight, bias, next_weight, next_bias):
     """`_norm` with the arguments of the kernels."""
     is_layer, eps, weight_offset, cast_before_weight, residual_after, has_next, *general = form
     return _norm(is_layer, x, residual, weight, bias, eps, weight_offset, cast_before_weight, None, residual_after, has_next, next_weight,
-                 next_bias, gate, *([] if form.is_plain else general))
+                 next_bias, gate, *([] if form.is_plain() else general))
 
 
 def _flattened(form, x, *args):

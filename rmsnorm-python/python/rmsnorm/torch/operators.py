@@ -13,7 +13,7 @@ import types
 import torch
 
 from .. import _native
-from .._norm import CAST_ORDERS, NORMS, Form, is_plain
+from .._norm import CAST_ORDERS, NORMS, Form
 from . import checks
 
 _library = torch.library.Library("rmsnorm", "DEF")
@@ -103,7 +103,7 @@ for _name in parameter_names:
 def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
     """The `FORWARD_RESULTS` of these operators; those that the call does not have are None."""
     is_layer, eps, *options, residual_after, has_next = form[:6]
-    if not is_plain(form):
+    if not form.is_plain():
         y_dtype = 0 if form.out_dtype in (None, x.dtype) else Y_DTYPES.index(form.out_dtype)
         y, h, mean, rstd = ops.norm(x, residual, gate, weight, bias, eps, form.weight_offset, *_general_options(form), y_dtype)
         return y, None if residual is None else h, mean if is_layer else None, rstd, None, None
@@ -129,7 +129,7 @@ def forward(ops, form, x, residual, gate, weight, bias, next_weight, next_bias):
 
 def _general_options(form):
     """The options of `norm` and `norm_backward` that other operators do not have."""
-    return NORMS.index(form.name), CAST_ORDERS.index(form.order), form.activation == "sigmoid", form.gate_before, form.groups
+    return NORMS.index(form.name()), CAST_ORDERS.index(form.order()), form.activation == "sigmoid", form.gate_before, form.groups
 
 
 def form_of(given):
