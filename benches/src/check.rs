@@ -18,7 +18,7 @@ use rmsnorm_core::{DType, Error, Norm, NormSpec, Tensor, TensorSet, TensorShape}
 use crate::buffer::Buffer;
 use crate::pattern::Pattern;
 use crate::workload::{GIVEN_SCALE, problem, spec, tensors, unset_codes, unset_scales};
-use crate::{Measurable, Op, Operation, Quant, Shape, Workload};
+use crate::{Form, Measurable, Op, Operation, Quant, Shape, Workload};
 
 /// The largest number of rows that are checked at each end of a result.
 const JUDGED_ROWS: usize = 16;
@@ -30,6 +30,9 @@ const JUDGED_ELEMENTS: usize = 1 << 18;
 /// The largest number of terms of the checked sums over rows, but at least two columns. It covers
 /// all columns of 4096x256.
 const JUDGED_TERMS: usize = 1 << 20;
+
+/// The largest matrix whose whole backward is checked: 64 MiB of bf16, in about 3 GiB.
+const JUDGED_WHOLE: usize = 1 << 25;
 
 impl<D: Measurable> Workload<'_, D> {
     /// Runs the operation once. Returns the number of elements outside their error bounds.
@@ -52,11 +55,11 @@ impl<D: Measurable> Workload<'_, D> {
         operation: Operation,
         call: &dyn Fn(&mut Self, Operation) -> Result<(), Error>,
     ) -> Result<usize, Error> {
-        self.poison()?;
+        self.poison(operation)?;
         if operation.op == Op::Backward {
             // Backward needs the statistics of x without a residual.
             call(self, Operation { op: Op::Forward, ..operation })?;
-            self.poison_rows_of_out()?;
+            self.poison_rows_of_out(operation)?;
         }
         call(self, operation)?;
         self.wrong_results(operation)
@@ -68,9 +71,10 @@ impl<D: Measurable> Workload<'_, D> {
         let judge = Judge {
             operation,
             shape: self.shape,
-            dtype: self.dtype,
+            dtype: operation.form.dtypes(self.dtype).residual,
             tensors: problem(operation, self.dtype, self.shape).tensors,
-            pattern: &self.pattern,
+            patterns: &self.patterns,
+            slots: self.slots(operation.form),
             arithmetic: self.device.arithmetic(),
             results: self,
         };
@@ -90,8 +94,8 @@ impl<D: Measurable> Workload<'_, D> {
             for &set in &judged {
                 // Freed before it is made again, since a device may not have room for both.
                 // Uploaded, since the copy is under test.
-                self.sets[set].out = Buffer::nan(self.device, self.dtype, 0)?;
-                self.sets[set].out = Buffer::nan(self.device, self.dtype, len)?;
+                self.sets[set].out[0] = Buffer::nan(self.device, self.dtype, 0)?;
+                self.sets[set].out[0] = Buffer::nan(self.device, self.dtype, len)?;
                 self.copy(set, way)?;
                 wrong += self.not_copied(set)?;
             }
@@ -101,11 +105,11 @@ impl<D: Measurable> Workload<'_, D> {
 
     /// The number of elements in which a set's x and `out` differ, compared bit by bit.
     fn not_copied(&self, set: usize) -> Result<usize, Error> {
-        self.sets[set].x.count_unlike(self.device, &self.sets[set].out)
+        self.sets[set].x[0].count_unlike(self.device, &self.sets[set].out[0])
     }
 
     /// Writes NaN to all checked results, so that an element that is not written fails.
-    fn poison(&mut self) -> Result<(), Error> {
+    fn poison(&mut self, operation: Operation) -> Result<(), Error> {
         let (device, Shape { rows, cols }) = (self.device, self.shape);
         for (statistic, len) in [
             (&mut self.mean, self.lens.statistics),
@@ -116,21 +120,25 @@ impl<D: Measurable> Workload<'_, D> {
             *statistic = Buffer::nan(device, DType::F32, len)?;
         }
         for gradient in [&mut self.dweight, &mut self.dbias] {
-            *gradient = Buffer::nan(device, self.dtype, cols)?;
+            *gradient = [Buffer::nan(device, self.dtype, cols)?, Buffer::nan(device, DType::F32, cols)?];
         }
         [self.sets[0].codes, self.sets[0].codes_t] = unset_codes(device, &self.lens)?;
         self.scales = unset_scales(device, self.lens.scales)?;
         self.scales_along = unset_scales(device, self.lens.scales_along)?;
         self.amax = Buffer::nan(device, DType::F32, 1)?;
-        for rows in judged_rows(self.shape) {
+        for rows in judged_rows(operation, self.shape) {
             poison_rows(device, self.dtype, &mut self.sets[0].residual_out, elements(self.shape, &rows))?;
         }
-        self.poison_rows_of_out()
+        self.poison_rows_of_out(operation)
     }
 
-    fn poison_rows_of_out(&mut self) -> Result<(), Error> {
-        judged_rows(self.shape).into_iter().try_for_each(|rows| {
-            poison_rows(self.device, self.dtype, &mut self.sets[0].out, elements(self.shape, &rows))
+    fn poison_rows_of_out(&mut self, operation: Operation) -> Result<(), Error> {
+        judged_rows(operation, self.shape).into_iter().try_for_each(|rows| {
+            let [out, of_f32] = &mut self.sets[0].out;
+            if self.lens.of_f32 > 0 {
+                poison_rows(self.device, DType::F32, of_f32, elements(self.shape, &rows))?;
+            }
+            poison_rows(self.device, self.dtype, out, elements(self.shape, &rows))
         })
     }
 }
@@ -145,13 +153,19 @@ fn poison_rows<D: Measurable>(
     Buffer::copy(device, (&nan, 0..elements.len()), (matrix, elements), 0)
 }
 
-/// The first and the last rows, without duplicates.
-fn judged_rows(shape: Shape) -> Vec<Range<usize>> {
+/// The first and the last rows, without duplicates; all where they are [judged as a whole](is_whole).
+fn judged_rows(operation: Operation, shape: Shape) -> Vec<Range<usize>> {
     let Shape { rows, cols } = shape;
-    let most = (JUDGED_ELEMENTS / cols).clamp(1, JUDGED_ROWS);
+    let most = if is_whole(operation) { rows } else { (JUDGED_ELEMENTS / cols).clamp(1, JUDGED_ROWS) };
     let first = 0..most.min(rows);
     let last = rows.saturating_sub(most).max(first.end)..rows;
     [first, last].into_iter().filter(|rows| !rows.is_empty()).collect()
+}
+
+/// Whether all rows are judged: the sums of a row with a weight before the norm are in the gradient
+/// of the weight, so that no column can be judged by itself.
+fn is_whole(operation: Operation) -> bool {
+    operation.op == Op::Backward && operation.form == Form::WeightFirst
 }
 
 fn elements(shape: Shape, rows: &Range<usize>) -> Range<usize> {
@@ -169,9 +183,11 @@ impl<D: Measurable> Results for Workload<'_, D> {
         let (set, quant) = (&self.sets[0], operation.op.quant().map(|quant| quant.spec(self.shape)));
         let scales = quant.map_or(0, |quant| quant.scale_type() as usize);
         let scales_along = quant.map_or(0, |quant| quant.columnwise().scale_type() as usize);
+        let [of_x, of_y, of_weight] = self.slots(operation.form);
         let outputs = [
-            (Tensor::Y, &set.out),
-            (Tensor::Dx, &set.out),
+            (Tensor::Y, &set.out[of_y]),
+            (Tensor::Dx, &set.out[of_x]),
+            (Tensor::Dresidual, &set.out[of_x]),
             (Tensor::ResidualOut, &set.residual_out),
             (Tensor::Dgate, &set.residual_out),
             (Tensor::Codes, &set.codes),
@@ -181,8 +197,8 @@ impl<D: Measurable> Results for Workload<'_, D> {
             (Tensor::Rstd, &self.rstd),
             (Tensor::NextMean, &self.next_mean),
             (Tensor::NextRstd, &self.next_rstd),
-            (Tensor::Dweight, &self.dweight),
-            (Tensor::Dbias, &self.dbias),
+            (Tensor::Dweight, &self.dweight[of_weight]),
+            (Tensor::Dbias, &self.dbias[of_weight]),
             (Tensor::Amax, &self.amax),
             (Tensor::Scales, &self.scales[scales]),
             (Tensor::ScalesColumnwise, &self.scales_along[scales_along]),
@@ -197,10 +213,13 @@ impl<D: Measurable> Results for Workload<'_, D> {
 struct Judge<'w> {
     operation: Operation,
     shape: Shape,
+    /// The dtype of x.
     dtype: DType,
     /// The tensors of the operation.
     tensors: TensorSet,
-    pattern: &'w Pattern,
+    patterns: &'w [Pattern; 2],
+    /// The patterns of [x, y, weight].
+    slots: [usize; 3],
     arithmetic: Arithmetic,
     results: &'w dyn Results,
 }
@@ -209,7 +228,7 @@ struct Judge<'w> {
 struct Inputs {
     x: Vec<f64>,
     residual: Option<Vec<f64>>,
-    weight: Vec<f64>,
+    weight: Option<Vec<f64>>,
     bias: Option<Vec<f64>>,
     gate: Option<Vec<f64>>,
     sum: Option<Vec<f64>>,
@@ -228,7 +247,7 @@ impl Judge<'_> {
     fn wrong_in_forward(&self) -> Result<usize, Error> {
         let is_after = matches!(self.operation.op, Op::ForwardAdd | Op::ForwardAddForward);
         let mut wrong = 0;
-        for rows in judged_rows(self.shape) {
+        for rows in judged_rows(self.operation, self.shape) {
             let inputs = self.inputs(&rows)?;
             let truth = self.truth(&rows, &inputs);
             wrong += self.wrong_rows(&truth, &rows, &SUM_AND_STATISTICS)?;
@@ -259,7 +278,7 @@ impl Judge<'_> {
         let codes_t = self.all(Tensor::CodesT, self.shape.elements())?;
         let amax = self.all(Tensor::Amax, 1)?;
         let mut wrong = 0;
-        for rows in judged_rows(self.shape) {
+        for rows in judged_rows(self.operation, self.shape) {
             let inputs = self.inputs(&rows)?;
             let truth = self.truth(&rows, &inputs);
             wrong += self.wrong_rows(&truth, &rows, &SUM_AND_STATISTICS)?;
@@ -326,22 +345,31 @@ impl Judge<'_> {
             Norm::Rms | Norm::L2 | Norm::L2Clamped => vec![0.0; count],
             Norm::Layer => self.results.part(self.operation, Tensor::Mean, 0..count)?.values(),
         };
-        let weight = self.vector(tensors::WEIGHT);
+        let weight = self.tensors.has(Tensor::Weight).then(|| self.vector(tensors::WEIGHT));
+        let weight = weight.as_deref();
         // Counted here, since a NaN input would excuse a NaN result.
         let mut wrong = rstd.iter().chain(&mean).filter(|value| !value.is_finite()).count();
-        for rows in judged_rows(self.shape) {
+        let is_whole = is_whole(self.operation);
+        if is_whole && self.shape.elements() > JUDGED_WHOLE {
+            let rule = format!("weight_first is checked as a whole: pass shapes of at most {JUDGED_WHOLE} elements");
+            return Err(Error::Unsupported { rule });
+        }
+        let of_rows = [Tensor::Dx, Tensor::Dresidual, Tensor::Dgate];
+        let judged = of_rows.into_iter().chain(SUMS.into_iter().filter(|_| is_whole));
+        let judged: Vec<_> = judged.filter(|tensor| self.tensors.has(*tensor)).collect();
+        for rows in judged_rows(self.operation, self.shape) {
             let elements = elements(self.shape, &rows);
             let (dy, x) = (self.values(tensors::SECOND, elements.clone()), self.values(tensors::X, elements.clone()));
             let (z, bias) = (self.of_gate(elements), self.vector(tensors::BIAS));
             let (mean, rstd) = (&mean[self.statistics(&rows)], &rstd[self.statistics(&rows)]);
-            let inputs = BackwardInputs { dy: &dy, x: &x, weight: Some(&weight), mean, rstd, dresidual_out: None };
+            let inputs = BackwardInputs { dy: &dy, x: &x, weight, mean, rstd, dresidual_out: None };
             let gated = self.gated(&z).map(|gated| (gated, self.tensors.has(Tensor::Bias).then_some(&*bias)));
             let truth = self.gradients(&self.spec(&rows), &inputs, gated);
-            for gradient in [Tensor::Dx, Tensor::Dgate].into_iter().filter(|tensor| self.tensors.has(*tensor)) {
+            for &gradient in &judged {
                 wrong += failures(&truth.judge_bits(gradient, &self.rows_of(gradient, &rows)?));
             }
         }
-        Ok(wrong + self.wrong_in_columns(&mean, &rstd)?)
+        Ok(if is_whole { wrong } else { wrong + self.wrong_in_columns(&mean, &rstd)? })
     }
 
     /// Checks the sums over all rows, in evenly spaced columns from the first to the last. With
@@ -363,7 +391,7 @@ impl Judge<'_> {
         let of_columns = spec(self.operation, Shape { rows, cols: count }).groups(count);
         let truth = self.gradients(&of_columns, &inputs, self.gated(&z).map(|gated| (gated, None)));
         let mut wrong = 0;
-        for gradient in [Tensor::Dweight, Tensor::Dbias].into_iter().filter(|tensor| self.tensors.has(*tensor)) {
+        for gradient in SUMS.into_iter().filter(|tensor| self.tensors.has(*tensor)) {
             wrong += failures(&truth.judge_bits(gradient, &pick(&self.all(gradient, cols)?, columns())));
         }
         Ok(wrong)
@@ -376,8 +404,8 @@ impl Judge<'_> {
         Ok(Inputs {
             x: self.values(tensors::X, elements.clone()),
             residual: adds.then(|| self.values(tensors::SECOND, elements.clone())),
-            weight: self.vector(tensors::WEIGHT),
-            bias: (self.operation.norm == Norm::Layer).then(|| self.vector(tensors::BIAS)),
+            weight: self.tensors.has(Tensor::Weight).then(|| self.vector(tensors::WEIGHT)),
+            bias: self.tensors.has(Tensor::Bias).then(|| self.vector(tensors::BIAS)),
             gate: self.operation.form.has_gate().then(|| self.values(tensors::GATE, elements.clone())),
             sum: adds.then(|| Ok::<_, Error>(self.rows_of(Tensor::ResidualOut, rows)?.values())).transpose()?,
         })
@@ -387,7 +415,7 @@ impl Judge<'_> {
     fn truth<'a>(&'a self, rows: &Range<usize>, inputs: &'a Inputs) -> ForwardTruth<'a> {
         let Inputs { x, residual, weight, bias, gate, sum } = inputs;
         let residual = residual.as_deref().map(|residual| (residual, self.dtype));
-        let inputs = ForwardInputs { x, residual, weight: Some(weight), bias: bias.as_deref() };
+        let inputs = ForwardInputs { x, residual, weight: weight.as_deref(), bias: bias.as_deref() };
         let gated = gate.as_deref().and_then(|z| self.gated(z));
         ForwardTruth::gated(&self.spec(rows), inputs, gated, self.dtype, sum.as_deref(), self.model())
     }
@@ -447,10 +475,15 @@ impl Judge<'_> {
         there.map(|&(judged, tensor)| Ok(failures(&truth.judge_bits(judged, &self.rows_of(tensor, rows)?)))).sum()
     }
 
-    /// Downloads some rows of a matrix or of statistics.
+    /// Downloads some rows of a matrix or of statistics, or a whole vector.
     fn rows_of(&self, tensor: Tensor, rows: &Range<usize>) -> Result<Bits, Error> {
-        let is_statistic = tensor.shape() == TensorShape::Rows;
-        let elements = if is_statistic { self.statistics(rows) } else { elements(self.shape, rows) };
+        let elements = if tensor.shape() == TensorShape::Rows {
+            self.statistics(rows)
+        } else if tensor.shape() == TensorShape::Cols {
+            0..self.shape.cols
+        } else {
+            elements(self.shape, rows)
+        };
         self.results.part(self.operation, tensor, elements)
     }
 
@@ -473,9 +506,19 @@ impl Judge<'_> {
     }
 
     fn values(&self, tensor: usize, elements: impl Iterator<Item = usize>) -> Vec<f64> {
-        elements.map(|index| self.pattern.value(tensor, index)).collect()
+        let [of_x, of_y, of_weight] = self.slots;
+        let slot = match tensor {
+            tensors::X => of_x,
+            tensors::WEIGHT | tensors::BIAS => of_weight,
+            // A cast has dy, but no residual, gate or next norm.
+            _ => of_y,
+        };
+        elements.map(|index| self.patterns[slot].value(tensor, index)).collect()
     }
 }
+
+/// The sums over the rows.
+const SUMS: [Tensor; 2] = [Tensor::Dweight, Tensor::Dbias];
 
 const SUM_AND_STATISTICS: [(Tensor, Tensor); 3] =
     [(Tensor::ResidualOut, Tensor::ResidualOut), (Tensor::Rstd, Tensor::Rstd), (Tensor::Mean, Tensor::Mean)];
@@ -498,7 +541,6 @@ const fn failures(verdict: &Verdict) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Form;
     use rmsnorm_core::GradReduction;
     use rmsnorm_core::cpu::CpuBackend;
 
@@ -507,9 +549,13 @@ mod tests {
         let of_form = |form| {
             let ops = match form {
                 Form::Plain => Op::all(),
-                Form::GateAfter | Form::Groups | Form::BeforeWeight | Form::RstdFirst => Op::USUAL.to_vec(),
-                // A gate before the norm has no residual.
-                Form::GateBefore | Form::GateBeforeGroups => vec![Op::Forward, Op::Backward],
+                Form::GateAfter | Form::Groups | Form::BeforeWeight | Form::RstdFirst | Form::NoWeight => {
+                    Op::USUAL.to_vec()
+                }
+                // These have no residual.
+                Form::GateBefore | Form::GateBeforeGroups | Form::WeightFirst | Form::ToF32 | Form::FromF32 => {
+                    vec![Op::Forward, Op::Backward]
+                }
             };
             Operation::product(&Norm::ALL, &ops, &[form], &[GradReduction::Partials])
         };
@@ -542,19 +588,21 @@ mod tests {
     fn what_is_not_written_is_wrong() {
         let backend = CpuBackend::new();
         let mut workload = workload(&backend, DType::Bf16, 100, 8);
-        workload.poison().unwrap();
+        workload.poison(Operation::new(Norm::Rms, Op::Forward)).unwrap();
         let judged = 2 * JUDGED_ROWS;
         let forward = Operation::new;
         assert_eq!(workload.wrong_results(forward(Norm::Rms, Op::Forward)).unwrap(), judged * 8 + judged);
         let added = workload.wrong_results(forward(Norm::Layer, Op::AddForward));
         assert_eq!(added.unwrap(), 2 * judged * 8 + 2 * judged);
         for operation in operations(8).into_iter().filter(|operation| operation.op == Op::Backward) {
-            workload.poison().unwrap();
+            workload.poison(operation).unwrap();
             workload.call(Operation { op: Op::Forward, ..operation }, 0).unwrap();
-            workload.poison_rows_of_out().unwrap();
-            let sums = if operation.norm == Norm::Layer { 16 } else { 8 };
+            workload.poison_rows_of_out(operation).unwrap();
+            let of_norm = if operation.norm == Norm::Layer { 16 } else { 8 };
+            let sums = if operation.form.has_weight() { of_norm } else { 0 };
             let matrices = if operation.form.has_gate() { 2 } else { 1 };
-            assert_eq!(workload.wrong_results(operation).unwrap(), matrices * judged * 8 + sums);
+            let rows = if operation.form == Form::WeightFirst { 100 } else { judged };
+            assert_eq!(workload.wrong_results(operation).unwrap(), matrices * rows * 8 + sums);
         }
     }
 
@@ -602,14 +650,14 @@ mod tests {
         let backend = CpuBackend::new();
         let mut workload = workload(&backend, DType::F16, 10, 10);
         let upload = |bits: Bits| Buffer::upload(&backend, &bits).unwrap();
-        workload.sets[0].out = Buffer::nan(&backend, DType::F16, 100).unwrap();
+        workload.sets[0].out[0] = Buffer::nan(&backend, DType::F16, 100).unwrap();
         assert_eq!(workload.not_copied(0).unwrap(), 100);
-        let mut last = workload.sets[0].x.download(&backend, 0..100).unwrap();
+        let mut last = workload.sets[0].x[0].download(&backend, 0..100).unwrap();
         last.bits[99] ^= 1;
-        workload.sets[0].out = upload(last.clone());
+        workload.sets[0].out[0] = upload(last.clone());
         assert_eq!(workload.not_copied(0).unwrap(), 1);
         last.bits.truncate(99);
-        workload.sets[0].out = upload(last);
+        workload.sets[0].out[0] = upload(last);
         assert_eq!(workload.not_copied(0).unwrap(), 1);
     }
 
@@ -624,7 +672,7 @@ mod tests {
         for set in [0, 1, count - 1] {
             for way in 0..CpuBackend::COPIES {
                 for set in &mut workload.sets {
-                    set.out = Buffer::nan(&backend, DType::F32, 128 * 256).unwrap();
+                    set.out[0] = Buffer::nan(&backend, DType::F32, 128 * 256).unwrap();
                 }
                 workload.copy(set + count, way).unwrap();
                 for other in [0, 1, count - 1] {
@@ -640,7 +688,7 @@ mod tests {
         let backend = CpuBackend::new();
         let mut workload = workload(&backend, DType::F32, 2, 100);
         let layer = Operation::new(Norm::Layer, Op::Forward);
-        workload.poison().unwrap();
+        workload.poison(layer).unwrap();
         workload.call(layer, 0).unwrap();
         assert_eq!(workload.wrong_results(layer).unwrap(), 0);
         let rms = Operation { norm: Norm::Rms, ..layer };
@@ -666,8 +714,10 @@ mod tests {
         let ends =
             [(1, vec![[0, 1]]), (16, vec![[0, 16]]), (20, vec![[0, 16], [16, 20]]), (99, vec![[0, 16], [83, 99]])];
         for (rows, expected) in ends {
-            let judged: Vec<_> =
-                judged_rows(Shape { rows, cols: 3 }).iter().map(|rows| [rows.start, rows.end]).collect();
+            let judged: Vec<_> = judged_rows(Operation::new(Norm::Rms, Op::Forward), Shape { rows, cols: 3 })
+                .iter()
+                .map(|rows| [rows.start, rows.end])
+                .collect();
             assert_eq!(judged, expected);
         }
     }

@@ -1,6 +1,6 @@
 //! The measured operations and the bytes that they move.
 
-use rmsnorm_core::{DType, GradReduction, Norm, NormSpec};
+use rmsnorm_core::{DType, DTypes, GradReduction, Norm, NormSpec};
 
 use crate::form::Form;
 use crate::quant::Quant;
@@ -135,19 +135,22 @@ impl Operation {
         let of_gate = if self.form.has_gate() { 1 + usize::from(self.op == Op::Backward) } else { 0 };
         let norms = if self.op == Op::ForwardAddForward { 2 } else { 1 };
         // Weight and rstd; for layer norm also bias and mean.
-        let vectors = match self.norm {
+        let of_each = match self.norm {
             Norm::Rms | Norm::L2 | Norm::L2Clamped => norms,
             Norm::Layer => 2 * norms,
         };
         // Backward reads no bias, and writes a gradient for each parameter: one vector more than
-        // forward.
-        let gradients = usize::from(self.op == Op::Backward);
-        // With a gate after the norm it reads the bias.
-        let bias = gradients * usize::from(self.norm == Norm::Layer && self.form == Form::GateAfter);
+        // forward. With a gate after the norm it reads the bias.
+        let is_backward = usize::from(self.op == Op::Backward);
+        let bias = is_backward * usize::from(self.norm == Norm::Layer && self.form == Form::GateAfter);
+        let parameters = if self.form.has_weight() { of_each + is_backward + bias } else { 0 };
         let statistics = shape.rows * self.form.of(NormSpec::new(self.norm, shape.rows, shape.cols, 0.0)).groups;
         let codes = self.op.quant().map_or(0, |quant| quant.bytes(shape));
-        let elements = (matrices + of_gate) * shape.elements() + (vectors + gradients + bias) * shape.cols;
-        elements * dtype.size() + vectors * statistics * DType::F32.size() + codes
+        let DTypes { activation: y, weight, residual: x } = self.form.dtypes(dtype);
+        // One matrix goes with y: y itself, or dy.
+        let of_matrices = (matrices - 1 + of_gate) * x.size() + y.size();
+        let of_vectors = parameters * shape.cols * weight.size() + of_each * statistics * DType::F32.size();
+        of_matrices * shape.elements() + of_vectors + codes
     }
 }
 
@@ -188,6 +191,21 @@ mod tests {
             assert_eq!(more(Norm::Rms, Form::Groups), 7 * 4 * 10);
             assert_eq!(more(Norm::Layer, Form::GateBeforeGroups), 2 * 160 * matrices + 2 * 7 * 4 * 10);
         }
+    }
+
+    #[test]
+    fn bytes_of_casts_and_of_no_weight_are_those_of_their_tensors() {
+        let bytes = |norm, op, form| {
+            Operation { form, ..Operation::new(norm, op) }.bytes(DType::Bf16, Shape { rows: 10, cols: 3 })
+        };
+        // x in bf16, y in f32; weight; rstd. dy in f32, x and dx in bf16; weight, dweight; rstd.
+        assert_eq!(bytes(Norm::Rms, Op::Forward, Form::ToF32), 2 * 30 + 4 * 30 + 4 * 3 + 4 * 10);
+        assert_eq!(bytes(Norm::Rms, Op::Backward, Form::ToF32), 4 * 30 + 2 * 60 + 4 * 6 + 4 * 10);
+        // The same with bf16 and f32 exchanged; the parameters stay in f32.
+        assert_eq!(bytes(Norm::Rms, Op::Forward, Form::FromF32), 4 * 30 + 2 * 30 + 4 * 3 + 4 * 10);
+        assert_eq!(bytes(Norm::Layer, Op::Backward, Form::FromF32), 2 * 30 + 4 * 60 + 4 * 9 + 4 * 20);
+        assert_eq!(bytes(Norm::Layer, Op::Forward, Form::NoWeight), 2 * 60 + 4 * 20);
+        assert_eq!(bytes(Norm::Layer, Op::Backward, Form::NoWeight), 2 * 90 + 4 * 20);
     }
 
     #[test]

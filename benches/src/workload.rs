@@ -27,14 +27,18 @@ pub(crate) mod tensors {
     pub(crate) const NEXT_BIAS: usize = 6;
 }
 
+/// A tensor in the workload's dtype, and for casts in f32: by [`Workload::slots`]. The second is
+/// empty for matrices if no operation is a cast.
+pub(crate) type Both<D> = [Buffer<D>; 2];
+
 /// One set: the matrices of all operations.
 pub(crate) struct Set<D: Measurable> {
     /// x of forward; x of backward.
-    pub(crate) x: Buffer<D>,
+    pub(crate) x: Both<D>,
     /// The residual of forward; dy of backward.
-    pub(crate) second: Buffer<D>,
+    pub(crate) second: Both<D>,
     /// y of forward; dx of backward.
-    pub(crate) out: Buffer<D>,
+    pub(crate) out: Both<D>,
     /// The sum of forward; dgate of backward.
     pub(crate) residual_out: Buffer<D>,
     /// Empty if no operation has a gate.
@@ -53,20 +57,21 @@ pub struct Workload<'d, D: Measurable> {
     pub(crate) device: &'d D,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    pub(crate) pattern: Pattern,
+    /// By [`slots`](Self::slots).
+    pub(crate) patterns: [Pattern; 2],
     pub(crate) sets: Vec<Set<D>>,
     pub(crate) lens: Lens,
     is_cold: bool,
-    weight: Buffer<D>,
-    bias: Buffer<D>,
+    weight: Both<D>,
+    bias: Both<D>,
     next_weight: Buffer<D>,
     next_bias: Buffer<D>,
     pub(crate) next_mean: Buffer<D>,
     pub(crate) next_rstd: Buffer<D>,
     pub(crate) mean: Buffer<D>,
     pub(crate) rstd: Buffer<D>,
-    pub(crate) dweight: Buffer<D>,
-    pub(crate) dbias: Buffer<D>,
+    pub(crate) dweight: Both<D>,
+    pub(crate) dbias: Both<D>,
     workspace: Buffer<D>,
     scale: Buffer<D>,
     /// The scales, by [`ScaleType`].
@@ -82,16 +87,26 @@ impl<'d, D: Measurable> Workload<'d, D> {
     /// # Errors
     /// If the device has no room for them.
     pub fn new(device: &'d D, shape: Shape, dtype: DType, operations: &[Operation]) -> Result<Self, Error> {
-        let (sets, pattern, len) = (device.sets(shape.bytes(dtype)), Pattern::new(dtype), shape.elements());
-        let lens = Lens::new(device, shape, dtype, operations);
-        let vector = |tensor| Buffer::upload(device, &pattern.tensor(tensor, shape.cols));
-        let matrices = |tensor, count| Buffer::repeat(device, &pattern.period(tensor, len), len, count);
+        let (sets, len) = (device.sets(shape.bytes(dtype)), shape.elements());
+        let (lens, patterns) = (Lens::new(device, shape, dtype, operations), [dtype, DType::F32].map(Pattern::new));
+        let vector = |tensor| Buffer::upload(device, &patterns[0].tensor(tensor, shape.cols));
+        let vectors = |tensor| {
+            let [first, second] = &patterns;
+            let vector = |of: &Pattern| Buffer::upload(device, &of.tensor(tensor, shape.cols));
+            Ok::<_, Error>([vector(first)?, vector(second)?])
+        };
+        let matrices =
+            |slot: usize, tensor, len, count| Buffer::repeat(device, &patterns[slot].period(tensor, len), len, count);
         // The initial values of outputs do not matter, so they are made together with x.
-        let mut x = matrices(tensors::X, 3 * sets.count)?;
+        let (mut x, second) =
+            (matrices(0, tensors::X, len, 3 * sets.count)?, matrices(0, tensors::SECOND, len, sets.count)?);
         let (out, residual_out) = (x.split_off(2 * sets.count), x.split_off(sets.count));
-        let second = matrices(tensors::SECOND, sets.count)?;
-        let gate = Buffer::repeat(device, &pattern.period(tensors::GATE, lens.gate), lens.gate, sets.count)?;
-        let pairs = x.into_iter().zip(second).zip(gate).zip(out.into_iter().zip(residual_out));
+        let gate = matrices(0, tensors::GATE, lens.gate, sets.count)?;
+        let mut f32_x = matrices(1, tensors::X, lens.of_f32, 2 * sets.count)?;
+        let (f32_out, f32_second) =
+            (f32_x.split_off(sets.count), matrices(1, tensors::SECOND, lens.of_f32, sets.count)?);
+        let both = |of: Vec<_>, of_f32: Vec<_>| of.into_iter().zip(of_f32).map(|(of, of_f32)| [of, of_f32]);
+        let inputs = both(x, f32_x).zip(both(second, f32_second)).zip(gate);
         let set = |(((x, second), gate), (out, residual_out))| {
             let [codes, codes_t] = unset_codes(device, &lens)?;
             Ok(Set { x, second, out, residual_out, gate, codes, codes_t })
@@ -102,25 +117,25 @@ impl<'d, D: Measurable> Workload<'d, D> {
             device,
             shape,
             dtype,
-            sets: pairs.map(set).collect::<Result<_, Error>>()?,
+            sets: inputs.zip(both(out, f32_out).zip(residual_out)).map(set).collect::<Result<_, Error>>()?,
             is_cold: sets.is_cold,
-            weight: vector(tensors::WEIGHT)?,
-            bias: vector(tensors::BIAS)?,
+            weight: vectors(tensors::WEIGHT)?,
+            bias: vectors(tensors::BIAS)?,
             next_weight: vector(tensors::NEXT_WEIGHT)?,
             next_bias: vector(tensors::NEXT_BIAS)?,
             next_mean: unset(shape.rows)?,
             next_rstd: unset(shape.rows)?,
             mean: unset(lens.statistics)?,
             rstd: unset(lens.statistics)?,
-            dweight: vector(tensors::WEIGHT)?,
-            dbias: vector(tensors::WEIGHT)?,
+            dweight: vectors(tensors::WEIGHT)?,
+            dbias: vectors(tensors::WEIGHT)?,
             workspace: unset(lens.workspace)?,
             scale: Buffer::upload(device, &Bits::of(&[GIVEN_SCALE]))?,
             scales: unset_scales(device, lens.scales)?,
             scales_along: unset_scales(device, lens.scales_along)?,
             amax: unset(1)?,
             lens,
-            pattern,
+            patterns,
         })
     }
 
@@ -143,6 +158,12 @@ impl<'d, D: Measurable> Workload<'d, D> {
         self.is_cold
     }
 
+    /// The slots of [x, y, weight] in a call of this form; dx is where x is, and dy where y is.
+    pub(crate) fn slots(&self, form: Form) -> [usize; 3] {
+        let DTypes { activation, weight, residual } = form.dtypes(self.dtype);
+        [residual, activation, weight].map(|dtype| usize::from(dtype != self.dtype))
+    }
+
     /// Enqueues one call, on set `set` modulo the number of sets.
     ///
     /// # Errors
@@ -156,6 +177,10 @@ impl<'d, D: Measurable> Workload<'d, D> {
     /// # Errors
     /// The backend's.
     pub fn call_on(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
+        if operation.form.is_cast() && !matches!(operation.op, Op::Forward | Op::Backward) {
+            let rule = format!("{} is a form of forward and backward", operation.form.name());
+            return Err(Error::Unsupported { rule });
+        }
         match operation.op {
             Op::Forward | Op::AddForward | Op::ForwardAdd | Op::ForwardAddForward => {
                 self.forward(device, operation, set)
@@ -195,7 +220,7 @@ impl<'d, D: Measurable> Workload<'d, D> {
     pub fn copy_on(&mut self, device: &D, set: usize, way: usize) -> Result<(), Error> {
         let (matrix, count) = (0..self.shape.elements(), self.sets.len());
         let set = &mut self.sets[set % count];
-        Buffer::copy(device, (&set.x, matrix.clone()), (&mut set.out, matrix), way)
+        Buffer::copy(device, (&set.x[0], matrix.clone()), (&mut set.out[0], matrix), way)
     }
 
     /// The plan of the operation, as the backend describes it.
@@ -204,25 +229,28 @@ impl<'d, D: Measurable> Workload<'d, D> {
     }
 
     fn forward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
-        let (is_layer, has_next) = (operation.norm == Norm::Layer, operation.op == Op::ForwardAddForward);
+        let Operation { norm, op, form, .. } = operation;
+        let (is_layer, has_next) = (norm == Norm::Layer, op == Op::ForwardAddForward);
         let (spec, count) = (spec(operation, self.shape), self.sets.len());
+        let [of_x, of_y, of_weight] = self.slots(form);
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
-        let x = set.x.view(device, matrix.clone());
-        let mut args = match operation.op == Op::ForwardAdd {
-            true => AnyForward::<D::Backend>::added_to_residual(x),
-            false => AnyForward::<D::Backend>::new(x, set.out.view_mut(device, matrix.clone())),
+        let (x, y) = (set.x[of_x].view(device, matrix.clone()), set.out[of_y].view_mut(device, matrix.clone()));
+        let mut args = match (op == Op::ForwardAdd, form.is_cast()) {
+            (true, _) => AnyForward::<D::Backend>::added_to_residual(x),
+            (false, true) => AnyForward::<D::Backend>::cast(x, y),
+            (false, false) => AnyForward::<D::Backend>::new(x, y),
         };
-        args.dtypes = DTypes::uniform(self.dtype);
-        args.weight = Some(self.weight.view(device, row.clone()));
+        args.dtypes = form.dtypes(self.dtype);
+        args.weight = form.has_weight().then(|| self.weight[of_weight].view(device, row.clone()));
         args.rstd = Some(self.rstd.view_mut(device, stat.clone()));
         if is_layer {
-            args.bias = Some(self.bias.view(device, row.clone()));
+            args.bias = form.has_weight().then(|| self.bias[of_weight].view(device, row.clone()));
             args.mean = Some(self.mean.view_mut(device, stat.clone()));
         }
         args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
         if operation.op.has_residual() {
-            args.residual = Some(Source::Read(set.second.view(device, matrix.clone()).into()));
+            args.residual = Some(Source::Read(set.second[0].view(device, matrix.clone()).into()));
             args.residual_out = Some(set.residual_out.view_mut(device, matrix).into());
         }
         if has_next {
@@ -237,23 +265,23 @@ impl<'d, D: Measurable> Workload<'d, D> {
     }
 
     fn quantized_forward(&mut self, device: &D, operation: Operation, quant: Quant, set: usize) -> Result<(), Error> {
-        let Shape { rows, cols } = self.shape;
+        let (Shape { rows, cols }, form) = (self.shape, operation.form);
         let (spec, quant_spec, tensors) = (spec(operation, self.shape), quant.spec(self.shape), quant.tensors());
         let count = self.sets.len();
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..cols, 0..rows * spec.groups);
-        let (x, codes) = (set.x.view(device, matrix.clone()), set.codes.view_mut(device, matrix.clone()));
+        let (x, codes) = (set.x[0].view(device, matrix.clone()), set.codes.view_mut(device, matrix.clone()));
         let mut args = AnyQuantizedForward::<D::Backend>::new(quant_spec, x, codes);
         args.dtypes = DTypes::uniform(self.dtype);
-        args.weight = Some(self.weight.view(device, row.clone()));
+        args.weight = form.has_weight().then(|| self.weight[0].view(device, row.clone()));
         args.rstd = Some(self.rstd.view_mut(device, stat.clone()));
         if operation.norm == Norm::Layer {
-            args.bias = Some(self.bias.view(device, row));
+            args.bias = form.has_weight().then(|| self.bias[0].view(device, row));
             args.mean = Some(self.mean.view_mut(device, stat));
         }
         args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
         if operation.op.has_residual() {
-            args.residual = Some(set.second.view(device, matrix.clone()).into());
+            args.residual = Some(set.second[0].view(device, matrix.clone()).into());
             args.residual_out = Some(set.residual_out.view_mut(device, matrix.clone()).into());
         }
         if quant_spec.scale == ScaleKind::Given {
@@ -277,24 +305,30 @@ impl<'d, D: Measurable> Workload<'d, D> {
     }
 
     fn backward(&mut self, device: &D, operation: Operation, set: usize) -> Result<(), Error> {
-        let (spec, count) = (spec(operation, self.shape), self.sets.len());
+        let Operation { norm, form, reduction, .. } = operation;
+        let (spec, count, is_layer) = (spec(operation, self.shape), self.sets.len(), norm == Norm::Layer);
+        let [of_x, of_y, of_weight] = self.slots(form);
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
-        let (dy, x) = (set.second.view(device, matrix.clone()), set.x.view(device, matrix.clone()));
-        let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out.view_mut(device, matrix.clone()));
-        let is_layer = operation.norm == Norm::Layer;
-        let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx);
-        args.grad_reduction = operation.reduction;
-        args.dtypes = DTypes::uniform(self.dtype);
-        args.weight = Some(self.weight.view(device, row.clone()));
-        args.dweight = Some(self.dweight.view_mut(device, row.clone()));
+        let (dy, x) = (set.second[of_y].view(device, matrix.clone()), set.x[of_x].view(device, matrix.clone()));
+        let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out[of_x].view_mut(device, matrix.clone()));
+        let mut args = match form.is_cast() {
+            true => AnyBackward::<D::Backend>::cast(dy, x, rstd, dx),
+            false => AnyBackward::<D::Backend>::new(dy, x, rstd, dx),
+        };
+        args.grad_reduction = reduction;
+        args.dtypes = form.dtypes(self.dtype);
+        if form.has_weight() {
+            args.weight = Some(self.weight[of_weight].view(device, row.clone()));
+            args.dweight = Some(self.dweight[of_weight].view_mut(device, row.clone()));
+        }
         args.workspace = Some(self.workspace.view_mut(device, 0..self.lens.workspace));
         args.mean = is_layer.then(|| self.mean.view(device, stat));
         args.gate = spec.gate.map(|_| set.gate.view(device, matrix.clone()).into());
         args.dgate = spec.gate.map(|_| set.residual_out.view_mut(device, matrix).into());
-        let has_bias = is_layer && operation.form == Form::GateAfter;
-        args.bias = has_bias.then(|| self.bias.view(device, row.clone()));
-        args.dbias = is_layer.then(|| self.dbias.view_mut(device, row));
+        let has_bias = is_layer && form == Form::GateAfter;
+        args.bias = has_bias.then(|| self.bias[of_weight].view(device, row.clone()));
+        args.dbias = (is_layer && form.has_weight()).then(|| self.dbias[of_weight].view_mut(device, row));
         device.backend().launch(AnyCall::Backward(Checked::backward(device.backend(), spec, args)?))
     }
 }
@@ -319,6 +353,8 @@ pub(crate) struct Lens {
     workspace: usize,
     pub(crate) statistics: usize,
     gate: usize,
+    /// The matrices in f32 of casts.
+    pub(crate) of_f32: usize,
     codes: usize,
     /// Transposed or columnwise codes.
     codes_t: usize,
@@ -340,6 +376,8 @@ impl Lens {
                 grow(&mut lens.workspace, Some(device.backend().workspace_len(&backward)));
             }
             grow(&mut lens.statistics, rows.checked_mul(spec(*operation, shape).groups));
+            let of_f32 = operation.form.is_cast() && dtype != DType::F32;
+            grow(&mut lens.of_f32, of_f32.then_some(shape.elements()));
             grow(&mut lens.gate, operation.form.has_gate().then_some(shape.elements()));
             let Some(quant) = operation.op.quant() else { continue };
             let (spec, tensors) = (quant.spec(shape), quant.tensors());
@@ -362,12 +400,14 @@ pub fn workload_bytes<D: Measurable>(device: &D, shape: Shape, dtype: DType, ope
     let lens = Lens::new(device, shape, dtype, operations);
     let matrix = shape.elements().saturating_mul(dtype.size());
     let gate = if lens.gate == 0 { 0 } else { matrix };
-    let set = [gate, lens.codes, lens.codes_t].into_iter().fold(matrix.saturating_mul(4), usize::saturating_add);
+    let of_f32 = lens.of_f32.saturating_mul(3 * DType::F32.size());
+    let set =
+        [gate, of_f32, lens.codes, lens.codes_t].into_iter().fold(matrix.saturating_mul(4), usize::saturating_add);
     let statistics = shape.rows.saturating_add(lens.statistics).saturating_mul(2);
     let floats = [lens.workspace, statistics, lens.scales[0], lens.scales_along[0]];
     let bytes = [
         set.saturating_mul(device.sets(matrix).count),
-        shape.cols.saturating_mul(6 * dtype.size()),
+        shape.cols.saturating_mul(6 * dtype.size() + 4 * DType::F32.size()),
         floats.into_iter().fold(0, usize::saturating_add).saturating_mul(DType::F32.size()),
         lens.scales[1].saturating_add(lens.scales_along[1]),
     ];
@@ -393,14 +433,16 @@ pub(crate) fn unset_scales<D: Measurable>(device: &D, lens: [usize; 2]) -> Resul
     Ok([Buffer::nan(device, DType::F32, lens[0])?, Buffer::nan(device, Storage::E8m0, lens[1])?])
 }
 
-/// The problem of a workload's call. Forward has a weight and rstd, layer norm also bias and mean,
-/// and a next norm the same tensors again. Backward has the gradients of all parameters.
+/// The problem of a workload's call. Forward has rstd and, unless the form says otherwise, a weight;
+/// layer norm also bias and mean; and a next norm the same tensors again. Backward has the gradients
+/// of all parameters.
 pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     let Operation { norm, op, reduction, form } = operation;
     let (Shape { rows, cols }, is_layer) = (shape, norm == Norm::Layer);
     let NormSpec { gate, groups, cast_order, .. } = spec(operation, shape);
-    let weight = TensorSet::of(&[Tensor::Weight]);
-    let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, is_layer).set(Tensor::Mean, is_layer);
+    let (has_weight, has_bias) = (form.has_weight(), form.has_weight() && is_layer);
+    let weight = TensorSet::NONE.set(Tensor::Weight, has_weight);
+    let forward = weight.with(Tensor::Rstd).set(Tensor::Bias, has_bias).set(Tensor::Mean, is_layer);
     let added = op.has_residual();
     let forward = forward.set(Tensor::Residual, added).set(Tensor::ResidualOut, added);
     let forward = forward.set(Tensor::Gate, gate.is_some());
@@ -419,11 +461,20 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
             Problem::quantized_forward(norm, rows, cols, dtype, quant.spec(shape), forward.union(quant.tensors()))
         }
         Op::Backward => {
-            let tensors = weight.with(Tensor::Dweight).with(Tensor::Workspace).set(Tensor::Dbias, is_layer);
+            let tensors = weight.with(Tensor::Workspace).set(Tensor::Dweight, has_weight).set(Tensor::Dbias, has_bias);
             let tensors = tensors.set(Tensor::Gate, gate.is_some()).set(Tensor::Dgate, gate.is_some());
             let tensors = tensors.set(Tensor::Bias, is_layer && form == Form::GateAfter);
             Problem { grad_reduction: reduction, ..Problem::backward(norm, rows, cols, dtype, tensors) }
         }
     };
-    Problem { gate, groups, cast_order, ..problem }
+    let tensors = if form.is_cast() { of_cast(problem.tensors) } else { problem.tensors };
+    Problem { gate, groups, cast_order, tensors, dtypes: form.dtypes(dtype), ..problem }
+}
+
+/// The tensors of a cast: x and dx are those of the residual stream.
+fn of_cast(tensors: TensorSet) -> TensorSet {
+    if tensors.has(Tensor::Dy) {
+        return tensors.set(Tensor::Dx, false).with(Tensor::Dresidual);
+    }
+    tensors.set(Tensor::X, false).with(Tensor::Residual)
 }

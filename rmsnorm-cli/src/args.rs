@@ -154,7 +154,9 @@ pub struct BenchArgs {
     pub quant: Vec<String>,
     /// The forms of the norms: plain, gate_after (the result multiplied by silu of a gate), gate_before
     /// (x multiplied by it), groups8 (8 groups of columns), gate_before_groups8, before_weight (x_hat
-    /// rounded before the weight), rstd_first (rstd rounded before) [default: plain]
+    /// rounded before the weight), rstd_first (rstd rounded before), weight_first (the weight before the
+    /// norm), no_weight (no bias either), to_f32 (f32 y and parameters, x of --dtype), from_f32 (y of
+    /// --dtype, f32 x and parameters) [default: plain]
     #[arg(long, value_name = "FORM,..", value_delimiter = ',')]
     pub form: Vec<String>,
     /// The way in which backward sums weight gradients over the rows: partials, locks, atomics
