@@ -6,7 +6,7 @@ use rmsnorm_gpu::chain::{serial, shared};
 use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::{Ladder, find};
 use rmsnorm_spec::depth::policy_depth_rows;
-use rmsnorm_spec::{DType, GradReduction, Problem, Slot};
+use rmsnorm_spec::{DType, Gate, GradReduction, Problem, Slot};
 
 use super::tuning::{Division, GATED_AFTER, GATED_BEFORE, Tuning};
 use super::{
@@ -280,17 +280,15 @@ fn most_rows(rows: u64, groups: u32) -> u64 {
 fn ladder<'a>(problem: &Problem, tuning: &'a Tuning) -> &'a Ladder<Division> {
     let [one_gradient, two_gradients, f16, wide] = &tuning.backward;
     match problem.dtypes.activation {
-        _ if has_gated_tiles(problem) && is_gated_before(problem) => &GATED_BEFORE,
-        _ if has_gated_tiles(problem) => &GATED_AFTER,
+        _ if has_gated_tiles(problem) => match problem.gate {
+            Some(Gate { slot: Slot::Before, .. }) => &GATED_BEFORE,
+            Some(Gate { slot: Slot::After, .. }) | None => &GATED_AFTER,
+        },
         _ if is_wide(problem) => wide,
         DType::F16 => f16,
         DType::F32 | DType::Bf16 if gradients(problem) == 2 => two_gradients,
         DType::F32 | DType::Bf16 => one_gradient,
     }
-}
-
-fn is_gated_before(problem: &Problem) -> bool {
-    problem.gate.is_some_and(|gate| gate.slot == Slot::Before)
 }
 
 /// Whether [`GATED_AFTER`] and [`GATED_BEFORE`] were measured for such calls.
@@ -308,7 +306,7 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     let is_wide = is_wide(problem);
     let has_two_sums = gradients(problem) == 2;
     let tuned = as_tuned(problem, caps);
-    let Division { without_idle: (packs, most), most: wanted } = find(ladder(&tuned, caps.tuning), pairs)?;
+    let Division { without_idle: (packs, most), most: wanted, reads_again } = find(ladder(&tuned, caps.tuning), pairs)?;
     let threads = threads_without_idle(pairs, packs, most).unwrap_or_else(|| {
         let threads = pairs.div_ceil(wanted as usize).next_power_of_two().min(512);
         // As without idle threads, if there are enough threads for fewer packs.
@@ -332,11 +330,9 @@ fn tile(problem: &Problem, caps: &Caps) -> Option<Tile> {
     // 512 threads have 128 registers each, as many as four packs need.
     let most_packs = if threads_per_row <= 128 && !is_wide { 5 } else { 4 };
     let rows_at_once = if is_paired && !is_wide { 2 } else { 1 };
-    // A thread has no registers for four packs of three matrices: bf16 RMS norm of 16384 columns has
-    // 8 % of a copy's rate with the row held, and 53 % with it read again. Not measured for layer norm
-    // and f32.
-    let reads_again =
-        problem.gate.is_some() && pairs > 1024 || has_gated_tiles(&tuned) && (pairs > 256 || !is_gated_before(&tuned));
+    // A thread has no registers for four packs of three matrices: see `GATED_AFTER`. Not measured for
+    // two gradients, f16 and f32, which have no ladder for gates.
+    let reads_again = reads_again || problem.gate.is_some() && pairs > 1024;
     let held = (packs <= most_packs).then_some(Tile { rows_at_once, reads_again, ..tile });
     held.or_else(|| tile_that_reads_again(problem, caps))
 }

@@ -2,8 +2,8 @@
 
 use rmsnorm_tuning::Entry;
 
-use super::Division;
 use super::data::Name;
+use super::division;
 
 /// Lists of packs that leave no thread idle, in the order of trial.
 const WHOLE: [&[u32]; 8] = [&[3, 4, 2], &[2, 3, 4], &[1, 2], &[], &[4, 3, 2], &[1, 2, 3, 4], &[2, 4], &[5, 4, 3]];
@@ -19,9 +19,9 @@ pub(crate) fn entries(name: Name) -> Vec<Entry> {
         }
         Name::Backward(_) => {
             let divisions = THREADS.into_iter().flat_map(|threads| {
-                [4, 5, 2, 3, 1].into_iter().flat_map(move |most| {
-                    WHOLE.iter().map(move |whole| Division { without_idle: (whole, threads), most })
-                })
+                [4, 5, 2, 3, 1]
+                    .into_iter()
+                    .flat_map(move |most| WHOLE.iter().map(move |whole| division(whole, threads, most)))
             });
             divisions.map(|division| division.to_entry()).collect()
         }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use rmsnorm_gpu::tuning::{Ladder, replace, revision_of, rises, to_rungs};
 use rmsnorm_tuning::{Entry, Kept, Table};
 
-use super::{Division, MOST_PACKS, Tuning};
+use super::{Division, MOST_PACKS, Tuning, division};
 
 /// Increased when tables change their meaning although shaders and built-in rungs do not change.
 const REVISION: &str = "1";
@@ -135,7 +135,7 @@ fn within(name: &str, number: u32, most: u32) -> Result<u32, String> {
 impl Division {
     /// The table entry of this division.
     pub(crate) fn to_entry(self) -> Entry {
-        let Division { without_idle: (packs, threads), most } = self;
+        let Division { without_idle: (packs, threads), most, .. } = self;
         Entry::none().with_list("whole", packs).with("threads", threads).with("most", most)
     }
 
@@ -154,6 +154,6 @@ impl Division {
         whole.iter().try_for_each(|packs| within("whole", *packs, MOST_BACKWARD_PACKS).map(|_| ()))?;
         let threads = within("threads", entry.number("threads")?, MOST_THREADS)?;
         let most = within("most", entry.number("most")?, name.most_packs())?;
-        Ok(Division { without_idle: (LISTS.keep(whole.to_vec()), threads), most })
+        Ok(division(LISTS.keep(whole.to_vec()), threads, most))
     }
 }
