@@ -236,11 +236,13 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let set = &mut self.sets[set % count];
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
         let (x, y) = (set.x[of_x].view(device, matrix.clone()), set.out[of_y].view_mut(device, matrix.clone()));
-        let mut args = match (op == Op::ForwardAdd, form.is_cast()) {
-            (true, _) => AnyForward::<D::Backend>::added_to_residual(x),
-            (false, true) => AnyForward::<D::Backend>::cast(x, y),
-            (false, false) => AnyForward::<D::Backend>::new(x, y),
+        let mut args = match op == Op::ForwardAdd {
+            true => AnyForward::<D::Backend>::added_to_residual(x),
+            false => AnyForward::<D::Backend>::new(x, y),
         };
+        if form.is_cast() {
+            args.residual = args.x.take();
+        }
         args.dtypes = form.dtypes(self.dtype);
         args.weight = form.has_weight().then(|| self.weight[of_weight].view(device, row.clone()));
         args.rstd = Some(self.rstd.view_mut(device, stat.clone()));
@@ -312,10 +314,10 @@ impl<'d, D: Measurable> Workload<'d, D> {
         let (matrix, row, stat) = (0..self.shape.elements(), 0..self.shape.cols, 0..spec.rows * spec.groups);
         let (dy, x) = (set.second[of_y].view(device, matrix.clone()), set.x[of_x].view(device, matrix.clone()));
         let (rstd, dx) = (self.rstd.view(device, stat.clone()), set.out[of_x].view_mut(device, matrix.clone()));
-        let mut args = match form.is_cast() {
-            true => AnyBackward::<D::Backend>::cast(dy, x, rstd, dx),
-            false => AnyBackward::<D::Backend>::new(dy, x, rstd, dx),
-        };
+        let mut args = AnyBackward::<D::Backend>::new(dy, x, rstd, dx);
+        if form.is_cast() {
+            args.dresidual = args.dx.take();
+        }
         args.grad_reduction = reduction;
         args.dtypes = form.dtypes(self.dtype);
         if form.has_weight() {

@@ -17,9 +17,10 @@ use crate::stages::forward::after::{AddTo, NextNorm, Store};
 use crate::stages::forward::before::{Parts, Summed};
 use crate::stages::forward::statistics::{OfRow, Statistic};
 use crate::stages::forward::{Rows as ForwardRows, Saved};
-use crate::stages::gate::Gate;
+use crate::stages::gate::{self, Gate, Then};
 use crate::stages::ranks::Found;
 use crate::stages::reduce_partials::PartialRows;
+use crate::stages::scaled::{Pull, Scaled};
 use crate::stages::{Call, Matrix, MatrixMut, RowStarts, Section, Split};
 use crate::{kernel, memory};
 
@@ -64,17 +65,24 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     let ((this, plan), stride) = (call_and_plan(backend, &call), call.part_stride());
     let (mut args, tasks, rows) = (call.into_args(), plan.tasks, this.spec.rows);
     let gate = gate_of::<B>(args.gate.take(), &this.spec)?;
-    let work = forward_rows::<B, _>(this, OfRow, args)?;
+    let mut work = forward_rows::<B, _>(this, OfRow, args)?;
+    work.call = this.in_parts();
     let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
-    match (gate, problem.groups, problem.parts) {
-        (None, 1, 2..) => spread(backend, tasks, rows, work.with_x(parts), kernel::any),
-        (None, 1, _) if is_usual(&problem) => spread(backend, tasks, rows, work, kernel::mix),
-        (gate, _, _) => groups::forward(backend, tasks, work, gate),
+    match (gate, problem.parts) {
+        (None, 2..) => spread(backend, tasks, rows, work.with_x(parts), kernel::any),
+        (None, _) if is_usual(&problem) => spread(backend, tasks, rows, work, kernel::mix),
+        (gate, _) => {
+            let ([gate, gate_after], weight) = (gate::slots(gate), work.affine.take_first(&work.call.spec));
+            let ForwardRows { call, before, statistic, affine, after: then, saved } =
+                work.with_x(|of| Scaled { of, gate, weight });
+            let work = ForwardRows { call, before, statistic, affine, after: Then { gate: gate_after, then }, saved };
+            spread(backend, tasks, rows, work, kernel::any);
+        }
     }
     Ok(())
 }
 
-/// Whether x and y have one dtype and the weight comes after the norm. Other calls run in the bodies of gates and groups.
+/// Whether x and y have one dtype and the weight comes after the norm. Other calls run in the bodies of gates.
 fn is_usual(problem: &Problem) -> bool {
     !problem.tensors.is_cast() && !problem.cast_order.is_weight_first()
 }
@@ -193,7 +201,7 @@ fn plan_here(backend: &CpuBackend, problem: &Problem) -> Plan {
 /// The norm of the call and the plan.
 fn call_and_plan<A>(backend: &CpuBackend, call: &Checked<A>) -> (Call, Plan) {
     let (spec, plan) = (spec_of(call), plan_here(backend, call.problem()));
-    (Call { spec, dtypes: call.problem().dtypes, streaming: plan.streaming }, plan)
+    (Call { spec, dtypes: call.problem().dtypes, streaming: plan.streaming, parts: 1 }, plan)
 }
 
 /// The spec of the call, changed if a test plants a bug.
@@ -263,16 +271,17 @@ fn run_backward<B: SliceBackend>(
         return Err(Error::Missing { arg: "dx", why: "every call writes it" });
     };
 
+    let call = Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming, parts: 1 }.in_parts();
     let work = BackwardBlocks {
         rows: BackwardRows {
-            call: Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming },
+            call,
             dy: matrix::<B>(args.dy, spec)?,
             affine: vectors::<B>(args.weight, args.bias)?,
             x: matrix::<B>(args.x, spec)?,
             given: given_statistics::<B>(args.mean, args.rstd)?,
             found,
         },
-        block_rows: plan.block_rows,
+        block_rows: plan.block_rows * call.parts,
         stream: Gradients {
             dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
             dx: matrix_mut::<B>(dx, spec)?,
@@ -283,13 +292,22 @@ fn run_backward<B: SliceBackend>(
             dbias: has_dbias.then_some(Sums { sums: &mut *dbias_partials, cols: spec.cols }),
         },
     };
-    let groups = problem.groups;
-    match (gate, groups) {
-        (None, 1) if is_usual(problem) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
-        (gate, _) => groups::backward(backend, &plan, work, gate, dgate),
+    match gate {
+        None if is_usual(problem) => spread(backend, plan.tasks, plan.blocks, work, kernel::mix),
+        gate => {
+            let BackwardBlocks { mut rows, block_rows, stream, partials } = work;
+            let ([gate, gate_after], weight) = (gate::slots(gate), rows.affine.take_first(spec));
+            let (dgate, dgate_after) = if gate.is_some() { (dgate, None) } else { (None, dgate) };
+            let BackwardRows { call, dy, affine, x, given, found } = rows;
+            let dy = Pull { of: Scaled { of: dy, gate: gate_after, weight: None }, dgate: dgate_after };
+            let x = Pull { of: Scaled { of: x, gate, weight }, dgate };
+            let rows = BackwardRows { call, dy, affine, x, given, found };
+            let work = BackwardBlocks { rows, block_rows, stream, partials };
+            spread(backend, plan.tasks, plan.blocks, work, kernel::any);
+        }
     }
     let accumulates = problem.grad_store == GradStore::Accumulated;
-    let reduce = Reduce { backend, tasks: plan.reduce_tasks, groups, accumulates };
+    let reduce = Reduce { backend, tasks: plan.reduce_tasks, accumulates };
     reduce.run(dweight_partials, dweight);
     reduce.run(dbias_partials, dbias);
     reduce.run(dweight_partials, dweight_sum.map(Out::any));
@@ -314,24 +332,19 @@ fn sum_of<B: SliceBackend>(view: B::Out<'_, f32>, store: GradStore) -> Result<Ou
 struct Reduce<'b> {
     backend: &'b CpuBackend,
     tasks: usize,
-    groups: usize,
     accumulates: bool,
 }
 
 impl Reduce<'_> {
     fn run(&self, partials: &[f32], gradient: Option<Out<'_, Any>>) {
-        let Some(mut gradient) = gradient else { return };
-        let (cols, of_group) = (gradient.len() / self.groups, partials.len() / self.groups);
-        for group in 0..self.groups {
-            let gradient = gradient.part(group * cols, cols);
-            // SAFETY:
-            // - contents: `sum_of` has made it of a slice of values if sums are added to it;
-            // - memory: both go into one stage, which keeps no slice of the input while it writes.
-            let held = self.accumulates.then(|| unsafe { gradient.overwritten() });
-            let partials = &partials[group * of_group..][..of_group];
-            let work = PartialRows { partials, cols, first: 0, gradient, held };
-            spread(self.backend, self.tasks, cols / LANES, work, kernel::any);
-        }
+        let Some(gradient) = gradient else { return };
+        let cols = gradient.len();
+        // SAFETY:
+        // - contents: `sum_of` has made it of a slice of values if sums are added to it;
+        // - memory: both go into one stage, which keeps no slice of the input while it writes.
+        let held = self.accumulates.then(|| unsafe { gradient.overwritten() });
+        let work = PartialRows { partials, cols, first: 0, gradient, held };
+        spread(self.backend, self.tasks, cols / LANES, work, kernel::any);
     }
 }
 
@@ -413,8 +426,11 @@ fn values<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Erro
     of_numbers!(AnyOut, view, view => B::values(view).map(Out::from), out::<B, f32>)
 }
 
+/// The starts of the groups of columns of all rows.
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
-    RowStarts::of(rows.layout(spec.rows, spec.cols))
+    let starts = RowStarts::of(rows.layout(spec.rows, spec.cols));
+    // A division would take a tenth of a call of one row.
+    if spec.groups == 1 { starts } else { starts.in_parts(spec.groups, spec.cols / spec.groups) }
 }
 
 fn matrix<'a, B: SliceBackend>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a>, Error> {
@@ -439,7 +455,6 @@ fn overwritten<'a, B: SliceBackend>(
 }
 
 mod columns;
-mod groups;
 mod quantized;
 mod scales;
 #[cfg(test)]

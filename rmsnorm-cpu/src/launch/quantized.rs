@@ -8,8 +8,7 @@ use rmsnorm_spec::{AnyOut, AnyQuantizedForward, Checked, Error, Norm, Scales};
 
 use super::scales::{Compact, ScalesOut, scales_out};
 use super::{
-    SliceBackend, call_and_plan, fork, gate_of, groups, input, matrix, matrix_mut, numbers, out, spread, starts,
-    vectors,
+    SliceBackend, call_and_plan, fork, gate_of, input, matrix, matrix_mut, numbers, out, spread, starts, vectors,
 };
 use crate::backend::CpuBackend;
 use crate::caps::Isa;
@@ -17,6 +16,7 @@ use crate::lanes::{LANES, Out};
 use crate::plan::Plan;
 use crate::stages::backward::Given;
 use crate::stages::columnwise::ColumnwiseCols;
+use crate::stages::forward::affine::Vectors;
 use crate::stages::forward::before::{Before, Summed};
 use crate::stages::forward::statistics::{Elsewhere, OfRow, Statistic};
 use crate::stages::forward::{Rows, Saved};
@@ -34,7 +34,7 @@ pub(super) fn quantized_forward<B: SliceBackend>(
 ) -> Result<(), Error> {
     let (this, plan) = call_and_plan(backend, &call);
     let mut args = call.into_args();
-    let (gate, spec) = (gate_of::<B>(args.gate.take(), &this.spec)?, this.spec);
+    let (gate, spec) = (gate_of::<B>(args.gate.take(), &this.spec.groups(1))?, this.spec);
     let weight = args.weight.take_if(|_| spec.cast_order.is_weight_first()).map(numbers::<B>).transpose()?;
     let ([gate, gate_after], is_plain) = (gate::slots(gate), gate.is_none());
     let scaled = move |of| Scaled { of, gate, weight };
@@ -55,12 +55,33 @@ pub(super) fn quantized_forward<B: SliceBackend>(
             let room = (&mut mean[..], &mut rstd[..]);
             let slots = |x, residual| {
                 let x = scaled(x);
-                let all = groups::statistics(backend, plan.tasks, this, (x, residual), room);
+                let all = statistics(backend, plan.tasks, this, (x, residual), room);
                 (x, Groups { all, groups, gate: gate_after }, Some(all))
             };
             quantized(backend, (this, plan), args, Elsewhere, slots, |isa, work| kernel::any(isa, work))
         }
     }
+}
+
+/// The statistics of every group of columns, in this room.
+fn statistics<'s>(
+    backend: &CpuBackend,
+    tasks: usize,
+    call: Call,
+    (x, residual): (Scaled<'_>, Option<Matrix<'_>>),
+    (mean, rstd): (&'s mut [f32], &'s mut [f32]),
+) -> Given<'s> {
+    let this = call.in_parts();
+    let work = Rows {
+        call: this,
+        before: Summed { x: x.in_parts(&this), residual: residual.map(|residual| residual.in_parts(&this)), out: None },
+        statistic: OfRow,
+        affine: Vectors { weight: None, bias: None },
+        after: (),
+        saved: Saved { mean: (!mean.is_empty()).then(|| Out::from(&mut *mean)), rstd: Some(Out::from(&mut *rstd)) },
+    };
+    spread(backend, tasks, call.spec.rows, work, kernel::any);
+    Given { mean: (!mean.is_empty()).then_some(mean), rstd }
 }
 
 /// The stage of a quantized call.
@@ -82,7 +103,8 @@ fn quantized<
     slots: impl FnOnce(Matrix<'a>, Option<Matrix<'a>>) -> (X, G, Option<Given<'g>>),
     kernel: for<'w> fn(Isa, &mut Work<'w, X, G, F>),
 ) -> Result<(), Error> {
-    let (spec, quant, rows, cols) = (this.spec, args.quant, this.spec.rows, this.spec.cols);
+    // Of whole rows: sets that share a scale may lie in several groups of columns.
+    let (spec, quant, rows, cols) = (this.spec.groups(1), args.quant, this.spec.rows, this.spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
 
     // Everything that may fail comes before the first write.

@@ -170,7 +170,7 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
         out: (has.residual && (has.residual_out || has.in_place)).then_some(sum),
     };
     let work = ForwardRows {
-        call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false },
+        call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false, parts: 1 },
         before,
         statistic: OfRow,
         affine: Vectors {
@@ -211,7 +211,12 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
     let [mut of_dweight, mut of_dbias] = [8, 9].map(|seed| values::<f32>(seed, blocks * COLS));
     let spec = NormSpec::new(if is_layer { Norm::Layer } else { Norm::Rms }, ROWS, COLS, 1e-5);
     let rows = BackwardRows {
-        call: Call { spec: spec.weight_offset(-0.5), dtypes: DTypes::of::<f16, f16, f32>(), streaming: false },
+        call: Call {
+            spec: spec.weight_offset(-0.5),
+            dtypes: DTypes::of::<f16, f16, f32>(),
+            streaming: false,
+            parts: 1,
+        },
         dy: Matrix { data: In::from(dy.as_slice()).any(), rows: RowStarts::strided(dy_stride) },
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
         x: Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) },
@@ -297,7 +302,12 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
     let (mut out, mut scales) = (vec![0x55; COLS * (ROWS + 3)], vec![0x55; COLS * groups]);
     let x = Matrix { data: In::from(x.as_slice()).any(), rows: RowStarts::strided(x_stride) };
     let work = ColumnwiseCols {
-        call: Call { spec: NormSpec::rms(ROWS, COLS, 1e-5), dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false },
+        call: Call {
+            spec: NormSpec::rms(ROWS, COLS, 1e-5),
+            dtypes: DTypes::of::<bf16, f32, f32>(),
+            streaming: false,
+            parts: 1,
+        },
         x,
         residual: None,
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },

@@ -113,24 +113,19 @@ impl<T: Numbers> RowBefore for Row<'_, T> {}
 
 /// The rows of a backward call, or some of them.
 #[derive(Clone, Copy)]
-pub(crate) struct BackwardRows<'a, A = Matrix<'a>, B = Matrix<'a>, G = Given<'a>> {
+pub(crate) struct BackwardRows<'a, A = Matrix<'a>, B = Matrix<'a>> {
     pub(crate) call: Call,
     pub(crate) dy: A,
     pub(crate) affine: Vectors<'a>,
     pub(crate) x: B,
-    pub(crate) given: G,
+    pub(crate) given: Given<'a>,
     /// The numbers of all ranks, if columns are divided among ranks.
     pub(crate) found: Option<Found<'a>>,
 }
 
-split!(['a, A: Split, B: Split, G: Split] BackwardRows<'a, A, B, G> { call, dy, x, given, found; affine });
+split!(['a, A: Split, B: Split] BackwardRows<'a, A, B> { call, dy, x, given, found; affine });
 
 /// The statistics that forward stored.
-pub(crate) trait Stored: Split {
-    fn of(&self, r: usize) -> Statistics;
-}
-
-/// Those of rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
     pub(crate) mean: Option<&'a [f32]>,
@@ -139,37 +134,16 @@ pub(crate) struct Given<'a> {
 
 split!(['a] Given<'a> { mean, rstd; });
 
-impl Stored for Given<'_> {
+impl Given<'_> {
     #[inline(always)]
-    fn of(&self, r: usize) -> Statistics {
+    pub(super) fn of(&self, r: usize) -> Statistics {
         Statistics { mean: self.mean.map_or(0.0, |mean| mean[r]), rstd: self.rstd[r] }
     }
 }
 
-/// Those of a group of columns, among all groups (rows, groups).
-pub(crate) struct GivenOfGroup<'a> {
-    pub(crate) all: Given<'a>,
-    pub(crate) group: usize,
-    pub(crate) groups: usize,
-}
-
-impl Split for GivenOfGroup<'_> {
-    fn split_at(self, row: usize) -> (Self, Self) {
-        let (low, high) = self.all.split_at(row * self.groups);
-        (GivenOfGroup { all: low, ..self }, GivenOfGroup { all: high, ..self })
-    }
-}
-
-impl Stored for GivenOfGroup<'_> {
-    #[inline(always)]
-    fn of(&self, r: usize) -> Statistics {
-        self.all.of(r * self.groups + self.group)
-    }
-}
-
 /// The blocks of a backward call, or some of them.
-pub(crate) struct BackwardBlocks<'a, A = Matrix<'a>, B = Matrix<'a>, G = Given<'a>> {
-    pub(crate) rows: BackwardRows<'a, A, B, G>,
+pub(crate) struct BackwardBlocks<'a, A = Matrix<'a>, B = Matrix<'a>> {
+    pub(crate) rows: BackwardRows<'a, A, B>,
     pub(crate) block_rows: usize,
     pub(crate) stream: Gradients<'a>,
     pub(crate) partials: Partials<'a>,
@@ -199,6 +173,14 @@ pub(crate) struct Sums<'a> {
     pub(crate) cols: usize,
 }
 
+impl Sums<'_> {
+    /// Some columns of a block's sums.
+    #[inline(always)]
+    fn row(&mut self, block: usize, first: usize, cols: usize) -> &mut [f32] {
+        &mut self.sums[block * self.cols + first..][..cols]
+    }
+}
+
 impl Split for Sums<'_> {
     fn split_at(self, block: usize) -> (Self, Self) {
         let (low, high) = self.sums.split_at_mut(block * self.cols);
@@ -206,7 +188,7 @@ impl Split for Sums<'_> {
     }
 }
 
-impl<A: PullAfter, B: PullBefore, G: Stored> Split for BackwardBlocks<'_, A, B, G> {
+impl<A: PullAfter, B: PullBefore> Split for BackwardBlocks<'_, A, B> {
     fn split_at(self, block: usize) -> (Self, Self) {
         let row = (block * self.block_rows).min(self.rows.call.spec.rows);
         let (rows, high_rows) = self.rows.split_at(row);
@@ -230,7 +212,7 @@ impl Common for BackwardBlocks<'_> {
 }
 
 /// Writes dx of every row and the partial sums of every block.
-impl<A: PullAfter, B: PullBefore, G: Stored> Stage for BackwardBlocks<'_, A, B, G> {
+impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
     #[inline(always)]
     fn run<S: Simd, M: Mix>(&mut self) {
         // In locals: a store to an output may change the memory behind `self`, as far as the compiler knows.
@@ -247,11 +229,11 @@ impl<A: PullAfter, B: PullBefore, G: Stored> Stage for BackwardBlocks<'_, A, B, 
         let mut kept_before =
             (self.rows.x.is_kept() && fits).then(|| room_before.each_mut().map(|room| room.zeros(len)));
         for r in 0..call.spec.rows {
-            let block = r / block_rows;
+            let (block, first_col) = (r / block_rows, call.first_col(r));
             let partials = PartialRow {
-                dweight: partials.dweight.as_mut().map(|of| &mut of.sums[block * cols..][..cols]),
-                dbias: partials.dbias.as_mut().map(|of| &mut of.sums[block * cols..][..cols]),
-                is_first: r.is_multiple_of(block_rows),
+                dweight: partials.dweight.as_mut().map(|of| of.row(block, first_col, cols)),
+                dbias: partials.dbias.as_mut().map(|of| of.row(block, first_col, cols)),
+                is_first: r - block * block_rows < call.parts,
             };
             let kept =
                 [&mut kept_after, &mut kept_before].map(|kept| Some(kept.as_mut()?.each_mut().map(|kept| &mut **kept)));
@@ -267,7 +249,7 @@ impl<A: PullAfter, B: PullBefore, G: Stored> Stage for BackwardBlocks<'_, A, B, 
     }
 }
 
-impl<'a, A: PullAfter, B: PullBefore, G: Stored> BackwardRows<'a, A, B, G> {
+impl<'a, A: PullAfter, B: PullBefore> BackwardRows<'a, A, B> {
     #[inline(always)]
     pub(super) fn row<'r, M: Mix>(
         &'r mut self,
@@ -280,7 +262,7 @@ impl<'a, A: PullAfter, B: PullBefore, G: Stored> BackwardRows<'a, A, B, G> {
             cols: self.call.spec.cols,
             dy: self.dy.row(r, &self.call, after),
             x: self.x.row(r, &self.call, before),
-            affine: OfMix::new(self.affine, &self.call),
+            affine: OfMix::new(self.affine, &self.call).of_row(r, &self.call),
             statistics: self.given.of(r),
         }
     }

@@ -29,7 +29,26 @@ pub(crate) struct Rows<'a, B, A, F = OfRow> {
     pub(crate) saved: Saved<'a>,
 }
 
-split!(['a, B: Split, A: Split, F: Split] Rows<'a, B, A, F> { call, before, statistic, after, saved; affine });
+impl<B: Split, A: Split, F: Split> Split for Rows<'_, B, A, F> {
+    /// At a row of the call.
+    fn split_at(self, row: usize) -> (Self, Self) {
+        let (row, affine) = (row * self.call.parts, self.affine);
+        let (call, high_call) = self.call.split_at(row);
+        let (before, high_before) = self.before.split_at(row);
+        let (statistic, high_statistic) = self.statistic.split_at(row);
+        let (after, high_after) = self.after.split_at(row);
+        let (saved, high_saved) = self.saved.split_at(row);
+        let high = Rows {
+            call: high_call,
+            before: high_before,
+            statistic: high_statistic,
+            affine,
+            after: high_after,
+            saved: high_saved,
+        };
+        (Rows { call, before, statistic, affine, after, saved }, high)
+    }
+}
 
 impl<'a, X, A, F> Rows<'a, Summed<'a, X>, A, F> {
     /// With another x, before the residual is added.
@@ -86,20 +105,20 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         if A::IS_COMMON && F::IS_BATCHED && self.is_for_batches::<S, M, RESIDUAL>() {
             return self.run_in_batches::<S, M, RESIDUAL>(stores);
         }
-        let (call, affine) = (&self.call, OfMix::<M>::new(self.affine, &self.call));
+        let (call, vectors) = (&self.call, OfMix::<M>::new(self.affine, &self.call));
         let (fits, len) = (call.spec.cols <= MOST_COLS, padded(call.spec.cols));
         let (mut room, mut room_after) = (Room::new(), Room::new());
         let mut kept = (self.before.is_kept() && fits).then(|| room.zeros(len));
         let mut kept_after = (self.after.has_next() && fits).then(|| room_after.zeros(len));
         for r in 0..call.spec.rows {
             let row = self.before.row::<M, RESIDUAL>(r, 1, call);
+            let affine = vectors.of_row(r, call);
             let visit = Visit { r, call, affine, stores, kept: kept_after.as_deref_mut() };
             let statistics = match &mut kept {
                 Some(kept) => run_row::<S, M, _, _, _>(Kept { of: row, kept }, &self.statistic, &mut self.after, visit),
                 None => run_row::<S, M, _, _, _>(row, &self.statistic, &mut self.after, visit),
             };
             self.saved.set(r, statistics);
-            self.statistic.store(r, statistics);
         }
     }
 }

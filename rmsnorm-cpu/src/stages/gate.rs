@@ -29,11 +29,6 @@ pub(crate) fn slots(gate: Option<(Slot, Gate<'_>)>) -> [Option<Gate<'_>>; 2] {
 }
 
 impl<'a> Gate<'a> {
-    /// The columns from `first` on.
-    pub(crate) fn columns(self, first: usize) -> Self {
-        Gate { z: self.z.columns(first), ..self }
-    }
-
     #[inline(always)]
     pub(super) fn row(&self, r: usize, ahead: usize, call: &Call) -> RowOfGate<'a> {
         RowOfGate { z: self.z.row(r, call.spec.cols, ahead), activation: self.activation }

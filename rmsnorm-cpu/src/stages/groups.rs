@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::DType;
 
-use super::backward::{Given, Stored};
+use super::backward::Given;
 use super::forward::affine::Affine;
 use super::forward::statistics::Statistics;
 use super::gate::{AfterNorm, Gate, Times};

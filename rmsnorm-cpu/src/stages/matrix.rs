@@ -2,7 +2,7 @@
 
 use rmsnorm_spec::{RowGroups, RowLayout};
 
-use super::Split;
+use super::{Call, Split};
 use crate::lanes::{Any, Elements, In, Numbers, Out, Piece, Simd};
 
 /// The starts of the rows of a matrix, or of one thread's part of it.
@@ -12,22 +12,37 @@ pub(crate) struct RowStarts {
     pub(crate) row_stride: usize,
     /// The groups, and the number of rows of the first group that belong to the previous part.
     groups: Option<(RowGroups, usize)>,
+    /// The parts of a row that count as rows, and the elements from one to the next.
+    parts: (usize, usize),
 }
 
 impl RowStarts {
     /// Rows with one stride.
     pub(crate) const fn strided(row_stride: usize) -> Self {
-        RowStarts { row_stride, groups: None }
+        RowStarts { row_stride, groups: None, parts: (1, 0) }
     }
 
     /// The starts of a whole matrix.
     pub(crate) fn of(layout: RowLayout) -> Self {
-        RowStarts { row_stride: layout.row_stride, groups: layout.groups.map(|groups| (groups, 0)) }
+        RowStarts { groups: layout.groups.map(|groups| (groups, 0)), ..RowStarts::strided(layout.row_stride) }
+    }
+
+    /// The starts of `count` parts of each row, of `cols` elements.
+    pub(crate) fn in_parts(self, count: usize, cols: usize) -> Self {
+        RowStarts { parts: (count, cols), ..self }
     }
 
     /// Elements from the first row's start to this row's.
     #[inline(always)]
     pub(crate) fn start(&self, row: usize) -> usize {
+        match self.parts {
+            (1, _) => self.start_of_whole(row),
+            (count, cols) => self.start_of_whole(row / count) + row % count * cols,
+        }
+    }
+
+    #[inline(always)]
+    fn start_of_whole(&self, row: usize) -> usize {
         match self.groups {
             None => row * self.row_stride,
             // The first row is `before` rows into its group.
@@ -35,8 +50,9 @@ impl RowStarts {
         }
     }
 
-    /// The starts of the rows from `row` on.
+    /// The starts of the rows from `row` on, which begins a whole row.
     fn from(self, row: usize) -> Self {
+        let row = row / self.parts.0;
         RowStarts { groups: self.groups.map(|(groups, before)| (groups, (before + row) % groups.rows)), ..self }
     }
 }
@@ -59,10 +75,9 @@ impl<'a> Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// The columns from `first` on.
-    pub(crate) fn columns(self, first: usize) -> Self {
-        // Without rows there are no elements.
-        Matrix { data: self.data.tail(first.min(self.data.len())), ..self }
+    /// The parts of its rows that are rows of this call.
+    pub(crate) fn in_parts(self, call: &Call) -> Self {
+        Matrix { rows: self.rows.in_parts(call.parts, call.spec.cols), ..self }
     }
 }
 
@@ -110,12 +125,6 @@ impl<T: Elements> MatrixMut<'_, T> {
     /// The whole matrix, reborrowed.
     pub(crate) fn reborrow(&mut self) -> MatrixMut<'_, T> {
         MatrixMut { data: self.data.reborrow(), rows: self.rows }
-    }
-
-    /// The columns from `first` on, reborrowed.
-    pub(crate) fn columns(&mut self, first: usize) -> MatrixMut<'_, T> {
-        let len = self.data.len();
-        MatrixMut { data: self.data.part(first.min(len), len.saturating_sub(first)), rows: self.rows }
     }
 
     #[inline(always)]

@@ -22,13 +22,10 @@ pub(crate) struct Scaled<'a> {
 split!(['a] Scaled<'a> { of, gate; weight });
 
 impl<'a> Scaled<'a> {
-    /// The columns from `first` on.
-    pub(crate) fn columns(self, first: usize) -> Self {
-        Scaled {
-            of: self.of.columns(first),
-            gate: self.gate.map(|gate| gate.columns(first)),
-            weight: self.weight.map(|weight| weight.tail(first)),
-        }
+    /// The parts of its rows that are rows of this call.
+    pub(crate) fn in_parts(self, call: &Call) -> Self {
+        let in_parts = |gate: Gate<'a>| Gate { z: gate.z.in_parts(call), ..gate };
+        Scaled { of: self.of.in_parts(call), gate: self.gate.map(in_parts), ..self }
     }
 
     fn is_kept(&self) -> bool {
@@ -41,7 +38,7 @@ impl<'a> Scaled<'a> {
         RowOfScaled {
             of: self.of.row(r, spec.cols, ahead),
             gate: self.gate.as_ref().map(|gate| gate.row(r, ahead, call)),
-            weight: self.weight,
+            weight: self.weight.map(|weight| weight.part(call.first_col(r), spec.cols)),
             weight_offset: spec.weight_offset,
             dtype: dtypes.activation,
         }

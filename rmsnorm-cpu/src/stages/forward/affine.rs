@@ -18,12 +18,6 @@ impl<'a> Vectors<'a> {
     pub(crate) fn take_first(&mut self, spec: &NormSpec) -> Option<In<'a, Any>> {
         self.weight.take_if(|_| spec.cast_order.is_weight_first())
     }
-
-    /// Some columns.
-    pub(crate) fn columns(self, first: usize, len: usize) -> Self {
-        let part = |vector: In<'a, Any>| vector.part(first, len);
-        Vectors { weight: self.weight.map(part), bias: self.bias.map(part) }
-    }
 }
 
 /// The affine slot: what becomes of a normalized row.
@@ -89,7 +83,18 @@ impl<'a, M: Mix> OfMix<'a, M> {
     }
 }
 
-impl<M: Mix> OfMix<'_, M> {
+impl<'a, M: Mix> OfMix<'a, M> {
+    /// The columns of row `r`.
+    #[inline(always)]
+    pub(crate) fn of_row(self, r: usize, call: &Call) -> Self {
+        if call.parts == 1 {
+            return self;
+        }
+        let part =
+            |vector: In<'a, M::W>| vector.part(call.first_col(r).min(vector.len()), call.spec.cols.min(vector.len()));
+        OfMix { weight: part(self.weight), bias: part(self.bias), ..self }
+    }
+
     #[inline(always)]
     pub(crate) fn weight_offset(self) -> f32 {
         self.weight_offset

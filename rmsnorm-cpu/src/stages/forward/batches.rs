@@ -14,6 +14,7 @@ use super::before::Before;
 use super::kept::{Kept, MOST_COLS, Room, padded, whole};
 use super::statistics::{Moments, Statistic, Statistics, center_of, rstd_of, sum_of, sums_about};
 use crate::lanes::{self, Any, In, Mix, Numbers, Out, Piece, Simd, Stores};
+use crate::stages::Call;
 
 /// The longest row without a residual.
 const MOST_COLS_ALONE: usize = 1024;
@@ -29,7 +30,7 @@ const MOST_ROWS: usize = 16;
 
 const _: () = assert!(ELEMENTS + MOST_ROWS * (padded(1) - 1) <= padded(MOST_COLS));
 
-/// Weight plus offset, and bias, of every column, padded and in f32.
+/// Weight plus offset, and bias, of every column from the row's first on, padded and in f32.
 #[derive(Clone, Copy)]
 struct KeptVectors<'c, T> {
     weight: Option<&'c [f32]>,
@@ -37,6 +38,15 @@ struct KeptVectors<'c, T> {
     activation: DType,
     rounds: bool,
     values: PhantomData<T>,
+}
+
+impl<'c, T: Copy> KeptVectors<'c, T> {
+    /// The columns of row `r`.
+    #[inline(always)]
+    fn of_row(self, r: usize, call: &Call) -> Self {
+        let from = |vector: &'c [f32]| &vector[call.first_col(r)..];
+        KeptVectors { weight: self.weight.map(from), bias: self.bias.map(from), ..self }
+    }
 }
 
 impl<T: Numbers> Affine for KeptVectors<'_, T> {
@@ -85,7 +95,8 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let is_short =
             if RESIDUAL { M::R::dtype(residual) != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
         let is_known = M::T::IS_KNOWN && M::T::dtype(activation) != DType::F32;
-        S::IS_BATCHED && is_known && self.call.spec.rows >= FEWEST_ROWS && is_short
+        let is_kept = self.call.parts * cols <= MOST_COLS;
+        S::IS_BATCHED && is_known && is_kept && self.call.spec.rows >= FEWEST_ROWS && is_short
     }
 
     /// Computes every row.
@@ -95,10 +106,10 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let (most, stride) = ((ELEMENTS / cols.max(1)).clamp(1, MOST_ROWS), padded(cols));
         let (mut of_h, mut of_weight, mut of_bias) = (Room::new(), Room::new(), Room::new());
         let h = of_h.zeros(most * stride);
-        let Vectors { weight, bias } = self.affine;
-        let affine = KeptVectors {
-            weight: weight.map(|w| kept::<S, M::W>(w, call.spec.weight_offset, of_weight.zeros(stride))),
-            bias: bias.map(|bias| kept::<S, M::W>(bias, -0.0, of_bias.zeros(stride))),
+        let (Vectors { weight, bias }, len) = (self.affine, padded(call.parts * cols));
+        let vectors = KeptVectors {
+            weight: weight.map(|w| kept::<S, M::W>(w, call.spec.weight_offset, of_weight.zeros(len))),
+            bias: bias.map(|bias| kept::<S, M::W>(bias, -0.0, of_bias.zeros(len))),
             activation: call.dtypes.activation,
             rounds: call.spec.cast_order.rounds_x_hat(),
             values: PhantomData::<M::T>,
@@ -156,10 +167,9 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
             }
             for i in 0..rows {
                 let (r, statistics) = (first + i, Statistics { mean: means[i], rstd: rstds[i] });
-                let visit = Visit { r, call, affine, stores, kept: None };
+                let visit = Visit { r, call, affine: vectors.of_row(r, call), stores, kept: None };
                 self.after.put::<S, M, _, _>(row!(i), statistics.factors(call), visit);
                 self.saved.set(r, statistics);
-                self.statistic.store(r, statistics);
             }
             first += rows;
         }

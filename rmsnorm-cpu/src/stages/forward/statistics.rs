@@ -5,8 +5,8 @@
 use rmsnorm_spec::{DType, Norm, bf16, f16};
 
 use super::before::Source;
-use crate::lanes::{self, Out, Part, Simd};
-use crate::stages::{Call, MatrixMut, RowStarts, Split, split};
+use crate::lanes::{self, Part, Simd};
+use crate::stages::{Call, Split};
 
 /// The statistics of rows.
 pub(crate) trait Statistic: Split {
@@ -15,10 +15,6 @@ pub(crate) trait Statistic: Split {
 
     /// Those of row `r`.
     fn of<S: Simd, H: Source>(&self, r: usize, call: &Call, row: &mut H) -> Statistics;
-
-    /// Stores those of row `r`, if they have outputs of their own.
-    #[inline(always)]
-    fn store(&mut self, _: usize, _: Statistics) {}
 }
 
 /// A row's own statistics, of all its columns.
@@ -37,40 +33,6 @@ impl Statistic for OfRow {
     #[inline(always)]
     fn of<S: Simd, H: Source>(&self, _: usize, call: &Call, row: &mut H) -> Statistics {
         Statistics::of::<S, _>(row, call)
-    }
-}
-
-/// The same of a group of columns, as a row.
-pub(crate) struct OfGroup<'a> {
-    /// (rows, 1)
-    pub(crate) mean: Option<MatrixMut<'a, f32>>,
-    /// (rows, 1)
-    pub(crate) rstd: Option<MatrixMut<'a, f32>>,
-}
-
-split!(['a] OfGroup<'a> { mean, rstd; });
-
-/// The statistics of a group, of all groups (rows, groups).
-pub(crate) fn of_group<'o>(all: &'o mut Out<'_, f32>, group: usize, groups: usize) -> MatrixMut<'o, f32> {
-    let len = all.len();
-    MatrixMut { data: all.part(group.min(len), len.saturating_sub(group)), rows: RowStarts::strided(groups) }
-}
-
-impl Statistic for OfGroup<'_> {
-    const IS_BATCHED: bool = true;
-
-    #[inline(always)]
-    fn of<S: Simd, H: Source>(&self, _: usize, call: &Call, row: &mut H) -> Statistics {
-        Statistics::of::<S, _>(row, call)
-    }
-
-    #[inline(always)]
-    fn store(&mut self, r: usize, statistics: Statistics) {
-        for (to, value) in [(&mut self.mean, statistics.mean), (&mut self.rstd, statistics.rstd)] {
-            if let Some(to) = to {
-                to.row(r, 1).set(0, value);
-            }
-        }
     }
 }
 
