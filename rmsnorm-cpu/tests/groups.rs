@@ -118,6 +118,29 @@ fn a_call_has_the_bits_of_a_call_per_group() {
     groups_are_calls::<bf16>();
 }
 
+/// So many rows that several threads share them, at rows of the call and not within one.
+#[test]
+fn bits_do_not_depend_on_threads() {
+    const MANY: usize = 10_001;
+    let (x, weight): (Vec<f32>, Vec<f32>) = (values(1, MANY * COLS), values(2, COLS));
+    for spec in [NormSpec::rms(MANY, COLS, 1e-5), NormSpec::layer(MANY, COLS, 1e-5).gate_after(Activation::Silu)] {
+        let results = [1, 2, 5].map(|threads| {
+            let backend = CpuBackend::with_isa_and_threads(Isa::Portable, threads).unwrap();
+            let (mut y, mut dx, mut dgate) = (x.clone(), x.clone(), x.clone());
+            let (mut mean, mut rstd, mut dweight) =
+                (vec![0.0; MANY * GROUPS], vec![0.0; MANY * GROUPS], weight.clone());
+            let args = Forward::new(&x, &mut y).weight(&weight).rstd(&mut rstd);
+            let args = if spec.norm == Norm::Layer { args.mean(&mut mean).gate(&x) } else { args };
+            backend.forward(&spec.groups(GROUPS), args).unwrap();
+            let args = Backward::new(&y, &x, &rstd, &mut dx).weight(&weight).dweight(&mut dweight);
+            let args = if spec.norm == Norm::Layer { args.mean(&mean).gate(&x).dgate(&mut dgate) } else { args };
+            backend.backward(&spec.groups(GROUPS), args).unwrap();
+            [y, mean, rstd, dx, dgate, dweight]
+        });
+        assert!(results[1..].iter().all(|result| *result == results[0]), "{spec:?}");
+    }
+}
+
 /// Codes of both copies, whose blocks lie across groups, are those of the y that forward stores.
 #[test]
 fn codes_are_those_of_all_groups() {

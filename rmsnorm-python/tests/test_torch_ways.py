@@ -80,7 +80,9 @@ def program_elsewhere(model, x, tmp_path):
 def package_elsewhere(model, x, tmp_path):
     path = str(tmp_path / "package.pt2")
     torch._inductor.aoti_compile_and_package(torch.export.export(model.eval(), (x,)), package_path=path)
-    return loaded_elsewhere(f"torch._inductor.aoti_load_package({path!r})", x, tmp_path)
+    # PyTorch 2.10 loads a package only where this module is imported.
+    imported = "__import__('torch._inductor.codecache')._inductor"
+    return loaded_elsewhere(f"{imported}.aoti_load_package({path!r})", x, tmp_path)
 
 
 def script_elsewhere(model, x, tmp_path):
