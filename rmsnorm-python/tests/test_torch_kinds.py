@@ -10,14 +10,14 @@ from judge import judge_gated
 
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
-from test_torch_derivatives import FIRST, SECOND, by_position, compiler_of, loss_of, near  # noqa: E402
-from test_torch_gated import ACT, make, operator_arguments, random  # noqa: E402
+from test_torch_derivatives import FIRST, SECOND, by_position, compiler_of, near  # noqa: E402
+from test_torch_gated import EPS, both, exact_kernels, make, operator_arguments, ours, random, theirs  # noqa: E402, F401
 from test_torch_ways import WAYS  # noqa: E402
 
 import rmsnorm.torch as rt  # noqa: E402
-from rmsnorm.torch import autograd, functional  # noqa: E402
+from rmsnorm.torch import functional  # noqa: E402
 
-OPS, EPS = torch.ops.rmsnorm, 1e-2
+OPS = torch.ops.rmsnorm
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
@@ -36,49 +36,7 @@ FORMS = [
     ("rms", dict(cast_order="weight_first"), "xzwb", 2), ("layer", dict(cast_order="weight_first"), "xwb", 1),
     ("l2", dict(cast_order="weight_first", clamped=True), "xw", 1), ("layer", dict(cast_order="before_weight"), "xwb", 1),
 ]
-#: The largest eps of clamped norms is beyond some rows and below others.
 ROWS = torch.tensor([[0.01], [1.0], [3.0]])
-
-
-def norm_of(kind, options, tensors, groups):
-    norm = getattr(rt.Norm, kind)(EPS if not options.get("clamped") else 0.4, **options)
-    norm = norm.groups(groups) if groups != 1 else norm
-    for name, add in (("r", lambda r: norm.residual(r)), ("z", lambda gate: norm.gate_after(gate)), ("Z", lambda gate: norm.gate_before(gate, "sigmoid"))):
-        norm = add(tensors[name]) if name in tensors else norm
-    return norm
-
-
-def ours(kind, options, groups=1):
-    def call(tensors):
-        found = norm_of(kind, options, tensors, groups).apply(*map(tensors.get, "xwb"))
-        return found if "r" in tensors else (found,)
-
-    return call
-
-
-def theirs(kind, options, groups=1):
-    """The definition, without the roundings of 16 bits."""
-
-    def call(tensors):
-        x, r, z, before, w, b = map(tensors.get, "xrzZwb")
-        h = x if r is None else x + r
-        rows, weight = h if before is None else h * before.sigmoid(), None if w is None else w + options.get("weight_offset", 0.0)
-        if options.get("cast_order") == "weight_first":
-            rows, weight = rows * weight, None
-        rows = rows.unflatten(-1, (groups, -1))
-        rows = rows - rows.mean(-1, keepdim=True) if kind == "layer" else rows
-        total = rows.square().sum(-1, keepdim=True)
-        if options.get("clamped"):
-            y = rows / total.sqrt().clamp_min(0.4)
-        else:
-            y = rows * ((total if kind == "l2" else total / rows.shape[-1]) + EPS).rsqrt()
-        y = y.flatten(-2)
-        y = y if weight is None else y * weight
-        y = y if b is None else y + b
-        y = y if z is None else y * z * z.sigmoid()
-        return (y,) if r is None else (y, h)
-
-    return call
 
 
 def given_to(names, dtype=F32):
@@ -244,39 +202,6 @@ def test_a_function_a_value_and_a_module_are_one_norm():
 # Derivatives.
 
 
-@pytest.fixture
-def exact_kernels(monkeypatch):
-    """Replaces the kernels by float64 ones, and changes nothing else."""
-
-    def forward(form, *tensors):
-        y, h = functional.fallback.unchecked(form, *tensors)
-        x, residual, gate, weight = tensors[:4]
-        rows = x if h is None else h
-        rows = rows * ACT[form.activation](gate) if gate is not None and form.gate_before else rows
-        rows = rows * (weight + form.weight_offset) if form.cast_order == "weight_first" else rows
-        rows = rows.unflatten(-1, (form.groups, -1))
-        mean = rows.mean(-1) if form.is_layer else None
-        rows = rows - mean.unsqueeze(-1) if form.is_layer else rows
-        total = rows.square().sum(-1)
-        if form.l2 == "l2_norm_clamped":
-            rstd = 1 / total.sqrt().clamp_min(form.eps)
-        else:
-            rstd = ((total if form.l2 else total / rows.shape[-1]) + form.eps).rsqrt()
-        mean, rstd = (None if one is None else one[..., 0] if form.groups == 1 else one for one in (mean, rstd))
-        return y, h, mean, rstd, None, None
-
-    def gradients(*args):
-        with torch.no_grad():
-            found = autograd._general_by_operations(*args)
-        return tuple(args[2].new_empty(0) if tensor is None else tensor.clone() for tensor in found)
-
-    monkeypatch.setattr(autograd, "forward_below", forward)
-    monkeypatch.setattr(functional, "forward_below", forward)
-    monkeypatch.setattr(autograd, "_general_below", gradients)
-    monkeypatch.setattr(functional, "_is_eager", lambda *tensors: False)
-    monkeypatch.setattr(functional, "_takes", lambda *tensors, **given: True)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind, options, names, groups", FORMS, ids=range(len(FORMS)))
 def test_gradcheck_and_gradgradcheck(exact_kernels, kind, options, names, groups):
@@ -288,26 +213,18 @@ def test_gradcheck_and_gradgradcheck(exact_kernels, kind, options, names, groups
     assert torch.autograd.gradgradcheck(function, leaves, check_fwd_over_rev=True, check_rev_over_rev=True)
 
 
-def both(form, transform, compiled=lambda call: call):
-    kind, options, names, groups = form
-    tensors, weights = given_to(names), [random(3, 24) for _ in range(2)]
-    got = compiled(transform(loss_of(ours(kind, options, groups), names, weights)))(*tensors.values())
-    exact = transform(loss_of(theirs(kind, options, groups), names, [w.double() for w in weights]))
-    return got, exact(*(t.double() for t in tensors.values()))
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FIRST | SECOND)
 def test_every_way_to_differentiate(name):
     for form in FORMS:
-        near(*both(form, (FIRST | SECOND)[name]))
+        near(*both(form, (FIRST | SECOND)[name], make=given_to))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["grad", "jvp", "hessian", "vmap of grad"])
 def test_every_way_under_a_compiler(name):
     for form in (FORMS[5], FORMS[11]):
-        near(*both(form, (FIRST | SECOND)[name], compiler_of(name, given_to(form[2]).values())))
+        near(*both(form, (FIRST | SECOND)[name], compiler_of(name, given_to(form[2]).values()), make=given_to))
 
 
 @pytest.mark.parametrize("x_dtype, y_dtype", [(F32, BF16), (BF16, F32)])
@@ -324,7 +241,7 @@ def test_derivatives_of_a_y_of_another_dtype(x_dtype, y_dtype, name):
 
 @pytest.mark.parametrize("kind, order", [(2, 0), (3, 0), (0, 2), (0, 3), (1, 3), (2, 1)])
 def test_opcheck(kind, order):
-    given, _ = operator_arguments(kind == 1, "xzwb", 2)
+    given, _ = operator_arguments("layer" if kind == 1 else "rms", {}, "xzwb", 2)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     options = EPS, 0.5, kind, order, True, False, 2
     x, _, z, w, b = given
