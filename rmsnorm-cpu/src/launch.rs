@@ -66,7 +66,7 @@ fn forward<B: SliceBackend>(backend: &CpuBackend, call: Checked<AnyForward<'_, B
     let (mut args, tasks, rows) = (call.into_args(), plan.tasks, this.spec.rows);
     let gate = gate_of::<B>(args.gate.take(), &this.spec)?;
     let mut work = forward_rows::<B, _>(this, OfRow, args)?;
-    work.call = this.in_parts();
+    work.call = this.in_column_groups();
     let parts = |x| Parts { x, rows: Section { first: 0, len: rows }, count: problem.parts, stride };
     match (gate, problem.parts) {
         (None, 2..) => spread(backend, tasks, rows, work.with_x(parts), kernel::any),
@@ -201,7 +201,7 @@ fn plan_here(backend: &CpuBackend, problem: &Problem) -> Plan {
 /// The norm of the call and the plan.
 fn call_and_plan<A>(backend: &CpuBackend, call: &Checked<A>) -> (Call, Plan) {
     let (spec, plan) = (spec_of(call), plan_here(backend, call.problem()));
-    (Call { spec, dtypes: call.problem().dtypes, streaming: plan.streaming, parts: 1 }, plan)
+    (Call { spec, dtypes: call.problem().dtypes, streaming: plan.streaming, column_groups: 1 }, plan)
 }
 
 /// The spec of the call, changed if a test plants a bug.
@@ -271,7 +271,8 @@ fn run_backward<B: SliceBackend>(
         return Err(Error::Missing { arg: "dx", why: "every call writes it" });
     };
 
-    let call = Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming, parts: 1 }.in_parts();
+    let call =
+        Call { spec: *spec, dtypes: problem.dtypes, streaming: plan.streaming, column_groups: 1 }.in_column_groups();
     let work = BackwardBlocks {
         rows: BackwardRows {
             call,
@@ -281,7 +282,7 @@ fn run_backward<B: SliceBackend>(
             given: given_statistics::<B>(args.mean, args.rstd)?,
             found,
         },
-        block_rows: plan.block_rows * call.parts,
+        block_rows: plan.block_rows * call.column_groups,
         stream: Gradients {
             dresidual_out: args.dresidual_out.map(|rows| matrix::<B>(rows, spec)).transpose()?,
             dx: matrix_mut::<B>(dx, spec)?,
@@ -430,7 +431,7 @@ fn values<'a, B: SliceBackend>(view: AnyOut<'a, B>) -> Result<Out<'a, Any>, Erro
 fn starts<V>(rows: &Rows<V>, spec: &NormSpec) -> RowStarts {
     let starts = RowStarts::of(rows.layout(spec.rows, spec.cols));
     // A division would take a tenth of a call of one row.
-    if spec.groups == 1 { starts } else { starts.in_parts(spec.groups, spec.cols / spec.groups) }
+    if spec.groups == 1 { starts } else { starts.in_column_groups(spec.groups, spec.cols / spec.groups) }
 }
 
 fn matrix<'a, B: SliceBackend>(rows: Rows<AnyIn<'a, B>>, spec: &NormSpec) -> Result<Matrix<'a>, Error> {

@@ -52,7 +52,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
     let (x, residual) = (Aligned([1.0f32; ROWS * COLS]), Aligned([2.0f32; ROWS * COLS]));
     for streaming in [true, false] {
         let (mut y, mut out) = (Aligned([0.0f32; ROWS * COLS]), Aligned([0.0f32; ROWS * COLS]));
-        let call = Call { spec, dtypes: DTypes::uniform(DType::F32), streaming, parts: 1 };
+        let call = Call { spec, dtypes: DTypes::uniform(DType::F32), streaming, column_groups: 1 };
         let before = Summed { x: of(&x.0), residual: Some(of(&residual.0)), out: Some(to(&mut out.0)) };
         let (after, saved) = (Store { y: to(&mut y.0) }, Saved::default());
         Rows { call, before, statistic: OfRow, affine: NONE, after, saved }.run::<Traced, (f32, f32, f32)>();
@@ -62,7 +62,7 @@ fn stores_past_the_cache_are_fenced_before_a_stage_ends() {
         let (dy, mut dx) = (Aligned([bf16::ONE; ROWS * COLS]), Aligned([bf16::NAN; ROWS * COLS]));
         let mut dresidual = Aligned([f32::NAN; ROWS * COLS]);
         let rows = BackwardRows {
-            call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming, parts: 1 },
+            call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming, column_groups: 1 },
             dy: of(&dy.0),
             affine: NONE,
             x: of(&x.0),
@@ -93,8 +93,12 @@ fn stores_of_batches_are_fenced_before_the_stage_ends() {
     let x = Aligned([bf16::ONE; ROWS * COLS]);
     for streaming in [true, false] {
         let (mut y, mut rstd) = (Aligned([bf16::NAN; ROWS * COLS]), [0.0; ROWS]);
-        let call =
-            Call { spec: NormSpec::rms(ROWS, COLS, 0.0), dtypes: DTypes::uniform(DType::Bf16), streaming, parts: 1 };
+        let call = Call {
+            spec: NormSpec::rms(ROWS, COLS, 0.0),
+            dtypes: DTypes::uniform(DType::Bf16),
+            streaming,
+            column_groups: 1,
+        };
         let before = Summed { x: of(&x.0), residual: None, out: None };
         let saved = Saved { mean: None, rstd: Some(Out::from(&mut rstd[..])) };
         Rows { call, before, statistic: OfRow, affine: NONE, after: Store { y: to(&mut y.0) }, saved }.run::<Traced, (

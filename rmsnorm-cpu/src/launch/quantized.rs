@@ -71,10 +71,14 @@ fn statistics<'s>(
     (x, residual): (Scaled<'_>, Option<Matrix<'_>>),
     (mean, rstd): (&'s mut [f32], &'s mut [f32]),
 ) -> Given<'s> {
-    let this = call.in_parts();
+    let this = call.in_column_groups();
     let work = Rows {
         call: this,
-        before: Summed { x: x.in_parts(&this), residual: residual.map(|residual| residual.in_parts(&this)), out: None },
+        before: Summed {
+            x: x.in_column_groups(&this),
+            residual: residual.map(|residual| residual.in_column_groups(&this)),
+            out: None,
+        },
         statistic: OfRow,
         affine: Vectors { weight: None, bias: None },
         after: (),
@@ -103,7 +107,7 @@ fn quantized<
     slots: impl FnOnce(Matrix<'a>, Option<Matrix<'a>>) -> (X, G, Option<Given<'g>>),
     kernel: for<'w> fn(Isa, &mut Work<'w, X, G, F>),
 ) -> Result<(), Error> {
-    // Of whole rows: sets that share a scale may lie in several groups of columns.
+    // Rows are whole here: sets that share a scale may lie in several groups of columns.
     let (spec, quant, rows, cols) = (this.spec.groups(1), args.quant, this.spec.rows, this.spec.cols);
     let groups = quant.scale.groups(cols).unwrap_or(0);
 

@@ -170,7 +170,7 @@ fn forward_by(tasks: usize, has: Has) -> [Vec<u32>; 4] {
         out: (has.residual && (has.residual_out || has.in_place)).then_some(sum),
     };
     let work = ForwardRows {
-        call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false, parts: 1 },
+        call: Call { spec, dtypes: DTypes::of::<bf16, f32, f32>(), streaming: false, column_groups: 1 },
         before,
         statistic: OfRow,
         affine: Vectors {
@@ -215,7 +215,7 @@ fn backward_by(tasks: usize, is_layer: bool, [dweight, dbias, dresidual_out, dre
             spec: spec.weight_offset(-0.5),
             dtypes: DTypes::of::<f16, f16, f32>(),
             streaming: false,
-            parts: 1,
+            column_groups: 1,
         },
         dy: Matrix { data: In::from(dy.as_slice()).any(), rows: RowStarts::strided(dy_stride) },
         affine: Vectors { weight: Some(In::from(weight.as_slice()).any()), bias: None },
@@ -306,7 +306,7 @@ fn columnwise_by(tasks: usize, codes: CodeType) -> [Vec<u8>; 2] {
             spec: NormSpec::rms(ROWS, COLS, 1e-5),
             dtypes: DTypes::of::<bf16, f32, f32>(),
             streaming: false,
-            parts: 1,
+            column_groups: 1,
         },
         x,
         residual: None,

@@ -233,7 +233,7 @@ impl<A: PullAfter, B: PullBefore> Stage for BackwardBlocks<'_, A, B> {
             let partials = PartialRow {
                 dweight: partials.dweight.as_mut().map(|of| of.row(block, first_col, cols)),
                 dbias: partials.dbias.as_mut().map(|of| of.row(block, first_col, cols)),
-                is_first: r - block * block_rows < call.parts,
+                is_first: r - block * block_rows < call.column_groups,
             };
             let kept =
                 [&mut kept_after, &mut kept_before].map(|kept| Some(kept.as_mut()?.each_mut().map(|kept| &mut **kept)));

@@ -32,7 +32,7 @@ pub(crate) struct Rows<'a, B, A, F = OfRow> {
 impl<B: Split, A: Split, F: Split> Split for Rows<'_, B, A, F> {
     /// At a row of the call.
     fn split_at(self, row: usize) -> (Self, Self) {
-        let (row, affine) = (row * self.call.parts, self.affine);
+        let (row, affine) = (row * self.call.column_groups, self.affine);
         let (call, high_call) = self.call.split_at(row);
         let (before, high_before) = self.before.split_at(row);
         let (statistic, high_statistic) = self.statistic.split_at(row);

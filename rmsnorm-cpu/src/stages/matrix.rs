@@ -12,14 +12,14 @@ pub(crate) struct RowStarts {
     pub(crate) row_stride: usize,
     /// The groups, and the number of rows of the first group that belong to the previous part.
     groups: Option<(RowGroups, usize)>,
-    /// The parts of a row that count as rows, and the elements from one to the next.
-    parts: (usize, usize),
+    /// The groups of columns that count as rows, and the columns of a group.
+    column_groups: (usize, usize),
 }
 
 impl RowStarts {
     /// Rows with one stride.
     pub(crate) const fn strided(row_stride: usize) -> Self {
-        RowStarts { row_stride, groups: None, parts: (1, 0) }
+        RowStarts { row_stride, groups: None, column_groups: (1, 0) }
     }
 
     /// The starts of a whole matrix.
@@ -27,15 +27,15 @@ impl RowStarts {
         RowStarts { groups: layout.groups.map(|groups| (groups, 0)), ..RowStarts::strided(layout.row_stride) }
     }
 
-    /// The starts of `count` parts of each row, of `cols` elements.
-    pub(crate) fn in_parts(self, count: usize, cols: usize) -> Self {
-        RowStarts { parts: (count, cols), ..self }
+    /// The starts of each row's `count` groups of `cols` columns.
+    pub(crate) fn in_column_groups(self, count: usize, cols: usize) -> Self {
+        RowStarts { column_groups: (count, cols), ..self }
     }
 
     /// Elements from the first row's start to this row's.
     #[inline(always)]
     pub(crate) fn start(&self, row: usize) -> usize {
-        match self.parts {
+        match self.column_groups {
             (1, _) => self.start_of_whole(row),
             (count, cols) => self.start_of_whole(row / count) + row % count * cols,
         }
@@ -52,7 +52,7 @@ impl RowStarts {
 
     /// The starts of the rows from `row` on, which begins a whole row.
     fn from(self, row: usize) -> Self {
-        let row = row / self.parts.0;
+        let row = row / self.column_groups.0;
         RowStarts { groups: self.groups.map(|(groups, before)| (groups, (before + row) % groups.rows)), ..self }
     }
 }
@@ -75,9 +75,9 @@ impl<'a> Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// The parts of its rows that are rows of this call.
-    pub(crate) fn in_parts(self, call: &Call) -> Self {
-        Matrix { rows: self.rows.in_parts(call.parts, call.spec.cols), ..self }
+    /// With the groups of columns of each row as rows, if the call counts them so.
+    pub(crate) fn in_column_groups(self, call: &Call) -> Self {
+        Matrix { rows: self.rows.in_column_groups(call.column_groups, call.spec.cols), ..self }
     }
 }
 

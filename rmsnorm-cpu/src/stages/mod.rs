@@ -97,24 +97,24 @@ pub(crate) struct Call {
     pub(crate) spec: NormSpec,
     pub(crate) dtypes: DTypes,
     pub(crate) streaming: bool,
-    /// The rows of this norm that are parts of one row of the call: its groups of columns, or 1.
-    pub(crate) parts: usize,
+    /// Groups of columns of a whole row, each of which is a row of `spec`; otherwise 1.
+    pub(crate) column_groups: usize,
 }
 
 impl Call {
-    /// The norm of all groups of columns, as rows of their own.
-    pub(crate) fn in_parts(self) -> Self {
+    /// The same norm with each group of columns as a row.
+    pub(crate) fn in_column_groups(self) -> Self {
         let NormSpec { rows, cols, groups, .. } = self.spec;
         if groups == 1 {
             return self;
         }
-        Call { spec: self.spec.rows(rows * groups).cols(cols / groups).groups(1), parts: groups, ..self }
+        Call { spec: self.spec.rows(rows * groups).cols(cols / groups).groups(1), column_groups: groups, ..self }
     }
 
     /// The column of the vectors at which row `r` begins.
     #[inline(always)]
     fn first_col(&self, r: usize) -> usize {
-        if self.parts == 1 { 0 } else { r % self.parts * self.spec.cols }
+        if self.column_groups == 1 { 0 } else { r % self.column_groups * self.spec.cols }
     }
 }
 

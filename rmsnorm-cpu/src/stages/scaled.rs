@@ -22,10 +22,10 @@ pub(crate) struct Scaled<'a> {
 split!(['a] Scaled<'a> { of, gate; weight });
 
 impl<'a> Scaled<'a> {
-    /// The parts of its rows that are rows of this call.
-    pub(crate) fn in_parts(self, call: &Call) -> Self {
-        let in_parts = |gate: Gate<'a>| Gate { z: gate.z.in_parts(call), ..gate };
-        Scaled { of: self.of.in_parts(call), gate: self.gate.map(in_parts), ..self }
+    /// With the groups of columns of each row as rows, if the call counts them so.
+    pub(crate) fn in_column_groups(self, call: &Call) -> Self {
+        let in_column_groups = |gate: Gate<'a>| Gate { z: gate.z.in_column_groups(call), ..gate };
+        Scaled { of: self.of.in_column_groups(call), gate: self.gate.map(in_column_groups), ..self }
     }
 
     fn is_kept(&self) -> bool {

@@ -87,7 +87,7 @@ impl<'a, M: Mix> OfMix<'a, M> {
     /// The columns of row `r`.
     #[inline(always)]
     pub(crate) fn of_row(self, r: usize, call: &Call) -> Self {
-        if call.parts == 1 {
+        if call.column_groups == 1 {
             return self;
         }
         let part =

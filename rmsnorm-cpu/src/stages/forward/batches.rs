@@ -95,7 +95,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let is_short =
             if RESIDUAL { M::R::dtype(residual) != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
         let is_known = M::T::IS_KNOWN && M::T::dtype(activation) != DType::F32;
-        let is_kept = self.call.parts * cols <= MOST_COLS;
+        let is_kept = self.call.column_groups * cols <= MOST_COLS;
         S::IS_BATCHED && is_known && is_kept && self.call.spec.rows >= FEWEST_ROWS && is_short
     }
 
@@ -106,7 +106,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let (most, stride) = ((ELEMENTS / cols.max(1)).clamp(1, MOST_ROWS), padded(cols));
         let (mut of_h, mut of_weight, mut of_bias) = (Room::new(), Room::new(), Room::new());
         let h = of_h.zeros(most * stride);
-        let (Vectors { weight, bias }, len) = (self.affine, padded(call.parts * cols));
+        let (Vectors { weight, bias }, len) = (self.affine, padded(call.column_groups * cols));
         let vectors = KeptVectors {
             weight: weight.map(|w| kept::<S, M::W>(w, call.spec.weight_offset, of_weight.zeros(len))),
             bias: bias.map(|bias| kept::<S, M::W>(bias, -0.0, of_bias.zeros(len))),

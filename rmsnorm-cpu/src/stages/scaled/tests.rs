@@ -70,7 +70,7 @@ fn backward(
         |of, z, dgate| Pull { of: Scaled { of, gate: Some(Gate { z, activation }), weight: None }, dgate: Some(dgate) };
     let mut work = BackwardBlocks {
         rows: BackwardRows {
-            call: Call { spec: *spec, dtypes: DTypes::uniform(DType::F32), streaming: false, parts: 1 },
+            call: Call { spec: *spec, dtypes: DTypes::uniform(DType::F32), streaming: false, column_groups: 1 },
             dy: pull(of(dy), of(after), to(dafter)),
             affine: Vectors {
                 weight: Some(In::from(weight.as_slice()).any()),
