@@ -2,14 +2,21 @@
 // columns one after the other. The last tile comes first: its codes were written last and are still
 // in the L2 (16384x4096 with the norm: 90 us, first tile first 92 us).
 //
+// Stores have 16 bytes. If the number of rows is no multiple of 16 (IS_RAGGED), columns of the copy
+// begin anywhere. A column's part of a tile then begins up to 15 rows early, on 16 bytes, and a tile
+// has the 16 rows before its own, too.
+//
 // A tile is stored in shared memory as words of four columns. Each row is rotated so that accesses
 // along rows and down columns have no bank conflicts.
 
-constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16;
-static_assert(THREADS == SIDE / STRIP * WORDS, "a thread has 16 rows of 4 columns");
+constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16, STRIPS = SIDE / STRIP;
+static_assert(THREADS == STRIPS * WORDS, "a thread has 16 rows of 4 columns");
 
-// The place of a word of a tile's row.
-__device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP * 4)); }
+// Rows of a tile before its own.
+constexpr int BEFORE = IS_RAGGED ? STRIP : 0;
+
+// The place of a word of a row of a tile.
+__device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP % STRIPS * 4)); }
 
 // Gathers one byte of each of four words into a word; the first word's byte is the lowest.
 __device__ inline unsigned gather(const unsigned* words, int byte) {
@@ -18,29 +25,42 @@ __device__ inline unsigned gather(const unsigned* words, int byte) {
     return __byte_perm(low, high, 0x5410);
 }
 
+// Moves the bytes of two strips up by `bytes` < 16. The first strip becomes undefined.
+__device__ inline void move_up(unsigned* words, int bytes) {
+    #pragma unroll
+    for (int i = 7; i > 1; --i) words[i] = bytes & 8 ? words[i - 2] : words[i];
+    #pragma unroll
+    for (int i = 7; i > 2; --i) words[i] = bytes & 4 ? words[i - 1] : words[i];
+    #pragma unroll
+    for (int i = 7; i > 3; --i) words[i] = __funnelshift_l(words[i - 1], words[i], bytes % 4 * 8);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_codes(const __grid_constant__ Params p) {
-    __shared__ __align__(16) unsigned tile[SIDE * WORDS];
-    const unsigned long long across = (p.cols + SIDE - 1) / SIDE, tiles = (p.rows + SIDE - 1) / SIDE * across;
-    // Whether every row of both matrices begins on 16 bytes.
-    unsigned long long bytes = (unsigned long long)p.codes.data | p.codes.row_stride | (unsigned long long)p.codes_t.data | p.codes_t.row_stride;
+    __shared__ __align__(16) unsigned tile[(BEFORE + SIDE) * WORDS];
+    // Whether every row of codes begins on 16 bytes, and every column of the copy that is to.
+    unsigned long long bytes = (unsigned long long)p.codes.data | p.codes.row_stride;
+    if constexpr (!IS_RAGGED) bytes |= (unsigned long long)p.codes_t.data | p.codes_t.row_stride;
 #if HAS_ROW_GROUPS
     bytes |= p.codes.group_stride;
 #endif
     if constexpr (HAS_COLUMN_GROUPS) bytes |= p.cols;
     const bool is_wide = bytes % STRIP == 0;
+    const unsigned long long across = (p.cols + SIDE - 1) / SIDE;
+    // A column that begins early may end in a further tile.
+    const unsigned long long tiles = (p.rows + (IS_RAGGED ? STRIP - 1 : 0) + SIDE - 1) / SIDE * across;
     wait_for_earlier_kernels();
 
     for (unsigned long long turn = blockIdx.x; turn < tiles; turn += gridDim.x) {
         const unsigned long long number = tiles - 1 - turn;
         const unsigned long long row0 = number / across * SIDE, col0 = number % across * SIDE;
-        const int rows = int(min(p.rows - row0, (unsigned long long)SIDE)), cols = int(min(p.cols - col0, (unsigned long long)SIDE));
+        // The first row and the end of those that there are, counted from the tile's own.
+        const int least = row0 == 0 ? 0 : -BEFORE, rows = int(min((long long)(p.rows - row0), (long long)SIDE));
+        const int cols = int(min(p.cols - col0, (unsigned long long)SIDE));
         // Eight threads read a row of the tile.
-        constexpr int THREADS_OF_ROW = SIDE / STRIP;
-        const int strip = threadIdx.x % THREADS_OF_ROW * STRIP;
-        #pragma unroll
-        for (int r = threadIdx.x / THREADS_OF_ROW; r < SIDE; r += THREADS / THREADS_OF_ROW) {
+        const int strip = threadIdx.x % STRIPS * STRIP;
+        const auto read = [&](int r) {
             unsigned words[4] = {};
-            if (r < rows) {
+            if (r >= least && r < rows) {
                 const Code* from = ROW(codes, row0 + r) + col0 + strip;
                 if (is_wide && strip + STRIP <= cols) {
                     load<16, Hint::EvictFirst>(from, words);
@@ -48,27 +68,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
                     for (int i = 0; i < STRIP && strip + i < cols; ++i) words[i / 4] |= unsigned(from[i].bits) << (8 * (i % 4));
                 }
             }
-            *reinterpret_cast<uint4*>(&tile[place(r, strip / 4)]) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
-        __syncthreads();
-        const int first = threadIdx.x % THREADS_OF_ROW * STRIP, word = threadIdx.x / THREADS_OF_ROW;
-        unsigned strips[STRIP];
+            *reinterpret_cast<uint4*>(&tile[place(BEFORE + r, strip / 4)]) = make_uint4(words[0], words[1], words[2], words[3]);
+        };
         #pragma unroll
-        for (int i = 0; i < STRIP; ++i) strips[i] = tile[place(first + i, word)];
+        for (int r = threadIdx.x / STRIPS; r < SIDE; r += THREADS / STRIPS) read(r);
+        if (threadIdx.x / STRIPS < BEFORE) read(int(threadIdx.x / STRIPS) - BEFORE);
+        __syncthreads();
+        const int first = threadIdx.x % STRIPS * STRIP, word = threadIdx.x / STRIPS;
+        unsigned strips[BEFORE + STRIP];
+        #pragma unroll
+        for (int i = 0; i < BEFORE + STRIP; ++i) strips[i] = tile[place(first + i, word)];
         #pragma unroll
         for (int byte = 0; byte < 4; ++byte) {
             const int col = word * 4 + byte;
             if (col >= cols) break;
-            unsigned words[4];
+            unsigned words[(BEFORE + STRIP) / 4];
             #pragma unroll
-            for (int i = 0; i < 4; ++i) words[i] = gather(&strips[4 * i], byte);
+            for (int i = 0; i < (BEFORE + STRIP) / 4; ++i) words[i] = gather(&strips[4 * i], byte);
             Code* to = p.codes_t.data + (group_column(p) + col0 + col) * p.codes_t.row_stride + row0 + first;
-            if (is_wide && first + STRIP <= rows) {
-                store<16, true>(to, words);
+            int row = first;
+            if constexpr (IS_RAGGED) {
+                const int early = int((unsigned long long)to % STRIP);
+                move_up(words, early);
+                to -= early;
+                row -= early;
+            }
+            const unsigned* stored = words + BEFORE / 4;
+            if ((IS_RAGGED || is_wide) && row >= least && row + STRIP <= rows) {
+                store<16, true>(to, stored);
             } else {
                 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)
-                    if (first + i < rows) store_byte(to + i, words[i / 4] >> (8 * (i % 4)));
+                    if (row + i >= least && row + i < rows) store_byte(to + i, stored[i / 4] >> (8 * (i % 4)));
             }
         }
         __syncthreads();

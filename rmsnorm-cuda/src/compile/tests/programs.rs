@@ -166,6 +166,12 @@ fn tuned_to_codes() -> Vec<Job> {
             }
         }
     }
+    // The transposed copy, whose columns begin on 16 bytes or do not.
+    let (copied, quant) = (TensorSet::of(&[Tensor::CodesT]), QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
+    for (rows, cols) in [(ROWS, 4096), (ROWS + 1, 6400)] {
+        let problem = Problem::quantized_forward(Norm::Rms, rows, cols, DType::Bf16, quant, copied);
+        jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+    }
     unique(jobs)
 }
 

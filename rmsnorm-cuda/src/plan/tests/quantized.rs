@@ -31,7 +31,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (
             ScaleKind::Given,
             &[Tensor::CodesT],
-            "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 ragged grid=4096",
+            "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 grid=4096",
         ),
         // First the largest magnitude, with as many blocks as are resident.
         (
@@ -43,6 +43,10 @@ fn rms_norm_to_codes_on_an_h200() {
     ] {
         assert_eq!(words(scale, size, tensors), expected, "{scale:?} {tensors:?}");
     }
+    // Columns of the copy that do not all begin on 16 bytes.
+    let ragged =
+        "quantized_forward threads=128 packs=4x8 grid=16383; transpose_codes threads=256 packs=1x8 ragged grid=4096";
+    assert_eq!(words(ScaleKind::Given, (16383, 4096), &[Tensor::CodesT]), ragged);
     let along = [Tensor::Rstd, Tensor::CodesColumnwise, Tensor::ScalesColumnwise];
     let expected = "quantized_forward threads=64 packs=8x8 grid=16384; columnwise threads=256 packs=1x8 grid=8192";
     assert_eq!(words(MX, size, &along), expected);
