@@ -55,6 +55,10 @@ impl<D: Measurable> Workload<'_, D> {
         operation: Operation,
         call: &dyn Fn(&mut Self, Operation) -> Result<(), Error>,
     ) -> Result<usize, Error> {
+        if is_whole(operation) && self.shape.elements() > JUDGED_WHOLE {
+            let rule = format!("weight_first is checked as a whole: pass shapes of at most {JUDGED_WHOLE} elements");
+            return Err(Error::Unsupported { rule });
+        }
         self.poison(operation)?;
         if operation.op == Op::Backward {
             // Backward needs the statistics of x without a residual.
@@ -350,10 +354,6 @@ impl Judge<'_> {
         // Counted here, since a NaN input would excuse a NaN result.
         let mut wrong = rstd.iter().chain(&mean).filter(|value| !value.is_finite()).count();
         let is_whole = is_whole(self.operation);
-        if is_whole && self.shape.elements() > JUDGED_WHOLE {
-            let rule = format!("weight_first is checked as a whole: pass shapes of at most {JUDGED_WHOLE} elements");
-            return Err(Error::Unsupported { rule });
-        }
         let of_rows = [Tensor::Dx, Tensor::Dresidual, Tensor::Dgate];
         let judged = of_rows.into_iter().chain(SUMS.into_iter().filter(|_| is_whole));
         let judged: Vec<_> = judged.filter(|tensor| self.tensors.has(*tensor)).collect();

@@ -473,7 +473,7 @@ pub fn problem(operation: Operation, dtype: DType, shape: Shape) -> Problem {
     Problem { gate, groups, cast_order, tensors, dtypes: form.dtypes(dtype), ..problem }
 }
 
-/// The tensors of a cast: x and dx are those of the residual stream.
+/// A cast has the residual stream in place of x, and its gradient in place of dx.
 fn of_cast(tensors: TensorSet) -> TensorSet {
     if tensors.has(Tensor::Dy) {
         return tensors.set(Tensor::Dx, false).with(Tensor::Dresidual);
