@@ -36,6 +36,7 @@ Operations
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import importlib.metadata
@@ -629,15 +630,13 @@ def timed(calls, samples, sample_ms):
 
 def machine(commit):
     def version(package):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return "not installed"
 
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
-    versions |= {package: version(package) for package in PACKAGES}
+    versions |= {package: found for package in PACKAGES if (found := version(package))}
     return {"machine": dict(device=torch.cuda.get_device_name(), driver=driver[0].strip() if driver else "unknown",
                             date=datetime.date.today().isoformat(), commit=commit, versions=versions)}
 
