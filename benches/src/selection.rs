@@ -41,36 +41,42 @@ pub enum Shapes {
     OfDevice,
     /// A common shape of the device, and a decode step.
     Two,
-    /// The shapes of these sweeps, with [`Measurable::sweep_bytes`].
-    Sweeps(Vec<Sweep>),
+    /// The shapes of these sweeps, with [`Measurable::sweep_bytes`], and the seed of those that are drawn.
+    Sweeps(Vec<Sweep>, u64),
     /// These shapes.
     Given(Vec<Shape>),
 }
 
-/// Shapes with a growing side.
+/// A series of shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweep {
     /// Growing row lengths, at a fixed number of bytes.
     Cols,
     /// Growing numbers of rows, of one length.
     Rows,
+    /// Row lengths and numbers of rows that nobody chose: they are drawn from a seed.
+    Between,
 }
 
 impl Sweep {
-    /// Both sweeps.
-    pub const ALL: [Sweep; 2] = [Sweep::Cols, Sweep::Rows];
+    /// The sweeps with a growing side, which a picture shows.
+    pub const GROWING: [Sweep; 2] = [Sweep::Cols, Sweep::Rows];
+
+    /// All sweeps.
+    pub const ALL: [Sweep; 3] = [Sweep::Cols, Sweep::Rows, Sweep::Between];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Sweep::Cols => "cols",
             Sweep::Rows => "rows",
+            Sweep::Between => "between",
         }
     }
 
     /// The shapes of the sweep, with at most `bytes` per matrix. Row lengths are powers of two and
     /// some lengths of models; numbers of rows are powers of two.
-    fn shapes(self, bytes: usize, dtype: DType) -> Vec<Shape> {
+    fn shapes(self, bytes: usize, dtype: DType, seed: u64) -> Vec<Shape> {
         let elements = bytes / dtype.size();
         match self {
             Sweep::Cols => {
@@ -81,6 +87,12 @@ impl Sweep {
                 let rows = (0..usize::BITS).map(|bits| 1 << bits);
                 let fitting = rows.take_while(|rows| rows * SWEPT_ROWS_COLS <= elements);
                 fitting.map(|rows| Shape { rows, cols: SWEPT_ROWS_COLS }).collect()
+            }
+            Sweep::Between => {
+                let mut random = fastrand::Rng::with_seed(seed);
+                let mut shapes: Vec<_> = (0..DRAWN).map(|_| drawn(&mut random, elements)).collect();
+                shapes.sort_by_key(|shape| (shape.cols, shape.rows));
+                shapes
             }
         }
     }
@@ -100,6 +112,20 @@ const SWEPT_COLS: [usize; 16] =
 /// The row length of a sweep of the number of rows.
 const SWEPT_ROWS_COLS: usize = 4096;
 
+/// The number of shapes that are drawn.
+const DRAWN: usize = 24;
+
+/// A shape of up to `most` elements, and about a 64th of them or more. Row lengths from 64 to 65536 are
+/// multiples of 8 and none of 128: no tile of a table ends there, and packs of 16 bytes fill the row.
+/// Small and large ones are equally likely.
+fn drawn(random: &mut fastrand::Rng, most: usize) -> Shape {
+    let mut between = |least: f64, most: f64| least * (most / least).powf(random.f64());
+    let cols = between(64.0, 65536.0) as usize / 8 * 8;
+    let cols = if cols.is_multiple_of(128) { cols + 8 } else { cols };
+    let elements = between(most as f64 / 64.0, most as f64) as usize;
+    Shape { rows: (elements / cols).max(1), cols }
+}
+
 impl Shapes {
     /// Whether the user has listed the shapes, so that each must be measured.
     const fn is_given(&self) -> bool {
@@ -110,8 +136,8 @@ impl Shapes {
         match (self, D::SHAPES) {
             (Shapes::Two, [first, .., last]) => vec![*first, *last],
             (Shapes::OfDevice | Shapes::Two, all) => all.to_vec(),
-            (Shapes::Sweeps(sweeps), _) => {
-                sweeps.iter().flat_map(|sweep| sweep.shapes(device.sweep_bytes(), dtype)).collect()
+            (Shapes::Sweeps(sweeps, seed), _) => {
+                sweeps.iter().flat_map(|sweep| sweep.shapes(device.sweep_bytes(), dtype, *seed)).collect()
             }
             (Shapes::Given(shapes), _) => shapes.clone(),
         }
@@ -320,5 +346,18 @@ mod tests {
     fn operations_are_compared_with_the_fastest_copy() {
         let copies = [[3.0, 3.0, 3.0], [1.0, 2.0, 9.0], [0.5, 4.0, 4.0]].map(|seconds| Samples::new(seconds.into()));
         assert_eq!(fastest(copies.into_iter()).all(), [1.0, 2.0, 9.0], "by the median, not by the shortest");
+    }
+
+    #[test]
+    fn drawn_shapes_lie_between_those_that_were_chosen_and_depend_on_the_seed_alone() {
+        let (bytes, shapes) = (1 << 28, |seed| Sweep::Between.shapes(1 << 28, DType::Bf16, seed));
+        for Shape { rows, cols } in (0..100).flat_map(shapes) {
+            assert!((64..=65536).contains(&cols) && cols.is_multiple_of(8) && !cols.is_multiple_of(128), "{cols}");
+            assert!((bytes / 128..=bytes).contains(&(2 * rows * cols)), "{rows}x{cols}");
+        }
+        assert_eq!((shapes(3).len(), shapes(3)), (DRAWN, shapes(3)));
+        assert_ne!(shapes(3), shapes(4));
+        let all: Vec<_> = (0..100).flat_map(shapes).collect();
+        assert!(all.iter().any(|shape| shape.cols < 256) && all.iter().any(|shape| shape.cols > 16384));
     }
 }

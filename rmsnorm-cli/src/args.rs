@@ -179,9 +179,13 @@ pub struct BenchArgs {
     #[arg(long, requires = "shapes", conflicts_with_all = ["json", "append", "plot"])]
     pub list: bool,
     /// Measure a series of shapes: cols (row lengths at a fixed number of bytes), rows (numbers of
-    /// rows of one length)
+    /// rows of one length), between (24 shapes that nobody chose, drawn from --seed); the least and
+    /// the median share of the copy follow the table
     #[arg(long, value_name = "SWEEP,..", value_delimiter = ',', conflicts_with = "shapes")]
     pub sweep: Vec<String>,
+    /// The seed of --sweep between
+    #[arg(long, value_name = "SEED", default_value_t = 0, requires = "sweep")]
+    pub seed: u64,
     /// The dtypes to measure: f32, f16, bf16 [default: f32,bf16]
     #[arg(long, value_name = "DTYPE,..", value_delimiter = ',')]
     pub dtype: Vec<String>,

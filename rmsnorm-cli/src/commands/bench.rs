@@ -158,7 +158,9 @@ fn measured(backend: &AnyBackend, selection: &Selection, show: bool, report: &mu
     fill(backend, selection, report, &mut |row| if show { print(&table::line(row, width)) } else { Ok(()) })?;
     if show {
         let remarks = table::remarks(report).into_iter().map(|remark| remark + "\n");
-        print(&(table::signs(report.rows.iter()) + &remarks.collect::<String>()))?;
+        let shares =
+            if matches!(selection.shapes, Shapes::Sweeps(..)) { table::shares(&report.rows) } else { String::new() };
+        print(&(shares + &table::signs(report.rows.iter()) + &remarks.collect::<String>()))?;
     }
     Ok(())
 }
@@ -214,8 +216,8 @@ fn selection(args: &BenchArgs, shapes: Vec<Shape>) -> Result<Selection, Failure>
     };
     let shapes = match (args.sweep.is_empty(), shapes.is_empty()) {
         // A picture shows sweeps, unless shapes are given.
-        (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::ALL.to_vec()),
-        (false, _) => Shapes::Sweeps(backends::choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?),
+        (true, true) if args.plot.is_some() => Shapes::Sweeps(Sweep::GROWING.to_vec(), args.seed),
+        (false, _) => Shapes::Sweeps(backends::choose("--sweep", &args.sweep, &Sweep::ALL, Sweep::name)?, args.seed),
         (true, true) => Shapes::OfDevice,
         (true, false) => Shapes::Given(shapes),
     };

@@ -308,7 +308,7 @@ fn what_cannot_be_read_or_drawn_is_one_line_before_any_work() {
         (&["compare", "empty.json", "--targets", "absent.toml"], "cannot read absent.toml"),
         (&["compare", "empty.json", "--targets", "text"], "cannot read text: line 1: "),
         (&["compare", "empty.json", "--targets", "targets.toml"], "targets.toml: line 1: unknown field `goal`"),
-        (&["bench", "--sweep", "diagonal"], "--sweep: expected one of cols, rows, got \"diagonal\""),
+        (&["bench", "--sweep", "diagonal"], "--sweep: expected one of cols, rows, between, got \"diagonal\""),
     ];
     let before = folder.names();
     for (args, words) in cases {

@@ -1,5 +1,7 @@
 //! The table of speeds: its heading, its lines, and the notes below it.
 
+use std::collections::BTreeMap;
+
 use rmsnorm_bench::document::{Measured, Report};
 use rmsnorm_bench::{Operation, Shape, reduction_name};
 use rmsnorm_core::GradReduction;
@@ -57,6 +59,25 @@ pub fn signs<'r>(rows: impl Iterator<Item = &'r Measured> + Clone) -> String {
         signs += "+ not captured into a graph: the time includes gaps between launches\n";
     }
     signs
+}
+
+/// The least and the median share of the copy, of each operation and dtype.
+pub fn shares(rows: &[Measured]) -> String {
+    let mut of_operations: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.cold) {
+        of_operations.entry((&row.norm, row.name(), &row.dtype)).or_default().push(row);
+    }
+    let line = |((norm, name, dtype), mut rows): ((_, String, _), Vec<&Measured>)| {
+        rows.sort_by(|a, b| a.of_copy.total_cmp(&b.of_copy));
+        let (least, median) = (rows[0], rows[rows.len() / 2]);
+        let shape = Shape { rows: least.rows, cols: least.cols };
+        let [least, median] = [least, median].map(|row| 100.0 * row.of_copy);
+        format!(
+            "{norm} {name} {dtype}: of copy median {median:.0}%, least {least:.0}% ({shape}), {} shapes\n",
+            rows.len()
+        )
+    };
+    of_operations.into_iter().map(line).collect()
 }
 
 /// The time of first calls, and the operations and sizes that the table lacks.
