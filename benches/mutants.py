@@ -1,6 +1,6 @@
 """Plants one-line bugs in the sources, one at a time, and runs the tests that should catch them.
 
-    python3 benches/mutants.py --check                    checks that every bug's text occurs exactly once
+    python3 benches/mutants.py --check                    checks that every bug's text occurs exactly once, also those of kernels
     python3 benches/mutants.py [--out results.json]       every bug: hours on two cores
     python3 benches/mutants.py --sample 14 --quick        a fixed sample of every crate, with each crate's first tests
 
@@ -29,6 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "benches/mutants/rust.toml"
+sys.path.append(str(LIST.parent))
+import patch  # noqa: E402
 
 # (folder, arguments of the test runs for its files). The runs follow each other until one fails.
 TESTS = [
@@ -189,7 +191,7 @@ def main():
         sys.exit("\n".join(wrong))
     if args.check:
         print(f"{len(bugs)} bugs find their place")
-        return
+        sys.exit(any([patch.check(None, LIST.with_name(f"{language}.toml"), ROOT) for language in ("cuda", "wgsl")]))
     if args.crate:
         bugs = [bug for bug in bugs if bug["id"].startswith(args.crate + "-")]
     if args.ids:

@@ -78,24 +78,26 @@ def sources(bug, root):
 
 
 def check(binary, path, root):
+    """The number of bugs of a list that do not find their place in the sources, and in the binary if there is one."""
     bugs = load(path)
+    data = Path(binary).read_bytes() if binary else None
     bad = 0
-    with open(binary, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for bug in bugs:
-            try:
-                find, _ = padded(bug)
-                texts = sources(bug, root)
-                if bug["file"] not in texts:
-                    raise ValueError(f"no file {bug['file']}")
-                if texts[bug["file"]].count(find) != 1:
-                    raise ValueError(f"{texts[bug['file']].count(find)} times in {bug['file']}")
-                others = [name for name, text in texts.items() if name != bug["file"] and find in text]
-                if others:
-                    raise ValueError(f"also in {others}")
+    for bug in bugs:
+        try:
+            find, _ = padded(bug)
+            texts = sources(bug, root)
+            if bug["file"] not in texts:
+                raise ValueError(f"no file {bug['file']}")
+            if texts[bug["file"]].count(find) != 1:
+                raise ValueError(f"{texts[bug['file']].count(find)} times in {bug['file']}")
+            others = [name for name, text in texts.items() if name != bug["file"] and find in text]
+            if others:
+                raise ValueError(f"also in {others}")
+            if data is not None:
                 place(data, find)
-            except ValueError as error:
-                bad += 1
-                print(f"{bug['id']}: {error}")
+        except ValueError as error:
+            bad += 1
+            print(f"{bug['id']}: {error}")
     classes = {}
     for bug in bugs:
         classes[bug["class"]] = classes.get(bug["class"], 0) + 1
