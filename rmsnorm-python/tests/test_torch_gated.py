@@ -287,17 +287,17 @@ def test_every_choice_of_batched_arguments_is_a_call_for_each_member(makes_gradi
             torch.testing.assert_close(got, torch.stack(right), rtol=1e-5, atol=1e-5, msg=lambda text: f"{batched}: {text}")  # noqa: B023
 
 
-def operator_arguments(kind, options, names, groups):
+def operator_arguments(kind, names, groups):
     """The arguments of `norm`: tensors, and the rest."""
     tensors = make(names)
     x, r, z, before, w, b = map(tensors.get, "xrzZwb")
     return [x, r, z if before is None else before, w, b], \
-        (EPS, options.get("weight_offset", 0.0), int(kind == "layer"), 0, before is not None, before is not None, groups, 0)
+        (EPS, 0.5, int(kind == "layer"), 0, before is not None, before is not None, groups, 0)
 
 
 @pytest.mark.parametrize("kind, options, names, groups", [*FORMS, (*RMS, "xwb", 1), ("layer", {}, "xrwb", 1)])
 def test_operators_have_derivatives(kind, options, names, groups):
-    given, rest = operator_arguments(kind, options, names, groups)
+    given, rest = operator_arguments(kind, names, groups)
     leaves = [tensor for tensor in given if tensor is not None]
     order = "".join(name for name in "xrzZwb" if name in names)
 
@@ -305,7 +305,7 @@ def test_operators_have_derivatives(kind, options, names, groups):
         leaves = iter(leaves)
         return OPS.norm(*[None if tensor is None else next(leaves) for tensor in given], *rest)[: 1 + ("r" in names)]
 
-    exact, wide = by_position(theirs(kind, options, groups), order), [tensor.double() for tensor in leaves]
+    exact, wide = by_position(theirs(kind, options | dict(weight_offset=rest[1]), groups), order), [tensor.double() for tensor in leaves]
     tangents = [random(*tensor.shape) for tensor in leaves]
     near(call(*leaves), exact(*wide))
     near(torch.func.jvp(call, tuple(leaves), tuple(tangents))[1], torch.func.jvp(exact, tuple(wide), tuple(t.double() for t in tangents))[1])
@@ -318,7 +318,7 @@ def test_operators_have_derivatives(kind, options, names, groups):
 
 @pytest.mark.parametrize("kind, options, names, groups", FORMS, ids=range(len(FORMS)))
 def test_opcheck(kind, options, names, groups):
-    given, rest = operator_arguments(kind, options, names, groups)
+    given, rest = operator_arguments(kind, names, groups)
     x, _, z, w, b = given
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     y, h, mean, rstd = OPS.norm(*given, *rest)

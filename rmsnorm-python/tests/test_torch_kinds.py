@@ -241,7 +241,7 @@ def test_derivatives_of_a_y_of_another_dtype(x_dtype, y_dtype, name):
 
 @pytest.mark.parametrize("kind, order", [(2, 0), (3, 0), (0, 2), (0, 3), (1, 3), (2, 1)])
 def test_opcheck(kind, order):
-    given, _ = operator_arguments("layer" if kind == 1 else "rms", {}, "xzwb", 2)
+    given, _ = operator_arguments("layer" if kind == 1 else "rms", "xzwb", 2)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     options = EPS, 0.5, kind, order, True, False, 2
     x, _, z, w, b = given
