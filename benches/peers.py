@@ -629,14 +629,12 @@ def timed(calls, samples, sample_ms):
 
 
 def machine(commit):
-    def version(package):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(package)
-
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
-    versions |= {package: found for package in PACKAGES if (found := version(package))}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return {"machine": dict(device=torch.cuda.get_device_name(), driver=driver[0].strip() if driver else "unknown",
                             date=datetime.date.today().isoformat(), commit=commit, versions=versions)}
 
