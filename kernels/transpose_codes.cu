@@ -37,7 +37,7 @@ __device__ inline void move_up(unsigned* words, int bytes) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_codes(const __grid_constant__ Params p) {
     __shared__ __align__(16) unsigned tile[(BEFORE + SIDE) * WORDS];
-    // Whether every row of codes begins on 16 bytes, and every column of the copy that is to.
+    // Whether every row of codes begins on 16 bytes. Without IS_RAGGED, also every column of the copy.
     unsigned long long bytes = (unsigned long long)p.codes.data | p.codes.row_stride;
     if constexpr (!IS_RAGGED) bytes |= (unsigned long long)p.codes_t.data | p.codes_t.row_stride;
 #if HAS_ROW_GROUPS
