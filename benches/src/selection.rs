@@ -117,7 +117,7 @@ const DRAWN: usize = 24;
 
 /// A shape of up to `most` elements, and about a 64th of them or more. Row lengths from 64 to 65536 are
 /// multiples of 8 and none of 128: no tile of a table ends there, and packs of 16 bytes fill the row.
-/// Small and large ones are equally likely.
+/// The logarithms of lengths and of sizes are drawn evenly.
 fn drawn(random: &mut fastrand::Rng, most: usize) -> Shape {
     let mut between = |least: f64, most: f64| least * (most / least).powf(random.f64());
     let cols = between(64.0, 65536.0) as usize / 8 * 8;

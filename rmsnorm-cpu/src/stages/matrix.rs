@@ -10,7 +10,7 @@ use crate::lanes::{Any, Elements, In, Numbers, Out, Piece, Simd};
 pub(crate) struct RowStarts {
     /// Elements from the start of a row to the start of the next row in its group.
     pub(crate) row_stride: usize,
-    /// The groups, and the number of rows of the first group that belong to the previous part.
+    /// The groups of rows, and the number of rows of the first group that belong to the previous part.
     groups: Option<(RowGroups, usize)>,
     /// The groups of columns that count as rows, and the columns of a group.
     column_groups: (usize, usize),
