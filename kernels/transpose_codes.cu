@@ -3,8 +3,8 @@
 // in the L2 (16384x4096 with the norm: 90 us, first tile first 92 us).
 //
 // Stores have 16 bytes. If the number of rows is no multiple of 16 (IS_RAGGED), columns of the copy
-// begin anywhere. A column's part of a tile then begins up to 15 rows early, on 16 bytes, and a tile
-// has the 16 rows before its own, too.
+// begin anywhere. A column's part of a tile then begins up to 31 rows early, on a sector of the L2
+// (32 bytes), and a tile has the 32 rows before its own, too.
 //
 // A tile is stored in shared memory as words of four columns. Each row is rotated so that accesses
 // along rows and down columns have no bank conflicts.
@@ -13,7 +13,7 @@ constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16, STRIPS = SIDE / STRIP;
 static_assert(THREADS == STRIPS * WORDS, "a thread has 16 rows of 4 columns");
 
 // Rows of a tile before its own.
-constexpr int BEFORE = IS_RAGGED ? STRIP : 0;
+constexpr int BEFORE = IS_RAGGED ? 32 : 0;
 
 // The place of a word of a row of a tile.
 __device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP % STRIPS * 4)); }
@@ -23,16 +23,6 @@ __device__ inline unsigned gather(const unsigned* words, int byte) {
     const unsigned low = __byte_perm(words[0], words[1], byte | (4 + byte) << 4);
     const unsigned high = __byte_perm(words[2], words[3], byte | (4 + byte) << 4);
     return __byte_perm(low, high, 0x5410);
-}
-
-// Moves the bytes of two strips up by `bytes` < 16. The first strip becomes undefined.
-__device__ inline void move_up(unsigned* words, int bytes) {
-    #pragma unroll
-    for (int i = 7; i > 1; --i) words[i] = bytes & 8 ? words[i - 2] : words[i];
-    #pragma unroll
-    for (int i = 7; i > 2; --i) words[i] = bytes & 4 ? words[i - 1] : words[i];
-    #pragma unroll
-    for (int i = 7; i > 3; --i) words[i] = __funnelshift_l(words[i - 1], words[i], bytes % 4 * 8);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_codes(const __grid_constant__ Params p) {
@@ -47,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
     const bool is_wide = bytes % STRIP == 0;
     const unsigned long long across = (p.cols + SIDE - 1) / SIDE;
     // A column that begins early may end in a further tile.
-    const unsigned long long tiles = (p.rows + (IS_RAGGED ? STRIP - 1 : 0) + SIDE - 1) / SIDE * across;
+    const unsigned long long tiles = (p.rows + (IS_RAGGED ? BEFORE - 1 : 0) + SIDE - 1) / SIDE * across;
     wait_for_earlier_kernels();
 
     for (unsigned long long turn = blockIdx.x; turn < tiles; turn += gridDim.x) {
@@ -71,35 +61,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
             *reinterpret_cast<uint4*>(&tile[place(BEFORE + r, strip / 4)]) = make_uint4(words[0], words[1], words[2], words[3]);
         };
         #pragma unroll
-        for (int r = threadIdx.x / STRIPS; r < SIDE; r += THREADS / STRIPS) read(r);
-        if (threadIdx.x / STRIPS < BEFORE) read(int(threadIdx.x / STRIPS) - BEFORE);
+        for (int r = 0; r < BEFORE + SIDE; r += THREADS / STRIPS) read(int(threadIdx.x / STRIPS) + r - BEFORE);
         __syncthreads();
         const int first = threadIdx.x % STRIPS * STRIP, word = threadIdx.x / STRIPS;
-        unsigned strips[BEFORE + STRIP];
-        #pragma unroll
-        for (int i = 0; i < BEFORE + STRIP; ++i) strips[i] = tile[place(first + i, word)];
+        unsigned strip_of_four[STRIP];
+        const auto read_strip = [&](int row) {
+            #pragma unroll
+            for (int i = 0; i < STRIP; ++i) strip_of_four[i] = tile[place(BEFORE + row + i, word)];
+        };
+        if constexpr (!IS_RAGGED) read_strip(first);
         #pragma unroll
         for (int byte = 0; byte < 4; ++byte) {
             const int col = word * 4 + byte;
             if (col >= cols) break;
-            unsigned words[(BEFORE + STRIP) / 4];
-            #pragma unroll
-            for (int i = 0; i < (BEFORE + STRIP) / 4; ++i) words[i] = gather(&strips[4 * i], byte);
-            Code* to = p.codes_t.data + (group_column(p) + col0 + col) * p.codes_t.row_stride + row0 + first;
+            Code* to = p.codes_t.data + (group_column(p) + col0 + col) * p.codes_t.row_stride + row0;
             int row = first;
             if constexpr (IS_RAGGED) {
-                const int early = int((unsigned long long)to % STRIP);
-                move_up(words, early);
-                to -= early;
-                row -= early;
+                row -= int((unsigned long long)to % BEFORE);
+                read_strip(row);
             }
-            const unsigned* stored = words + BEFORE / 4;
+            unsigned words[STRIP / 4];
+            #pragma unroll
+            for (int i = 0; i < STRIP / 4; ++i) words[i] = gather(&strip_of_four[4 * i], byte);
             if ((IS_RAGGED || is_wide) && row >= least && row + STRIP <= rows) {
-                store<16, true>(to, stored);
+                store<16, true>(to + row, words);
             } else {
                 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)
-                    if (row + i >= least && row + i < rows) store_byte(to + i, stored[i / 4] >> (8 * (i % 4)));
+                    if (row + i >= least && row + i < rows) store_byte(to + row + i, words[i / 4] >> (8 * (i % 4)));
             }
         }
         __syncthreads();

@@ -1,5 +1,6 @@
 //! Cases of the two L2 norms, whose sums over a row are not divided: math.md, section 1.
 
+use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
 use crate::case::dice::{Dice, Lists, alternate, drawn, each, is_meaningful};
@@ -177,6 +178,12 @@ fn core() -> Vec<Case> {
             each(COLS.into_iter().enumerate(), [Kind::END_TO_END, Kind::BACKWARD_SUMS].into_iter().enumerate())
         {
             cases.push(plain(kind, norm, DType::ALL[(i + j) % 3], (3, cols)));
+        }
+        // Columns of the transposed copy begin within a vector, and may end in a further tile.
+        for scale in [ScaleKind::Given, ScaleKind::Current] {
+            let quant = Some(QuantSpec::new(CodeType::E4m3, scale));
+            let case = plain(Kind::QUANTIZED_FORWARD, norm, DType::Bf16, (121, 200));
+            cases.push(Case { quant, present: USUAL.with(Tensor::CodesT), ..case });
         }
         cases.extend(trials(norm, &[(65, 33), (257, 128), (2, 4099)]));
     }
