@@ -16,7 +16,8 @@ pub(crate) fn widest_input(problem: &Problem) -> usize {
     sizes.chain(of_x).fold(problem.dtypes.activation.size(), usize::max)
 }
 
-/// Whether forward reads more than `x`: matrices of pieces, or several parts.
+/// Whether forward reads more than `x` before it normalizes: matrices of pieces, several parts, or a
+/// weight that comes before the norm.
 pub(crate) fn reads_more(problem: &Problem) -> bool {
-    !inputs_of(problem).is_empty() || problem.parts > 1
+    !inputs_of(problem).is_empty() || problem.parts > 1 || problem.cast_order.is_weight_first()
 }

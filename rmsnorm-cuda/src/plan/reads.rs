@@ -20,8 +20,8 @@ impl Tile {
         needed <= self.registers()
     }
 
-    /// The same with a gate before the norm: a pack of h is f32, and takes the registers of x and of
-    /// the gate.
+    /// The same with a gate or a weight before the norm: a pack of h is f32, and takes the registers
+    /// of two packs of 16 bits.
     pub(super) fn holds_gated(&self, norm: Norm) -> bool {
         let packs = self.packs * self.unroll;
         let needed = match norm {
@@ -67,8 +67,9 @@ pub(super) fn reads(key: &KernelKey) -> Reads {
         if after > 0 {
             return Reads { keeps_row: false, loads_at_use: true, ..reads };
         }
-        // A second read would have to read all parts, or several matrices, and to activate a gate.
-        let holds_h = match pieces.has(Piece::GateBefore) {
+        // A second read would have to read all parts, or several matrices, to activate a gate or to
+        // multiply by a weight.
+        let holds_h = match pieces.has(Piece::GateBefore) || pieces.has(Piece::WeightFirst) {
             true => tile.holds_gated(call.norm),
             false => before > 0 && tile.holds_rows(call.norm, 1 + before as u32),
         };
