@@ -92,8 +92,16 @@ const LAYER_TO_CODES: Ladder<Tile> = Borrowed(&[
 pub(super) const PLAIN: Ladders = Ladders {
     cluster: Borrowed(&[
         none_up_to(2048),
+        // 7488x17920: 132.8 us (128 threads on three blocks 140.9 us).
+        up_to(2560, cluster(2, 160, 2)),
+        // 5440x24576: 126.4 us (clusters of two 133.4 us).
+        up_to(3072, cluster(4, 96, 6)),
+        // 4672x28672: 126.5 us (clusters of two 130.7 us).
+        up_to(3584, cluster(4, 128, 5)),
         // 4096x32768: 101 % (100 % from the L1).
         up_to(4096, cluster(2, 128, 3)),
+        // 3264x40960: 130.2 us (128 threads 141.4 us).
+        up_to(5120, cluster(8, 160, 5)),
         // 512x65536: 34.5 us (was 35.2 us).
         up_to(8192, cluster(8, 128, 5)),
         // 1024x131072: 100 % (256 threads 91 %, from shared memory 89 %). 512x262144: 77 % (from
@@ -250,6 +258,8 @@ const LAYER: Ladders = Ladders {
         up_to(1280, block(256, 1, 1, 4)),
         // 8192x16384: 98 %; 10880x12288: 98 %.
         up_to(2048, block(256, 1, 1, 3)),
+        // 7488x17920: 142.6 us (512 threads 156.5 us).
+        up_to(2304, block(384, 1, 1, 2)),
         // 20480 columns: 93 % (from shared memory 90 %); 24576 columns: 96 %. Longer rows do
         // not stay in the L1 for the second read: 28672 columns 77 %, 32768 columns 52 %.
         up_to(3072, block(512, 1, 1, 2)),
@@ -334,7 +344,11 @@ pub(super) const ONE_SUM: Ladders = Ladders {
         up_to(3072, ring(2, grouped(4, 128, 4, 1))),
         // 4096x32768: 93 to 95 %; 28672 columns: 90 %.
         up_to(4096, ring(2, cluster(4, 128, 2))),
-        // 2048x65536: 90 to 93 % (512 threads 89 %); 40960 columns: 76 % (256 threads 69 %).
+        // 3264x40960: 240 us (two blocks 248 us).
+        up_to(5120, overlapped(ring(3, cluster(8, 128, 1)))),
+        // 2304x57344: 223 us (two blocks 234 us).
+        up_to(7168, ring(3, cluster(8, 128, 1))),
+        // 2048x65536: 90 to 93 % (512 threads 89 %).
         up_to(8192, ring(3, cluster(8, 128, 2))),
         // 1024x131072: 85 to 86 % (512 threads 85 %, the passes in turn 85 %).
         up_to(16384, overlapped(ring(3, cluster(8, 256, 1)))),
@@ -412,8 +426,12 @@ const TWO_SUMS: Ladders = Ladders {
         up_to(3584, ring(3, cluster(2, 448, 1))),
         // 4096x32768: 89 % (overlapped 84 %).
         up_to(4096, ring(2, cluster(4, 256, 2))),
+        // 3264x40960: 258 us (clusters of four 284 us).
+        up_to(5120, ring(3, cluster(8, 128, 1))),
         // 640x49152: 71.0 us (was 72.6 us).
         up_to(6144, ring(2, cluster(4, 256, 1))),
+        // 2304x57344: 220 us (256 threads on two blocks 232 us).
+        up_to(7168, ring(3, cluster(8, 128, 1))),
         // 2048x65536: 89 % (overlapped 83 %).
         up_to(8192, ring(3, cluster(8, 256, 2))),
         // 1024x131072: 80 % (overlapped 77 %).
