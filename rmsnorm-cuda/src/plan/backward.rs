@@ -8,7 +8,7 @@ use rmsnorm_gpu::reduction;
 use rmsnorm_gpu::tuning::find;
 use rmsnorm_spec::{Direction, GradReduction, Problem, Slot, Storage, Tensor, TensorSet};
 
-use super::tuning::{Ladders, Tuning};
+use super::tuning::{Ladders, Tuning, block, ring};
 use super::{COLUMN_LANES, Plan, Program, RESERVED_BYTES, Step, Tile, Workspace, found, key, pack};
 use crate::caps::Caps;
 
@@ -359,6 +359,34 @@ fn gated(problem: &Problem, tile: Tile) -> Tile {
     }
 }
 
+/// The tile of a call with neither sums over the rows nor a gate, such as one without a weight or with
+/// a frozen one. A block with several rows has at most two stages; a row of more than 8192 columns of
+/// 16 bits has a block of its own, with two packs for each thread. Rows of fewer than 512 columns were
+/// not measured. On an H200, RMS norm of 64 MiB of bf16 without a weight, in us:
+///
+/// | columns | tile with sums | this tile |
+/// |---|---|---|
+/// | 512 | 54.5 | 49.4 |
+/// | 1024 | 56.1 | 49.3 |
+/// | 4096 | 59.0 | 49.2 |
+/// | 10240 | 62.8 | 49.1 |
+/// | 12288 | 58.4 | 50.2 |
+/// | 14336 | 52.9 | 50.2 |
+/// | 16384 | 65.5 | 50.4 |
+fn without_sums(problem: &Problem, tile: Tile) -> Tile {
+    if problem.tensors.sums_over_rows() > 0 || problem.gate.is_some() {
+        return tile;
+    }
+    match problem.cols.div_ceil(tile.pack as usize) {
+        64..=1024 if tile.groups > 1 => Tile { stages: tile.stages.min(2), ..tile },
+        packs @ 1025..=2048 => {
+            let threads_per_row = packs.div_ceil(2).next_multiple_of(32) as u32;
+            Tile { packs: 2, pack: tile.pack, ..ring(2, block(threads_per_row, 1, 1, 1)) }
+        }
+        _ => tile,
+    }
+}
+
 /// Removes stages, then blocks, until the ring fits the shared memory. With a gate, removes blocks,
 /// then stages, until a multiprocessor has at most [`GATED_RINGS`] in flight, if that is possible and
 /// [`gated`] gives a thread no second row.
@@ -369,6 +397,7 @@ fn fit(problem: &Problem, tile: Tile, caps: &Caps) -> Option<Tile> {
             && bytes(tile) * tile.blocks_per_sm as usize <= caps.shared_per_sm as usize
             && tile.threads() * tile.blocks_per_sm <= caps.threads_per_sm
     };
+    let tile = without_sums(problem, tile);
     if problem.gate.is_some() {
         let (tile, one_row) = (gated(problem, tile), tile.unroll);
         let stages = (2..=tile.stages).rev();

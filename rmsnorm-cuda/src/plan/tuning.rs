@@ -111,7 +111,7 @@ impl Tuning {
 
 /// Threads per row, groups of such threads in a block, rows in flight per group, and blocks per
 /// multiprocessor.
-const fn block(threads_per_row: u32, groups: u32, unroll: u32, blocks_per_sm: u32) -> Tile {
+pub(super) const fn block(threads_per_row: u32, groups: u32, unroll: u32, blocks_per_sm: u32) -> Tile {
     Tile { threads_per_row, groups, unroll, blocks_per_sm, ..Tile::NONE }
 }
 
@@ -127,7 +127,7 @@ const fn grouped(cluster: u32, threads_per_row: u32, groups: u32, blocks_per_sm:
 
 /// Backward: with this many steps in shared memory. Two where three would put too many bytes in
 /// flight.
-const fn ring(stages: u32, tile: Tile) -> Tile {
+pub(super) const fn ring(stages: u32, tile: Tile) -> Tile {
     Tile { stages, ..tile }
 }
 
