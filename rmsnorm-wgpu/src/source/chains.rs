@@ -29,8 +29,9 @@ fn put(key: &KernelKey, piece: Piece, pair: String) -> String {
         // Backward reads the sum.
         (Piece::Residual, Direction::Backward) => pair,
         (Piece::GateBefore, _) => format!("gate_put({pair}, held.gate)"),
-        // Forward holds h: `held`.
-        (Piece::WeightFirst, Direction::Forward | Direction::QuantizedForward) => pair,
+        (Piece::WeightFirst, Direction::Forward | Direction::QuantizedForward) => {
+            format!("weight_first_put({pair}, held.weight)")
+        }
         (Piece::WeightFirst, Direction::Backward) => format!("weight_first_put({pair}, weight)"),
         (Piece::GateAfter, _) if holds_gate(key) => format!("gate_after_put({pair}, h.gate)"),
         (Piece::GateAfter, _) => format!("gate_after_put({pair}, held.gate)"),
@@ -122,19 +123,19 @@ fn held_matrices(key: &KernelKey) -> Vec<Held> {
 /// The type of the held matrices, and their loads.
 fn held(key: &KernelKey) -> String {
     let matrices = held_matrices(key);
-    let list = |each: &dyn Fn(&Held) -> String| matrices.iter().map(each).collect::<Vec<_>>().join(", ");
-    let kept = |held: &Held| format!("Kept_{}", suffix(storage_of(key, held.tensor)));
+    // A weight before the norm is loaded with x: its rounding branches.
     let is_first = pieces(key).has(Piece::WeightFirst) && key.program.info().direction != Direction::Backward;
-    let load = |held: &Held| match format!("load_{}(row, thread, k)", held.from) {
-        // What is held of x is h, so that the weight is read once.
-        x if is_first && held.tensor == Tensor::X => {
-            format!("settled_T(kept_T(weight_first_put(pair_T({x}), load_weight_0(thread, k))))")
-        }
-        load => load,
+    let list = |each: &dyn Fn(&Held) -> String, weight: &str| {
+        let weight = is_first.then(|| weight.to_owned());
+        matrices.iter().map(each).chain(weight).collect::<Vec<_>>().join(", ")
     };
-    let fields = list(&|held| format!("{}: {}", held.tensor, kept(held)));
-    let early = list(&|held| if held.is_late { format!("{}()", kept(held)) } else { load(held) });
-    let late = list(&|held| if held.is_late { load(held) } else { format!("held.{}", held.tensor) });
+    let kept = |held: &Held| format!("Kept_{}", suffix(storage_of(key, held.tensor)));
+    let load = |held: &Held| format!("load_{}(row, thread, k)", held.from);
+    let fields = list(&|held| format!("{}: {}", held.tensor, kept(held)), "weight: Kept_W");
+    let early = |held: &Held| if held.is_late { format!("{}()", kept(held)) } else { load(held) };
+    let early = list(&early, "load_weight_0(thread, k)");
+    let late = |held: &Held| if held.is_late { load(held) } else { format!("held.{}", held.tensor) };
+    let late = list(&late, "held.weight");
     substitute(HELD, &[("FIELDS", &fields), ("EARLY", &early), ("LATE", &late)])
 }
 
