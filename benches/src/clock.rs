@@ -74,10 +74,17 @@ pub fn alternate<D: Measurable>(
     let sample_seconds = D::SAMPLE_SECONDS.min(seconds / (turns * FEWEST_SAMPLES) as f64);
     let mut batches = Vec::with_capacity(turns);
     for turn in 0..turns {
-        let batch = device.make_batch(sets, &mut |device, set| call(device, turn, set))?;
-        let once = device.time(&batch, 0..1, &mut |device, set| call(device, turn, set))?;
-        let repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, 1e6) as usize;
-        batches.push((batch, repeats));
+        batches.push((device.make_batch(sets, &mut |device, set| call(device, turn, set))?, 1));
+    }
+    let (start, wake) = (Instant::now(), Duration::from_secs_f64(D::WAKE_SECONDS));
+    loop {
+        for (turn, (batch, repeats)) in batches.iter_mut().enumerate() {
+            let once = device.time(batch, 0..*repeats, &mut |device, set| call(device, turn, set))?;
+            *repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, 1e6) as usize;
+        }
+        if start.elapsed() >= wake {
+            break;
+        }
     }
 
     let mut samples = vec![Vec::new(); turns];

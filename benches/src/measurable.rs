@@ -27,6 +27,9 @@ pub trait Measurable: Harness + Tunable {
     /// cost.
     const SAMPLE_SECONDS: f64;
 
+    /// Seconds of work after which an idle device has its full clock: samples begin then.
+    const WAKE_SECONDS: f64;
+
     /// Prepared calls: a graph on CUDA, nothing on the CPU.
     type Batch;
 

@@ -39,6 +39,7 @@ impl Measurable for CpuBackend {
     const COPIES: usize = 2;
 
     const SAMPLE_SECONDS: f64 = 100e-6;
+    const WAKE_SECONDS: f64 = 0.0;
 
     type Batch = ();
 
