@@ -112,6 +112,33 @@ impl Simd for Avx2 {
             unsafe { [_mm256_loadu_si256(from.as_ptr().cast()), _mm256_loadu_si256(from.as_ptr().add(16).cast())] }
         }
 
+        fn load_part(from: &[f32]) -> Lanes {
+            // SAFETY:
+            // - bounds: only lanes with bits in the mask are read, which are the elements of the slice.
+            each_register!(i => unsafe {
+                _mm256_maskload_ps(from.as_ptr().wrapping_add(i * WIDTH), first_lanes(from.len(), i))
+            })
+        }
+
+        fn load_halves_part(from: &[u16]) -> Halves {
+            let (pairs, last) = from.as_chunks::<2>();
+            let last = _mm256_set1_epi32(last.first().map_or(0, |&last| last.into()));
+            each_of!([0, 1], i => {
+                // SAFETY:
+                // - bounds: only lanes with bits in the mask are read, which are the pairs of the slice;
+                // - alignment: any is allowed.
+                let words = unsafe {
+                    _mm256_maskload_epi32(from.as_ptr().cast::<i32>().wrapping_add(i * WIDTH), first_lanes(pairs.len(), i))
+                };
+                let next = _mm256_andnot_si256(first_lanes(pairs.len(), i), first_lanes(pairs.len() + 1, i));
+                _mm256_or_si256(words, _mm256_and_si256(next, last))
+            })
+        }
+
+        fn first(lanes: Lanes, len: usize) -> Lanes {
+            each_register!(i => _mm256_and_ps(lanes[i], _mm256_castsi256_ps(first_lanes(len, i))))
+        }
+
         fn widen_f16(halves: Halves) -> Lanes {
             each_register!(i => _mm256_cvtph_ps(eight(halves, i)))
         }
@@ -190,6 +217,27 @@ impl Simd for Avx2 {
         // - memory: it is a hint that accesses nothing, so any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }
+}
+
+/// All bits in 32 words, and none in 32 more.
+const MASKS: [i32; 2 * LANES] = {
+    let mut masks = [0; 2 * LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        masks[lane] = -1;
+        lane += 1;
+    }
+    masks
+};
+
+/// All bits of those lanes of register `i` that are among the first `len`, of at most 32.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn first_lanes(len: usize, i: usize) -> __m256i {
+    let at = LANES - len.min(LANES) + i * WIDTH;
+    // SAFETY:
+    // - bounds: i < REGISTERS, so at most 32 + 24 words come before the eight that are read.
+    unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(at).cast()) }
 }
 
 /// Writes registers side by side, past the cache if `STREAM`.

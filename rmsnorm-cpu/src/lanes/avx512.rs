@@ -103,6 +103,24 @@ impl Simd for Avx512 {
             unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
         }
 
+        fn load_part(from: &[f32]) -> Lanes {
+            // SAFETY:
+            // - bounds: only lanes with bits in the mask are read, which are the elements of the slice.
+            each_register!(i => unsafe {
+                _mm512_maskz_loadu_ps(first_lanes(from.len(), i), from.as_ptr().wrapping_add(i * WIDTH))
+            })
+        }
+
+        fn load_halves_part(from: &[u16]) -> __m512i {
+            // SAFETY:
+            // - bounds: only lanes with bits in the mask are read, which are the elements of the slice.
+            unsafe { _mm512_maskz_loadu_epi16(first_bits(from.len()), from.as_ptr().cast()) }
+        }
+
+        fn first(lanes: Lanes, len: usize) -> Lanes {
+            each_register!(i => _mm512_maskz_mov_ps(first_lanes(len, i), lanes[i]))
+        }
+
         fn widen_f16(halves: __m512i) -> Lanes {
             each_register!(i => _mm512_cvtph_ps(sixteen(halves, i)))
         }
@@ -220,6 +238,18 @@ const HIGH_WORDS: [u16; LANES] = {
     }
     positions
 };
+
+/// A bit for each of the first `len` lanes, of at most 32.
+#[inline(always)]
+fn first_bits(len: usize) -> u32 {
+    ((1u64 << len) - 1) as u32
+}
+
+/// The bits of register `i`.
+#[inline(always)]
+fn first_lanes(len: usize, i: usize) -> u16 {
+    (first_bits(len) >> (i * WIDTH)) as u16
+}
 
 /// Values `16 * i` to `16 * i + 15`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]

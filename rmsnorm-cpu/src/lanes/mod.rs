@@ -53,7 +53,7 @@ pub(crate) trait Work {
 
 /// The operations of an instruction set on a group of lanes.
 pub(crate) trait Simd: Sized {
-    /// Whether forward processes rows of 16-bit elements in batches. Without wide registers, the
+    /// Whether forward processes short rows in batches. Without wide registers, the
     /// cost of rounding outweighs the gain.
     const IS_BATCHED: bool;
 
@@ -117,6 +117,24 @@ pub(crate) trait Simd: Sized {
     /// # Safety
     /// As [`store`](Self::store).
     unsafe fn store_halves<const STREAM: bool>(to: &mut Group<u16>, halves: Self::Halves);
+
+    /// Reads fewer than 32 elements, with zeros after them.
+    #[inline(always)]
+    fn load_part(from: &[f32]) -> Self::Lanes {
+        Self::load(&padded(from))
+    }
+    /// Reads fewer than 32 values of 16 bits, with zeros after them.
+    #[inline(always)]
+    fn load_halves_part(from: &[u16]) -> Self::Halves {
+        Self::load_halves(&padded(from))
+    }
+    /// The first `len` lanes, with zeros after them.
+    #[inline(always)]
+    fn first(lanes: Self::Lanes, len: usize) -> Self::Lanes {
+        let mut array = rounded::<Self, f32>(lanes);
+        array[len..].fill(0.0);
+        Self::load(&array)
+    }
 
     /// Exact.
     fn widen_f16(halves: Self::Halves) -> Self::Lanes;
@@ -294,7 +312,12 @@ pub(crate) fn load<S: Simd, E: Element, P: Piece>(from: &[E], piece: P) -> S::La
     if P::IS_FULL {
         widen::<S, E>(&from[piece.start()..piece.start() + LANES].as_chunks::<LANES>().0[0])
     } else {
-        widen::<S, E>(&padded(&from[piece.start()..][..piece.len()]))
+        let part = &from[piece.start()..][..piece.len()];
+        match E::DTYPE {
+            DType::F32 => S::load_part(bytemuck::cast_slice(part)),
+            DType::F16 => S::widen_f16(S::load_halves_part(bytemuck::cast_slice(part))),
+            DType::Bf16 => S::widen_bf16(S::load_halves_part(bytemuck::cast_slice(part))),
+        }
     }
 }
 
@@ -304,8 +327,7 @@ pub(crate) fn store<S: Simd, E: Element, P: Piece>(to: &mut Out<'_, E>, piece: P
     if P::IS_FULL {
         narrow::<S, E>(to.group(piece.start()), lanes);
     } else {
-        let all = rounded::<S, E>(lanes);
-        to.part(piece.start(), piece.len()).copy_from_slice(&all[..piece.len()]);
+        to.part(piece.start(), piece.len()).copy_from_start(&rounded::<S, E>(lanes));
     }
 }
 
@@ -405,12 +427,7 @@ pub(crate) fn round_through<S: Simd>(dtype: DType, lanes: S::Lanes) -> S::Lanes 
 /// The lanes of a piece, with zeros beyond its length.
 #[inline(always)]
 pub(crate) fn within<S: Simd, P: Piece>(piece: P, lanes: S::Lanes) -> S::Lanes {
-    if P::IS_FULL {
-        return lanes;
-    }
-    let mut array = rounded::<S, f32>(lanes);
-    array[piece.len()..].fill(0.0);
-    S::load(&array)
+    if P::IS_FULL { lanes } else { S::first(lanes, piece.len()) }
 }
 
 /// The nearest elements, ties to even.
@@ -454,7 +471,7 @@ unsafe fn put<S: Simd, E: Element, const STREAM: bool>(to: &mut Group<E>, lanes:
 
 // Not inlined into loops, because ends of rows are rare.
 #[inline(never)]
-fn padded<E: Element>(from: &[E]) -> [E; LANES] {
+fn padded<E: Copy + Default>(from: &[E]) -> [E; LANES] {
     let mut padded = [E::default(); LANES];
     padded[..from.len()].copy_from_slice(from);
     padded
@@ -554,19 +571,27 @@ mod tests {
     }
 
     fn pieces_cover_each_element_once<S: Simd>(isa: Isa) {
-        for cols in 1..=4 * LANES {
-            for head in 0..=cols.min(LANES - 1) {
-                let from: Vec<f32> = (0..cols).map(|col| col as f32 + 1.0).collect();
-                let (mut to, mut visits) = (vec![0.0f32; cols], 0);
-                for_each_piece!(head, cols, piece => {
-                    let lanes = load::<S, f32, _>(&from, piece);
-                    assert_eq!(rounded::<S, f32>(lanes)[piece.len()..].iter().sum::<f32>(), 0.0);
-                    store::<S, f32, _>(&mut Out::from(&mut to[..]), piece, lanes);
-                    visits += piece.len();
-                });
-                assert_eq!((&to, visits), (&from, cols), "cols {cols}, head {head} on {isa}");
+        fn check<S: Simd, E: Element>(isa: Isa) {
+            for cols in 1..=4 * LANES {
+                for head in 0..=cols.min(LANES - 1) {
+                    let from: Vec<E> = (0..cols).map(|col| E::from_f32(col as f32 + 1.0)).collect();
+                    let (mut to, mut visits) = (vec![E::default(); cols], 0);
+                    for_each_piece!(head, cols, piece => {
+                        let lanes = load::<S, E, _>(&from, piece);
+                        assert_eq!(rounded::<S, f32>(lanes)[piece.len()..].iter().sum::<f32>(), 0.0);
+                        let ones = rounded::<S, f32>(within::<S, _>(piece, S::splat(1.0)));
+                        assert!((0..LANES).all(|lane| ones[lane] == f32::from(lane < piece.len())));
+                        store::<S, E, _>(&mut Out::from(&mut to[..]), piece, lanes);
+                        visits += piece.len();
+                    });
+                    let [got, expected] = [&to, &from].map(|all| all.iter().map(|e| e.bits()).collect::<Vec<_>>());
+                    assert_eq!((got, visits), (expected, cols), "cols {cols}, head {head}, {} on {isa}", E::DTYPE);
+                }
             }
         }
+        check::<S, f32>(isa);
+        check::<S, f16>(isa);
+        check::<S, bf16>(isa);
     }
 
     #[test]

@@ -394,6 +394,25 @@ impl<'a, E: AnyElement> Out<'a, E> {
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.first.cast(), values.len()) }
     }
 
+    /// Writes every element, of at most 31, from the first of `values`. It copies powers of two: what is copied with a
+    /// length that the compiler does not know takes a call, and a masked store touches lines that it does not write.
+    #[inline(always)]
+    pub(super) fn copy_from_start(&mut self, values: &[E; LANES]) {
+        let mut at = 0;
+        macro_rules! copy {
+            ($($count:literal)*) => {
+                $(if self.len & $count != 0 {
+                    let to: &mut [_; $count] = &mut self.elements_mut()[at..at + $count].as_chunks_mut().0[0];
+                    let from: &[_; $count] = &values[at..at + $count].as_chunks().0[0];
+                    *to = from.map(MaybeUninit::new);
+                    at += $count;
+                })*
+            };
+        }
+        copy!(16 8 4 2 1);
+        debug_assert_eq!(at, self.len);
+    }
+
     /// Writes `value` to every element and returns the slice of values.
     pub(crate) fn filled(mut self, value: E) -> &'a mut [E] {
         self.elements_mut().fill(MaybeUninit::new(value));

@@ -1,6 +1,6 @@
 //! Forward: math.md, equations (1) to (6) and (13) to (16). The schedule contains no norm: the slots do. A row is read
 //! from memory once; later visits find it in the cache, or on the stack. While it is written, the next row is
-//! prefetched. Rows of 16-bit elements go through `batches`.
+//! prefetched. Rows of 16-bit elements, and short ones of f32, go through `batches`.
 
 use rmsnorm_spec::DTypes;
 

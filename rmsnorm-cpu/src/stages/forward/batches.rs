@@ -1,7 +1,8 @@
-//! Forward of rows of 16-bit elements in batches. Such rows are limited by conversions. So each
-//! element is converted once and kept as f32 on the stack, like weight and bias. The statistics of
-//! a row are a sum of lanes, divisions and a root, each waiting for the previous one; the rows of a
-//! batch wait together. The additions and their order are the same as for one row.
+//! Forward in batches: rows of 16-bit elements, and short rows of f32. The statistics of a row are a
+//! sum of lanes, divisions and a root, each waiting for the previous one; the rows of a batch wait
+//! together. Rows of 16-bit elements are limited by conversions, so each element is converted once and
+//! kept as f32 on the stack, like weight and bias. The additions and their order are the same as for
+//! one row.
 
 use std::marker::PhantomData;
 
@@ -18,6 +19,9 @@ use crate::stages::Call;
 
 /// The longest row without a residual.
 const MOST_COLS_ALONE: usize = 1024;
+
+/// The longest row of f32 without a residual.
+const MOST_COLS_F32: usize = 128;
 
 /// The fewest rows for which converting weight and bias in advance pays.
 const FEWEST_ROWS: usize = 8;
@@ -94,7 +98,7 @@ impl<B: Before, A: After, F: Statistic> Rows<'_, B, A, F> {
         let DTypes { activation, residual, .. } = self.call.dtypes;
         let is_short =
             if RESIDUAL { M::R::dtype(residual) != DType::F32 && cols <= MOST_COLS } else { cols <= MOST_COLS_ALONE };
-        let is_known = M::T::IS_KNOWN && M::T::dtype(activation) != DType::F32;
+        let is_known = M::T::IS_KNOWN && (M::T::dtype(activation) != DType::F32 || cols <= MOST_COLS_F32);
         let is_kept = self.call.column_groups * cols <= MOST_COLS;
         S::IS_BATCHED && is_known && is_kept && self.call.spec.rows >= FEWEST_ROWS && is_short
     }
