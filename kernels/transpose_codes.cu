@@ -12,8 +12,8 @@
 constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16, STRIPS = SIDE / STRIP;
 static_assert(THREADS == STRIPS * WORDS, "a thread has 16 rows of 4 columns");
 
-// Rows of a tile before its own.
-constexpr int BEFORE = IS_RAGGED ? 32 : 0;
+// Bytes of a sector, and rows of a tile before its own.
+constexpr int SECTOR = 32, BEFORE = IS_RAGGED ? SECTOR : 0;
 
 // The place of a word of a row of a tile.
 __device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP % STRIPS * 4)); }
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
     const bool is_wide = bytes % STRIP == 0;
     const unsigned long long across = (p.cols + SIDE - 1) / SIDE;
     // A column that begins early may end in a further tile.
-    const unsigned long long tiles = (p.rows + (IS_RAGGED ? BEFORE - 1 : 0) + SIDE - 1) / SIDE * across;
+    const unsigned long long tiles = (p.rows + (IS_RAGGED ? SECTOR - 1 : 0) + SIDE - 1) / SIDE * across;
     wait_for_earlier_kernels();
 
     for (unsigned long long turn = blockIdx.x; turn < tiles; turn += gridDim.x) {
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
             Code* to = p.codes_t.data + (group_column(p) + col0 + col) * p.codes_t.row_stride + row0;
             int row = first;
             if constexpr (IS_RAGGED) {
-                row -= int((unsigned long long)to % BEFORE);
+                row -= int((unsigned long long)to % SECTOR);
                 read_strip(row);
             }
             unsigned words[STRIP / 4];

@@ -394,8 +394,8 @@ impl<'a, E: AnyElement> Out<'a, E> {
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.first.cast(), values.len()) }
     }
 
-    /// Writes every element, of at most 31, from the first of `values`. It copies powers of two: what is copied with a
-    /// length that the compiler does not know takes a call, and a masked store touches lines that it does not write.
+    /// Writes every element, of at most 31, from the first of `values`, in powers of two. A copy whose length the compiler
+    /// does not know is a call. A masked store touches lines that it does not write.
     #[inline(always)]
     pub(super) fn copy_from_start(&mut self, values: &[E; LANES]) {
         let mut at = 0;

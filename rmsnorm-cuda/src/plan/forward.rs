@@ -58,8 +58,13 @@ fn weighed(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
     }
     let alone = Problem { cast_order: CastOrder::AtStore, ..*problem };
     let tile = found(&caps.tuning.ladders(&alone, pack).block, problem.cols, pack, caps)?;
-    let of = |blocks_per_sm| Tile { blocks_per_sm, ..tile };
-    (2..=tile.blocks_per_sm).rev().map(of).find(|tile| tile.unroll == 1 && tile.holds_gated(problem.norm))
+    with_most_blocks(tile, 2, |tile| tile.unroll == 1 && tile.holds_gated(problem.norm))
+}
+
+/// The tile with the most blocks per multiprocessor, at least `least`, that leave enough registers. The
+/// threads of a row, and so its bits, do not change.
+fn with_most_blocks(tile: Tile, least: u32, holds: impl Fn(&Tile) -> bool) -> Option<Tile> {
+    (least..=tile.blocks_per_sm).rev().map(|blocks_per_sm| Tile { blocks_per_sm, ..tile }).find(holds)
 }
 
 /// The blocks of a kernel whose rows are not streamed. A grid has at most 2^31 - 1 blocks, which loop
@@ -105,11 +110,11 @@ fn gated(problem: &Problem, tile: Tile) -> Tile {
     }
 }
 
-/// The tile with the most blocks per multiprocessor that leave enough registers for the sums of
-/// several parts. The threads of a row, and so its bits, do not change.
+/// The tile with registers for the sums of several parts, or with one block.
 fn with_registers_for_parts(program: Program, norm: Norm, tile: Tile) -> Tile {
-    let of = |blocks_per_sm| Tile { unroll: 1, blocks_per_sm, ..tile };
-    (1..=tile.blocks_per_sm).rev().map(of).find(|tile| tile.holds_parts(program, norm)).unwrap_or(of(1))
+    let tile = Tile { unroll: 1, ..tile };
+    let held = with_most_blocks(tile, 1, |tile| tile.holds_parts(program, norm));
+    held.unwrap_or(Tile { blocks_per_sm: 1, ..tile })
 }
 
 /// Whether the row of a block fits its shared memory.

@@ -112,8 +112,8 @@ fn with_registers(problem: &Problem, tile: Tile) -> Tile {
 /// The kernel that copies codes transposed. It copies bytes, so all norms, dtypes and formats share
 /// it. `None` if there are no rows.
 fn transpose(problem: &Problem) -> Option<Step> {
-    // On an H200, with the norm, in us: 16385x4096 96.2, as vectors that begin 16 bytes apart 101, in
-    // single bytes 453; 16384x4096 88.4, and 92.9 by the program of ragged columns.
+    // On an H200 16385x4096 takes 96.2 us with the norm, and 453 us with stores of single bytes.
+    // 16384x4096 takes 88.4 us, and 92.9 us by the program of ragged columns.
     let is_ragged = !problem.rows.is_multiple_of(STORE_BYTES);
     let tile = Tile { pack: 8, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 8, ..Tile::NONE };
     // A grid has at most 2^31 - 1 blocks, which loop over further tiles.
