@@ -4,6 +4,7 @@ import copy
 
 import pytest
 from conftest import framework, need
+from judge import judge
 
 torch = framework("torch")
 import torch.nn.functional as F  # noqa: E402
@@ -20,6 +21,8 @@ HAS_E8M0 = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 
 def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
+    yield
+    rt.set_compiled("auto")
 
 
 class Block(torch.nn.Module):
@@ -94,6 +97,7 @@ def test_opcheck_of_the_others(op, args):
 def test_compiled_programs_have_no_graph_breaks_and_the_same_bits(device, dynamic):
     """A backend that compiles nothing leaves the products as in eager mode, so that only the norms'
     bits are compared."""
+    rt.set_compiled("kernels")
     need(device, device == "cpu" or torch.cuda.is_available(), "PyTorch finds no such device")
     block = Block(64).to(device)
     parameters = tuple(block.parameters())
@@ -112,7 +116,65 @@ def test_compiled_programs_have_no_graph_breaks_and_the_same_bits(device, dynami
     assert explained.graph_break_count == 0 and explained.graph_count == 1
 
 
+def has_kernels(function, *args):
+    """Whether the program that Dynamo makes of a call has kernels of this package."""
+    names = []
+
+    def backend(module, _):
+        names.extend(str(node.target) for node in module.graph.nodes)
+        return module
+
+    torch.compile(function, fullgraph=True, backend=backend)(*args)
+    # The norm that was compiled last: a choice that was made before has its program still.
+    return any(name.startswith("rmsnorm.") for name in names) if names else None
+
+
+def test_a_new_choice_compiles_a_program_again():
+    x, w = torch.randn(5, 64), torch.randn(64)
+    norm = lambda x: rt.rms_norm(x, w, 1e-6)  # noqa: E731
+    for choice, expected in (("auto", True), ("operations", False), ("kernels", True)):
+        rt.set_compiled(choice)
+        assert has_kernels(norm, x) is expected, choice
+    with pytest.raises(ValueError, match="norms: expected one of auto, kernels, operations, got 'fast'"):
+        rt.set_compiled("fast")
+    assert has_kernels(norm, x) is not False
+
+
+def test_on_cuda_norms_alone_are_left_to_the_compiler():
+    """No kernel runs, so fake tensors of a device that is not there are enough."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        on_cuda, on_cpu = torch.empty(5, 64, device="cuda"), torch.empty(5, 64)
+    choices = {"auto": [False, True, True, True], "kernels": [True] * 4, "operations": [False] * 4}
+    for choice, expected in choices.items():
+        rt.set_compiled(choice)
+        calls = (on_cuda, None, None), (on_cuda, on_cuda, None), (on_cuda, None, on_cuda), (on_cpu, None, None)
+        assert [functional._compiles_kernel(*call) for call in calls] == expected, choice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_operations_are_within_the_bounds_of_kernels(norm, dtype):
+    rt.set_compiled("operations")
+    make = lambda *shape: torch.randn(shape).to(dtype)  # noqa: E731
+    x, w, b, r, dy, dh = make(7, 96), make(96), make(96), make(7, 96), make(7, 96), make(7, 96)
+    parameters = {"weight": w} | ({"bias": b} if norm == "layer_norm" else {})
+    for leaf in (x, r, *parameters.values()):
+        leaf.requires_grad_()
+    alone = torch.compile(getattr(rt, norm), fullgraph=True)
+    got = alone(x, *parameters.values(), eps=1e-5)
+    gradients = torch.autograd.grad(got, (x, *parameters.values()), dy)
+    judge(norm, 1e-5, {"x": x, "dy": dy} | parameters, {"y": got} | dict(zip(("dx", *(f"d{name}" for name in parameters)), gradients)))
+    added = torch.compile(getattr(rt, f"add_{norm}"), fullgraph=True)
+    y, h = added(x, r, *parameters.values(), eps=1e-5)
+    dx, dresidual = torch.autograd.grad((y, h), (x, r), (dy, dh))
+    inputs = {"x": x, "residual": r, "dy": dy, "dresidual_out": dh} | parameters
+    judge(norm, 1e-5, inputs, {"y": y, "h": h, "dx": dx, "dresidual": dresidual})
+
+
 def test_a_compiled_norm_alone_has_the_bits_of_eager():
+    rt.set_compiled("kernels")
     w, b = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)
     for function, parameters in (
         (lambda x: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), (w,)), (lambda x: rt.layer_norm(x, w, b), (w, b)),

@@ -85,6 +85,14 @@ def test_the_first_call_of_a_shape_may_be_captured():
     assert all(torch.equal(got, exact) for got, exact in zip(results, expected))
 
 
+@pytest.fixture
+def kernels_in_compiled_programs():
+    rt.set_compiled("kernels")
+    yield
+    rt.set_compiled("auto")
+
+
+@pytest.mark.usefixtures("kernels_in_compiled_programs")
 def test_reduce_overhead():
     """Only norms, so that the graphs have the same bits as eager mode."""
     block = torch.nn.Sequential(rt.RMSNorm(1024, eps=1e-6), rt.LayerNorm(1024)).to("cuda", torch.bfloat16)

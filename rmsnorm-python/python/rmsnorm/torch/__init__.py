@@ -32,7 +32,7 @@ _need("torch", (2, 10))
 from . import sharding as _sharding
 from .functional import (
     Norm, add_layer_norm, add_rms_norm, l2_norm, layer_norm, layer_norm_add, rms_norm, rms_norm_add, rms_norm_add_rms_norm,
-    rms_norm_gated,
+    rms_norm_gated, set_compiled,
 )
 from .modules import AddLayerNorm, AddRMSNorm, L2Norm, LayerNorm, LayerNormAdd, RMSNorm, RMSNormAdd, RMSNormGated
 from .patching import Patch, patch
@@ -43,5 +43,5 @@ _sharding.register()
 __all__ = [
     "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "rms_norm_add", "layer_norm_add", "rms_norm_add_rms_norm",
     "rms_norm_gated", "l2_norm", "Norm", "quantized_rms_norm", "RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormAdd",
-    "LayerNormAdd", "RMSNormGated", "L2Norm", "patch", "Patch",
+    "LayerNormAdd", "RMSNormGated", "L2Norm", "patch", "Patch", "set_compiled",
 ]

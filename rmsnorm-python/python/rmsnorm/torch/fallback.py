@@ -31,7 +31,7 @@ def norm(is_layer: bool, x: Tensor, residual: Tensor | None, weight: Tensor | No
          residual_after: bool = False, has_next: bool = False, next_weight: Tensor | None = None,
          next_bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """(y, h); h is None without a residual, y is h if the call has no y. is_composed: compute the
-    RMS norm with elementary operations."""
+    RMS norm with elementary operations, and any norm in float32 or wider."""
     dtype = x.dtype
     if residual is None:
         return _of_rows(is_layer, x, weight, bias, eps, weight_offset, cast_before_weight, normalized_shape, is_composed, dtype).to(dtype), None
@@ -70,6 +70,8 @@ def _of_rows(is_layer: bool, rows: Tensor, weight: Tensor | None, bias: Tensor |
     for dtype in dtypes:
         is_mixed = is_mixed or dtype != y_dtype
         wide = torch.float64 if dtype == torch.float64 else wide
+    # With 16 bits, PyTorch's layer norm on the CPU rounds the statistics that its gradient needs.
+    is_mixed = is_mixed or is_composed
     is_composed = not is_layer and (is_composed or weight_offset != 0.0 or cast_before_weight)
     if not torch.jit.is_scripting():
         # PyTorch's layer_norm gives wrong second derivatives in forward mode and in batches.

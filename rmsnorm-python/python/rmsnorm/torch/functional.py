@@ -49,6 +49,39 @@ def _has_cuda(index):
 _has_cuda._dynamo_marked_constant = True
 
 
+#: The choice of `set_compiled`. Dynamo guards it: programs are compiled again when it changes.
+_COMPILED = "auto", "kernels", "operations"
+_compiled_norms = _COMPILED[0]
+
+
+def set_compiled(norms: str) -> None:
+    """Chooses what `torch.compile` makes of this package's norms, in the whole process:
+
+    | norms | compiled programs have |
+    |---|---|
+    | "auto", the default | on the CPU kernels; on CUDA kernels for norms with a gate or a residual, else operations |
+    | "kernels" | the kernels, with the bits of eager mode |
+    | "operations" | PyTorch's operations in float32, which the compiler fuses with those around them; a result is rounded once |
+
+    A kernel with a gate or a residual has in it what a compiler would fuse with it. Programs that were compiled before are compiled
+    again. Exported programs, and calls outside of `torch.compile`, keep their kernels.
+
+    >>> import rmsnorm.torch as rt
+    >>> rt.set_compiled("auto")
+    """
+    global _compiled_norms
+    if norms not in _COMPILED:
+        raise ValueError(f"norms: expected one of {', '.join(_COMPILED)}, got {norms!r}")
+    _compiled_norms = norms
+
+
+def _compiles_kernel(x, residual, gate):
+    """Whether a compiled program has a kernel for this norm."""
+    if _compiled_norms == "auto":
+        return not x.is_cuda or residual is not None or gate is not None
+    return _compiled_norms == "kernels"
+
+
 def _takes(x, residual, gate, *parameters, out_dtype=None, is_first=False):
     """Whether the kernels support these devices and dtypes. out_dtype: of y, None for that of x. is_first: whether the weight comes
     before the norm."""
@@ -150,7 +183,10 @@ def _is_functionalized():
 
 
 def _compiled(*args):
-    """(y, h) of the operators, which refuse a missing weight in words of their own."""
+    """(y, h) in a compiled program: see `set_compiled`."""
+    if not _compiles_kernel(*args[1:4]):
+        return fallback.checked(*args, None, True)
+    # The operators refuse a missing weight in words of their own.
     checks.check_weight(args[0], args[4], "a tensor")
     return forward(ops, *args)[:2]
 
