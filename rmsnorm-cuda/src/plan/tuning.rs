@@ -32,9 +32,9 @@ pub(crate) struct Tuning {
     /// The bytes that backward reads a second time from the L2 in the time of another kernel; 0 if
     /// it never should.
     pub(crate) split_bytes: u64,
-    /// Whether forward holds the rows of small calls in registers. Not stored in files: true in all
-    /// tables.
-    pub(crate) holds_small: bool,
+    /// Whether forward keeps a row in registers where that is faster than to read it again. Not stored
+    /// in files: true in all tables.
+    pub(crate) keeps_rows: bool,
 }
 
 /// Tables for one width of the widest matrix.
@@ -69,11 +69,11 @@ impl Tuning {
     /// The built-in tables.
     pub(crate) const H200: &Tuning = &BUILT_IN;
 
-    /// These tables, with the programs of large calls for every size: in forward no rows held for
-    /// small calls, in backward always partial sums.
+    /// These tables, with the programs of large calls and long rows for every size: forward reads rows
+    /// again, backward always has partial sums.
     #[cfg(feature = "conformance")]
     pub(crate) fn with_large_plans(&self) -> &'static Tuning {
-        KEPT.keep(Tuning { split_bytes: 0, holds_small: false, ..self.clone() })
+        KEPT.keep(Tuning { split_bytes: 0, keeps_rows: false, ..self.clone() })
     }
 
     const fn tables(&self, pack: u32) -> &Tables {
@@ -137,4 +137,4 @@ const fn overlapped(tile: Tile) -> Tile {
 }
 
 /// A static, because a program may contain several copies of a constant.
-static BUILT_IN: Tuning = Tuning { widths: [narrow::TABLES, wide::TABLES], split_bytes: 10 << 20, holds_small: true };
+static BUILT_IN: Tuning = Tuning { widths: [narrow::TABLES, wide::TABLES], split_bytes: 10 << 20, keeps_rows: true };

@@ -4,6 +4,7 @@ use rmsnorm_spec::{Norm, ResidualPlacement, Slot};
 
 use rmsnorm_gpu::tuning::{rises, up_to};
 
+use super::super::forward::MOST_KEPT;
 use super::super::tuning::{Ladders, Tables};
 use super::super::{COLUMN_LANES, RESERVED_BYTES, Reads, Tuning};
 use super::*;
@@ -191,12 +192,12 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                         false => key.tile.holds_rows(call.norm, 1 + u32::from(adds_residual)),
                     };
                     let is_at_once = ROWS <= (caps.sms * blocks_per_sm * groups * unroll) as usize;
-                    // Small calls have their own tiles; the tables are tested elsewhere.
+                    let is_light = packs * unroll <= MOST_KEPT;
                     assert!(
                         if adds_residual || of_gate(Slot::Before) {
                             keeps_row == has_room
                         } else {
-                            !keeps_row || has_room && is_at_once
+                            !keeps_row || has_room && (is_at_once || is_light)
                         },
                         "{cols} {key:?}"
                     );

@@ -31,7 +31,7 @@ fn rms_forward_on_an_h200() {
             (1048576, 128, "forward threads=16 packs=1x8 rows=16x2 grid=32768"),
             (262144, 512, "forward threads=32 packs=2x8 rows=8x2 grid=16384"),
             (104832, 1280, "forward threads=64 packs=3x8 ragged grid=104832"),
-            (32768, 1024, "forward threads=64 packs=2x8 grid=32768"),
+            (32768, 1024, "forward threads=64 packs=2x8 held grid=32768"),
             (65536, 2048, "forward threads=128 packs=2x8 grid=65536"),
             (32768, 4096, "forward threads=256 packs=2x8 grid=32768"),
             (16384, 8192, "forward threads=224 packs=5x8 ragged grid=16384"),
@@ -144,7 +144,7 @@ fn layer_forward_on_an_h200() {
             (32768, 4096, "forward threads=128 packs=4x8 grid=32768"),
             (8192, 16384, "forward threads=256 packs=8x8 grid=8192"),
             (4096, 32768, "forward_long threads=512 packs=8x8 shared=64KiB grid=4096"),
-            (2048, 65536, "forward_long threads=1024 packs=8x8 shared=128KiB grid=2048"),
+            (2048, 65536, "forward_long threads=2x256 packs=16x8 shared=64KiB grid=4096"),
             (1024, 131072, "forward_long threads=8x128 packs=16x8 shared=32KiB grid=8192"),
         ],
     );

@@ -138,14 +138,26 @@ pub(super) const PLAIN: Ladders = Ladders {
         up_to(256, block(128, 1, 1, 16)),
         // 14528x2304: 34.3 us (was 34.4 us); 2.3 % with small calls.
         up_to(288, block(96, 1, 1, 16)),
-        // 52416x2560: 100 % (256 threads with two packs 82 %).
-        up_to(384, block(128, 1, 1, 8)),
+        // 1365x3072: 5.36 us (128 threads 6.05 us); 52416x2560: 100 %.
+        up_to(384, block(96, 1, 1, 16)),
+        // 1500x3200: 6.17 us (256 threads 6.96 us); 10240x3200: 33.4 us (34.8 us).
+        up_to(416, block(160, 1, 1, 12)),
+        // 1170x3584: 5.27 us (256 threads 6.40 us, 160 threads 5.40 us).
+        up_to(448, block(224, 1, 1, 8)),
+        // 1088x3840: 5.29 us (256 threads 6.40 us, 224 threads 5.59 us).
+        up_to(480, block(160, 1, 1, 12)),
         // 32768x4096: 100 %. 1024x4096: 5.6 us (40 registers
         // instead of 32, and so a second wave of blocks, 6.0 us).
         up_to(512, block(256, 1, 1, 8)),
         // 6528x5120: 34.3 us (was 35.0 us).
-        up_to(768, block(256, 1, 1, 8)),
-        // 4096x8192: 34.4 us (was 34.5 us); 1.7 % with small calls.
+        up_to(640, block(256, 1, 1, 8)),
+        // 682x6144: 5.35 us (256 threads 5.55 us); 5440x6144: 33.7 us (33.9 us).
+        up_to(768, block(192, 1, 1, 8)),
+        // 2500x6400: 17.3 us (224 threads 18.5 us); 5120x6400: 33.2 us (34.5 us).
+        up_to(800, block(160, 1, 1, 8)),
+        // 630x6656: 5.45 us (four blocks 6.19 us); 4672x7168: 34.0 us (33.9 us).
+        up_to(896, block(224, 1, 1, 6)),
+        // 4096x8192: 34.1 us (six blocks 34.6 us).
         up_to(1280, block(224, 1, 1, 4)),
         // 2048x16384: 35.0 us (was 35.5 us).
         up_to(2048, block(384, 1, 1, 3)),
@@ -268,8 +280,10 @@ const LAYER: Ladders = Ladders {
         none_up_to(3072),
         // 4096x32768: 93 % (in the registers of clusters, with two rows in flight, 89 %).
         up_to(4096, cluster(1, 512, 2)),
-        // 2048x65536: 87 % (with clusters of two 83 %).
-        up_to(8192, cluster(1, 1024, 1)),
+        // 1056x40960: 52.7 us (1024 threads on one block 62.0 us).
+        up_to(5120, cluster(1, 768, 2)),
+        // 51x64296: 8.86 us (one block of 1024 threads 10.4 us); 1056x64296: 89.4 us (90.7 us).
+        up_to(8192, cluster(2, 256, 3)),
         // 256x131072: 47.5 us (was 48.5 us).
         up_to(16384, cluster(8, 128, 3)),
         // 512x262144: 72 %.
@@ -344,10 +358,12 @@ pub(super) const ONE_SUM: Ladders = Ladders {
         up_to(3072, ring(2, grouped(4, 128, 4, 1))),
         // 4096x32768: 93 to 95 %; 28672 columns: 90 %.
         up_to(4096, ring(2, cluster(4, 128, 2))),
-        // 3264x40960: 240 us (two blocks 248 us).
-        up_to(5120, overlapped(ring(3, cluster(8, 128, 1)))),
-        // 2304x57344: 223 us (two blocks 234 us).
-        up_to(7168, ring(3, cluster(8, 128, 1))),
+        // 3264x40960: 207 us (clusters of eight, one block 242 us); 512x40960: 43.8 us (65.2 us).
+        up_to(5120, ring(2, grouped(4, 128, 2, 1))),
+        // 1600x49152: 132 us (clusters of four 137 us, one block 216 us).
+        up_to(6144, ring(2, cluster(8, 128, 3))),
+        // 1600x57344: 158 us (128 threads 162 us, and on one block 231 us).
+        up_to(7168, ring(2, cluster(8, 224, 2))),
         // 2048x65536: 90 to 93 % (512 threads 89 %).
         up_to(8192, ring(3, cluster(8, 128, 2))),
         // 1024x131072: 85 to 86 % (512 threads 85 %, the passes in turn 85 %).
@@ -420,18 +436,16 @@ const TWO_SUMS: Ladders = Ladders {
         up_to(2304, ring(2, grouped(2, 192, 2, 1))),
         // 6528x20480: 88 % (128 threads on two blocks 78 %).
         up_to(2560, ring(3, cluster(4, 160, 3))),
-        // 24576 columns: 83 %.
+        // 24576 columns: 83 % (three blocks, which spill, 84 %).
         up_to(3072, ring(2, cluster(4, 128, 2))),
         // 28672 columns: 87 %.
         up_to(3584, ring(3, cluster(2, 448, 1))),
         // 4096x32768: 89 % (overlapped 84 %).
         up_to(4096, ring(2, cluster(4, 256, 2))),
-        // 3264x40960: 258 us (clusters of four 284 us).
-        up_to(5120, ring(3, cluster(8, 128, 1))),
-        // 640x49152: 71.0 us (was 72.6 us).
-        up_to(6144, ring(2, cluster(4, 256, 1))),
-        // 2304x57344: 220 us (256 threads on two blocks 232 us).
-        up_to(7168, ring(3, cluster(8, 128, 1))),
+        // 3264x40960: 221 us (one block 255 us); 1600x49152: 135 us (clusters of four, one block 159 us).
+        up_to(6144, ring(2, cluster(8, 128, 3))),
+        // 1600x57344: 161 us (three blocks 272 us, one block 250 us).
+        up_to(7168, ring(2, cluster(8, 128, 2))),
         // 2048x65536: 89 % (overlapped 83 %).
         up_to(8192, ring(3, cluster(8, 256, 2))),
         // 1024x131072: 80 % (overlapped 77 %).
