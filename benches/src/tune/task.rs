@@ -18,10 +18,12 @@ const LARGE_BYTES: usize = 64 << 20;
 const LONG_COLS: usize = 16_384;
 const LARGE_BYTES_OF_LONG: usize = 4 * LARGE_BYTES;
 
-/// The rows of a small call, the rows of a medium call (backward only), and the row lengths that
-/// are measured with them.
+/// The rows of a small call, the bytes of a matrix of a medium call of forward, the rows of one of
+/// backward, and the row lengths that are measured with them. A medium call of forward fills the
+/// device once or twice: there idle lanes and few rows at a time cost most.
 const SMALL_ROWS: usize = 128;
-const MIDDLE_ROWS: usize = 512;
+const MEDIUM_BYTES: usize = 8 << 20;
+const MEDIUM_ROWS: usize = 512;
 const SMALL_COLS: std::ops::RangeInclusive<usize> = 1024..=16_384;
 
 /// Models do not have longer rows.
@@ -109,8 +111,8 @@ pub(super) fn all<D: Measurable>(device: &D, table: &Table, request: &Request) -
     tasks
 }
 
-/// The table with more rungs: a rung whose longest row is more than twice its shortest is split at
-/// every power of two columns, so that a measured length represents its rung.
+/// The table with more rungs: each is split at 4, 5, 6 and 7 times powers of two columns, so that a
+/// measured length represents its rung.
 pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
     let mut split = table.clone();
     for slot in device.slots().iter().filter(|slot| slot.columns > 0) {
@@ -118,18 +120,22 @@ pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
         let mut above = 0;
         let mut all = Vec::new();
         for rung in rungs.iter() {
-            let limits = (0..32).map(|bits| 1u32 << bits).filter(|limit| {
-                // Very short rows, and rows longer than any model's, are not split.
-                let is_usual = (16..=MOST_SPLIT_COLS).contains(&(*limit as usize * slot.columns));
-                is_usual && *limit > above && *limit < rung.up_to && rung.up_to / 2 > above.max(1)
-            });
-            let best = if rung.best.is_none() { vec![] } else { limits.collect() };
+            let best = if rung.best.is_none() { vec![] } else { limits(above, rung.up_to, slot.columns) };
             all.extend(best.into_iter().chain([rung.up_to]).map(|up_to| Rung { up_to, best: rung.best.clone() }));
             above = rung.up_to;
         }
         *rungs = all;
     }
     split
+}
+
+/// Where a rung for lengths above `above` and up to `up_to` is split. A unit of length has `columns`
+/// columns.
+fn limits(above: u32, up_to: u32, columns: usize) -> Vec<u32> {
+    let all = (0..29).flat_map(|bits| (4..8u32).map(move |quarters| quarters << bits));
+    // Very short rows, and rows longer than any model's, are not split.
+    let is_usual = |limit: &u32| (16..=MOST_SPLIT_COLS).contains(&(*limit as usize * columns));
+    all.filter(|limit| (above + 1..up_to).contains(limit)).filter(is_usual).collect()
 }
 
 /// Joins neighbouring rungs that [`split`] has made and that have equal entries.
@@ -180,13 +186,12 @@ fn of_rung<D: Measurable>(
     }
     let calls = *slot.calls.first()?;
     if SMALL_COLS.contains(&first) && matches!(calls.kind, Kind::Forward | Kind::AddForward | Kind::Backward) {
-        let small = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
-        subjects.push(small(SMALL_ROWS));
         // At about this number of rows backward begins to divide columns, not only rows, among
         // blocks.
-        if calls.kind == Kind::Backward {
-            subjects.push(small(MIDDLE_ROWS));
-        }
+        let is_backward = calls.kind == Kind::Backward;
+        let medium = if is_backward { MEDIUM_ROWS } else { MEDIUM_BYTES / calls.dtype.size() / first };
+        let of_rows = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
+        subjects.extend([SMALL_ROWS, medium].map(of_rows));
     }
     let task = task(device, slot, subjects)?;
     let popularity = POPULAR.iter().position(|popular| *popular == first).unwrap_or(POPULAR.len());
@@ -282,6 +287,15 @@ mod tests {
             best: if packs == 0 { Entry::none() } else { Entry::none().with("packs", packs) },
         };
         Table { numbers: Default::default(), ladders: [("l".to_owned(), rungs.iter().map(rung).collect())].into() }
+    }
+
+    #[test]
+    fn a_rung_is_split_at_quarters_of_powers_of_two() {
+        assert_eq!(limits(384, 1024, 8), [448, 512, 640, 768, 896]);
+        assert!(limits(96, 112, 8).is_empty());
+        // Of 16 and of 131072 columns, but not of 14 and of 163840.
+        assert_eq!(limits(0, 10, 2), [8]);
+        assert_eq!(limits(1 << 16, u32::MAX, 1), [5 << 14, 6 << 14, 7 << 14, 1 << 17]);
     }
 
     #[test]
