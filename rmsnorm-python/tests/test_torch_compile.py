@@ -165,6 +165,27 @@ def test_operations_are_within_the_bounds_of_kernels(norm, dtype):
     judge(norm, 1e-5, inputs, {"y": y, "h": h, "dx": dx, "dresidual": dresidual})
 
 
+@pytest.mark.parametrize("norm", [
+    lambda x, r, w: rt.rms_norm(x, w, 1e-6, weight_offset=1.0), lambda x, r, w: rt.layer_norm(x, w, w), lambda x, r, w: rt.l2_norm(x, w),
+    lambda x, r, w: rt.rms_norm(x, w, 1e-6, out_dtype=torch.float32), lambda x, r, w: rt.rms_norm_gated(x, r, w, 1e-6, groups=2),
+    lambda x, r, w: rt.add_rms_norm(x, r, w, 1e-6), lambda x, r, w: rt.layer_norm_add(x, r, w, w),
+    lambda x, r, w: rt.rms_norm_add_rms_norm(x, r, w, w, 1e-6),
+])
+def test_operations_have_the_shapes_dtypes_and_strides_of_kernels(norm):
+    """Also of rows that are not contiguous, such as heads: callers view the results. Each program rounds a value of at most 4 twice
+    to bfloat16."""
+    x, r, w = torch.randn(6, 5, 96).bfloat16().transpose(0, 1), torch.randn(5, 6, 96).bfloat16(), torch.rand(96).bfloat16()
+    programs = []
+    for choice in ("kernels", "operations"):
+        torch._dynamo.reset()
+        rt.set_compiled(choice)
+        found = torch.compile(norm, fullgraph=True)(x, r, w)
+        programs.append(found if isinstance(found, tuple) else (found,))
+    for kernel, operations in zip(*programs, strict=True):
+        assert (kernel.shape, kernel.dtype, kernel.stride()) == (operations.shape, operations.dtype, operations.stride())
+        torch.testing.assert_close(operations, kernel, rtol=2**-7, atol=2**-7)
+
+
 def test_a_compiled_norm_alone_has_the_bits_of_eager():
     rt.set_compiled("kernels")
     w, b = torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True)

@@ -13,8 +13,8 @@ raise the same errors: TypeError for a wrong type or dtype, ValueError for a wro
 device, NotImplementedError for tensors that no path supports.
 
 Calls run on PyTorch's current stream, and PyTorch allocates the results. On the CPU
-`torch.get_num_threads()` threads work. Results do not depend on the number of rows or threads, or
-on strides.
+`torch.get_num_threads()` threads work. Results of kernels do not depend on the number of rows or
+threads, or on strides. `set_compiled` chooses which norms `torch.compile` leaves to kernels.
 
 Definitions, roundings and error bounds: rmsnorm-spec/math.md, equations (1) to (14) and (19) to (21).
 

@@ -59,12 +59,13 @@ def set_compiled(norms: str) -> None:
 
     | norms | compiled programs have |
     |---|---|
-    | "auto", the default | on the CPU kernels; on CUDA kernels for norms with a gate or a residual, else operations |
+    | "auto", the default | CPU: kernels. CUDA: kernels for norms with a gate or a residual, operations for all others |
     | "kernels" | the kernels, with the bits of eager mode |
-    | "operations" | PyTorch's operations in float32, which the compiler fuses with those around them; a result is rounded once |
+    | "operations" | PyTorch's operations in float32, which inductor fuses with those around them |
 
-    A kernel with a gate or a residual has in it what a compiler would fuse with it. Programs that were compiled before are compiled
-    again. Exported programs, and calls outside of `torch.compile`, keep their kernels.
+    A kernel with a gate or a residual has in it what the compiler would fuse with it. Operations leave out roundings within a norm where
+    inductor does. Programs that change are compiled again. `quantized_rms_norm`, `torch.ops.rmsnorm.*`, exported programs and calls outside
+    of `torch.compile` always have kernels.
 
     >>> import rmsnorm.torch as rt
     >>> rt.set_compiled("auto")
@@ -185,7 +186,8 @@ def _is_functionalized():
 def _compiled(*args):
     """(y, h) in a compiled program: see `set_compiled`."""
     if not _compiles_kernel(*args[1:4]):
-        return fallback.checked(*args, None, True)
+        # Contiguous, as the kernels' results.
+        return tuple(None if one is None else one.contiguous() for one in fallback.checked(*args, None, True))
     # The operators refuse a missing weight in words of their own.
     checks.check_weight(args[0], args[4], "a tensor")
     return forward(ops, *args)[:2]
