@@ -7,8 +7,8 @@
 // registers while the last sums are exchanged. Hints tell the caches which load is the last.
 // LOADS_AT_USE: the second load is pack by pack; without it, all packs are loaded together.
 // KEEPS_ROW: the row is loaded once and stays in `h`. A tile decides: most have it with a residual
-// before the norm, which doubles the second load, and in calls so small that all rows are in flight
-// at once.
+// before the norm, which doubles the second load, with few packs, and in calls so small that all rows
+// are in flight at once.
 // A residual after the norm is loaded once, with the row, and waits in `waiting`; the sum takes its
 // place there, and the next norm reads it. Before, After, Norm, NextNorm and Store are in pieces/.
 

@@ -1,5 +1,6 @@
 //! Plans of forward: the tile of a row, or streaming.
 
+use rmsnorm_gpu::tuning::{Rung, find};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Problem, Slot, Storage};
 
 use super::tuning::Ladders;
@@ -23,7 +24,9 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
         (Program::ForwardCluster, tile)
     } else if let Some(tile) = weighed(problem, pack, caps).or_else(|| find(block)) {
         (Program::Forward, gated(problem, held(problem, tile, caps)))
-    } else if let Some(tile) = find(long).filter(|tile| fits(problem, tile, caps)) {
+    } else if let Some(tile) =
+        find(long).or_else(|| on_one_block(long, problem, pack)).filter(|tile| fits(problem, tile, caps))
+    {
         (Program::ForwardLong, tile)
     } else {
         (Program::ForwardStreaming, Tile { pack, ..streaming_tile(caps) })
@@ -59,10 +62,8 @@ fn weighed(problem: &Problem, pack: u32, caps: &Caps) -> Option<Tile> {
     }
     let alone = Problem { cast_order: CastOrder::AtStore, ..*problem };
     let tile = found(&caps.tuning.ladders(&alone, pack).block, problem.cols, pack, caps)?;
-    let tile = match (tile.packs, tile.threads_per_row / 3 * 4) {
-        (4, threads_per_row) if threads_per_row.is_multiple_of(128) => Tile { threads_per_row, packs: 3, ..tile },
-        _ => tile,
-    };
+    let is_shared = tile.packs == 4 && tile.threads_per_row.is_multiple_of(96);
+    let tile = if is_shared { Tile { threads_per_row: tile.threads_per_row / 3 * 4, packs: 3, ..tile } } else { tile };
     with_most_blocks(tile, 2, |tile| tile.unroll == 1 && tile.holds_gated(problem.norm))
 }
 
@@ -142,6 +143,23 @@ fn with_registers_for_parts(program: Program, norm: Norm, tile: Tile) -> Tile {
     let tile = Tile { unroll: 1, ..tile };
     let held = with_most_blocks(tile, 1, |tile| tile.holds_parts(program, norm));
     held.unwrap_or(Tile { blocks_per_sm: 1, ..tile })
+}
+
+/// The tile of a long row alone on a device without clusters: one block, if a thread has at most eight
+/// packs.
+fn on_one_block(long: &[Rung<Tile>], problem: &Problem, pack: u32) -> Option<Tile> {
+    const THREADS: u32 = 1024;
+    let packs = problem.cols.div_ceil(pack as usize);
+    let tile = find(long, packs)?;
+    let packs = packs.div_ceil(THREADS as usize) as u32;
+    (packs <= 8 && !reads_more(problem)).then_some(Tile {
+        pack,
+        packs,
+        cluster: 1,
+        threads_per_row: THREADS,
+        blocks_per_sm: 1,
+        ..tile
+    })
 }
 
 /// Whether the row of a block fits its shared memory.

@@ -58,9 +58,9 @@ const MOST_SPILLED: u32 = 24;
 /// The limit with a second norm: six words, for layer norm of 8192 columns, whose four blocks of
 /// 256 threads leave 64 registers per thread. All other forms keep [`MOST_SPILLED`].
 const MOST_SPILLED_TWICE: u32 = 72;
-/// The limit of backward: layer norm of 1600x49152 takes 135 us with 52 bytes spilled, 159 us with
-/// fewer blocks (H200, 2026-11-29).
-const MOST_SPILLED_BACKWARD: u32 = 52;
+/// The limit of layer norm backward on clusters of eight: 1600x49152 takes 135 us with 52 bytes
+/// spilled, 159 us with fewer blocks (H200, 2026-11-29).
+const MOST_SPILLED_IN_CLUSTERS: u32 = 52;
 /// The limit to codes: scales per row of 12288 columns take 39.9 us with 48 bytes spilled, 48 us
 /// with fewer blocks (H200, 2026-11-23).
 const MOST_SPILLED_TO_CODES: u32 = 128;
@@ -430,16 +430,20 @@ fn tuned_programs_compile_and_keep_their_registers() {
     let outcomes = compile_all(nvrtc, &tuned());
     report("tuned", &outcomes);
     listing::compare(nvrtc, &outcomes);
-    let most = |job: &Job| match job.key.program {
-        Program::Backward => MOST_SPILLED_BACKWARD,
-        _ if job.key.call.form.norms_twice() => MOST_SPILLED_TWICE,
-        _ => MOST_SPILLED,
+    let most = |Job { key: KernelKey { program, call, tile, .. }, .. }: &Job| {
+        if *program == Program::Backward && call.norm == Norm::Layer && tile.cluster == 8 {
+            MOST_SPILLED_IN_CLUSTERS
+        } else if call.form.norms_twice() {
+            MOST_SPILLED_TWICE
+        } else {
+            MOST_SPILLED
+        }
     };
     let spilling = outcomes.iter().filter(|outcome| outcome.usage.spills > most(&outcome.job)).count();
     assert_eq!(
         spilling, 0,
         "tuned programs spill more than {MOST_SPILLED} bytes, {MOST_SPILLED_TWICE} with a next norm or \
-         {MOST_SPILLED_BACKWARD} in backward; the table has them"
+         {MOST_SPILLED_IN_CLUSTERS} in backward on clusters; the table has them"
     );
 }
 

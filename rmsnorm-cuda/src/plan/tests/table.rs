@@ -310,6 +310,15 @@ fn devices_without_clusters() {
         ],
     );
     check(
+        &Caps::a100(),
+        LAYER_FORWARD,
+        &[
+            (4096, 32768, "forward_long threads=512 packs=8x8 shared=64KiB grid=4096"),
+            (2048, 65536, "forward_long threads=1024 packs=8x8 shared=128KiB grid=2048"),
+            (1024, 131072, "forward_streaming threads=1024 packs=1x8 ragged grid=108"),
+        ],
+    );
+    check(
         &Caps::t4(),
         LAYER_FORWARD,
         &[
