@@ -21,6 +21,7 @@ A step is forward, loss, backward and AdamW, in bfloat16, of models of transform
     fused          mamba_ssm's one kernel for convolution, scan and norm, as transformers takes it where mamba_ssm and causal_conv1d
                    are installed
     compile, patch+compile   torch.compile
+    kernels+compile          the same as the latter, with kernels for all norms; only if it is asked for
 
 All variants but `fused` run the module of the gated norm. Every variant begins with the same weights. The losses of its first three
 steps are compared with those of the model as it is before its steps are timed: medians of 15, each from an idle device until it is
@@ -173,6 +174,13 @@ def with_fused(model):
     return model
 
 
+def with_compile(model, norms):
+    import rmsnorm.torch
+
+    rmsnorm.torch.set_compiled(norms)
+    return torch.compile(with_patch(model))
+
+
 VARIANTS = {
     "plain": lambda model: model,
     "patch": with_patch,
@@ -181,7 +189,8 @@ VARIANTS = {
     "mamba_ssm": with_mamba_ssm,
     "fused": with_fused,
     "compile": torch.compile,
-    "patch+compile": lambda model: torch.compile(with_patch(model)),
+    "patch+compile": lambda model: with_compile(model, "auto"),
+    "kernels+compile": lambda model: with_compile(model, "kernels"),
 }
 #: The function of transformers that computes a whole layer's part with its norm, or gives None.
 FUSED = "mamba2_split_conv1d_scan_combined"

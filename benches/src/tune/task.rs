@@ -132,7 +132,8 @@ pub(super) fn split<D: Measurable>(device: &D, table: &Table) -> Table {
 /// Where a rung for lengths above `above` and up to `up_to` is split. A unit of length has `columns`
 /// columns.
 fn limits(above: u32, up_to: u32, columns: usize) -> Vec<u32> {
-    let all = (0..29).flat_map(|bits| (4..8u32).map(move |quarters| quarters << bits));
+    let quarters = (0..29).flat_map(|bits| (4..8u32).map(move |quarters| quarters << bits));
+    let all = [1, 2, 3].into_iter().chain(quarters);
     // Very short rows, and rows longer than any model's, are not split.
     let is_usual = |limit: &u32| (16..=MOST_SPLIT_COLS).contains(&(*limit as usize * columns));
     all.filter(|limit| (above + 1..up_to).contains(limit)).filter(is_usual).collect()
@@ -191,7 +192,8 @@ fn of_rung<D: Measurable>(
         let is_backward = calls.kind == Kind::Backward;
         let medium = if is_backward { MEDIUM_ROWS } else { MEDIUM_BYTES / calls.dtype.size() / first };
         let of_rows = |rows| subject(calls, Shape { rows, cols: first }, 0.5);
-        subjects.extend([SMALL_ROWS, medium].map(of_rows));
+        let others = if medium == SMALL_ROWS { vec![medium] } else { vec![SMALL_ROWS, medium] };
+        subjects.extend(others.into_iter().map(of_rows));
     }
     let task = task(device, slot, subjects)?;
     let popularity = POPULAR.iter().position(|popular| *popular == first).unwrap_or(POPULAR.len());
@@ -293,6 +295,7 @@ mod tests {
     fn a_rung_is_split_at_quarters_of_powers_of_two() {
         assert_eq!(limits(384, 1024, 8), [448, 512, 640, 768, 896]);
         assert!(limits(96, 112, 8).is_empty());
+        assert_eq!(limits(0, 6, 8), [2, 3, 4, 5]);
         // Of 16 and of 131072 columns, but not of 14 and of 163840.
         assert_eq!(limits(0, 10, 2), [8]);
         assert_eq!(limits(1 << 16, u32::MAX, 1), [5 << 14, 6 << 14, 7 << 14, 1 << 17]);
