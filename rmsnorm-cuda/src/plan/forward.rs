@@ -1,9 +1,8 @@
 //! Plans of forward: the tile of a row, or streaming.
 
-use rmsnorm_gpu::tuning::{Rung, find};
 use rmsnorm_spec::{CastOrder, DTypes, Norm, Problem, Slot, Storage};
 
-use super::tuning::Ladders;
+use super::tuning::{LONG_WITHOUT_CLUSTERS, Ladders};
 use super::{
     Plan, Program, REGISTERS_PER_SM, RESERVED_BYTES, Reads, Step, Tile, found, inputs_of, key, pack, reads_more,
 };
@@ -24,8 +23,9 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
         (Program::ForwardCluster, tile)
     } else if let Some(tile) = weighed(problem, pack, caps).or_else(|| find(block)) {
         (Program::Forward, gated(problem, held(problem, tile, caps)))
-    } else if let Some(tile) =
-        find(long).or_else(|| on_one_block(long, problem, pack)).filter(|tile| fits(problem, tile, caps))
+    } else if let Some(tile) = find(long)
+        .or_else(|| find(&LONG_WITHOUT_CLUSTERS).filter(|_| !reads_more(problem)))
+        .filter(|tile| fits(problem, tile, caps))
     {
         (Program::ForwardLong, tile)
     } else {
@@ -44,9 +44,9 @@ pub(super) fn plan(problem: &Problem, access_bytes: u32, caps: &Caps) -> Plan {
 }
 
 /// The tile of RMS norm with the weight before it, if it differs from that of a residual: the tile of a
-/// row alone, with as many blocks as leave registers for h, if two or more do. Four packs of a thread
-/// are shared by a third more threads: 3072 columns take 39.1 us else. On an H200, RMS norm of
-/// 64 MiB of bf16, in us:
+/// row alone, with as many blocks as leave registers for h, if two or more do. A third more threads
+/// share a row of four packs a thread, without which 3072 columns take 39.1 us. On an H200, RMS norm
+/// of 64 MiB of bf16, in us:
 ///
 /// | columns | tile of a row alone | of a residual | this tile |
 /// |---|---|---|---|
@@ -143,23 +143,6 @@ fn with_registers_for_parts(program: Program, norm: Norm, tile: Tile) -> Tile {
     let tile = Tile { unroll: 1, ..tile };
     let held = with_most_blocks(tile, 1, |tile| tile.holds_parts(program, norm));
     held.unwrap_or(Tile { blocks_per_sm: 1, ..tile })
-}
-
-/// The tile of a long row alone on a device without clusters: one block, if a thread has at most eight
-/// packs.
-fn on_one_block(long: &[Rung<Tile>], problem: &Problem, pack: u32) -> Option<Tile> {
-    const THREADS: u32 = 1024;
-    let packs = problem.cols.div_ceil(pack as usize);
-    let tile = find(long, packs)?;
-    let packs = packs.div_ceil(THREADS as usize) as u32;
-    (packs <= 8 && !reads_more(problem)).then_some(Tile {
-        pack,
-        packs,
-        cluster: 1,
-        threads_per_row: THREADS,
-        blocks_per_sm: 1,
-        ..tile
-    })
 }
 
 /// Whether the row of a block fits its shared memory.

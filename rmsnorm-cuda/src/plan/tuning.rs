@@ -15,7 +15,9 @@ pub(super) mod legal;
 mod narrow;
 mod wide;
 
-use rmsnorm_gpu::tuning::{Ladder, find};
+use std::borrow::Cow;
+
+use rmsnorm_gpu::tuning::{Ladder, find, up_to};
 use rmsnorm_spec::quant::ScaleKind;
 use rmsnorm_spec::{Direction, Norm, Problem};
 use rmsnorm_tuning::Kept;
@@ -135,6 +137,10 @@ pub(super) const fn ring(stages: u32, tile: Tile) -> Tile {
 const fn overlapped(tile: Tile) -> Tile {
     Tile { is_overlapped: true, ..tile }
 }
+
+/// Forward on devices that refuse the clusters of [`Ladders::long`]: one matrix, in the shared memory of
+/// one block.
+pub(super) const LONG_WITHOUT_CLUSTERS: Ladder<Tile> = Cow::Borrowed(&[up_to(8192, block(1024, 1, 1, 1))]);
 
 /// A static, because a program may contain several copies of a constant.
 static BUILT_IN: Tuning = Tuning { widths: [narrow::TABLES, wide::TABLES], split_bytes: 10 << 20, keeps_rows: true };
