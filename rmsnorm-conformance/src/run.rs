@@ -10,7 +10,7 @@ pub(crate) mod memory;
 pub(crate) mod misuse;
 pub(crate) mod named_tests;
 pub(crate) mod span;
-mod workers;
+pub(crate) mod workers;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -139,7 +139,7 @@ fn run_device(
         list_hash,
         digest: String::new(),
         arithmetic,
-        self_test: options.self_test.then(self_test),
+        self_test: options.self_test.then(|| self_test(options.jobs)),
         counts: Counts::default(),
         missing: Vec::new(),
         quality: Default::default(),
@@ -238,19 +238,21 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
         return Ok((options.cases.iter().map(item).collect::<Result<_, _>>()?, hash(&options.cases)));
     }
     let mut cases = options.profile.cases(options.seed);
-    if let Some(most) = options.most_cases {
-        let step = cases.len().div_ceil(most.max(1)).max(1);
-        cases = cases.into_iter().step_by(step).take(most).collect();
+    if let Some(most) = options.most_cases.filter(|most| *most < cases.len()) {
+        // Not every n-th case: lists alternate between dtypes.
+        cases = (0..most).map(|index| cases[index * cases.len() / most]).collect();
     }
     let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
     if options.most_cases.is_some() {
         return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
-    let (cols, rows) = device.about().breakpoints;
-    // These shapes are large, so the smoke profile leaves them out.
-    let has_shapes = options.profile != Profile::Smoke;
-    let shapes = shape_breakpoints(|dtype| if has_shapes { device.shape_breakpoints(dtype) } else { Vec::new() });
-    let cases = cases.into_iter().chain(breakpoints(&cols, &rows)).chain(shapes).map(Item::Case);
+    // On a GPU most of them compile a program of their own, so the smoke profile leaves them out.
+    if options.profile != Profile::Smoke {
+        let (cols, rows) = device.about().breakpoints;
+        cases.extend(breakpoints(&cols, &rows));
+        cases.extend(shape_breakpoints(|dtype| device.shape_breakpoints(dtype)));
+    }
+    let cases = cases.into_iter().map(Item::Case);
     let items = std::iter::once(Item::Spans).chain(bad_calls(device).into_iter().map(Item::Misuse)).chain(cases);
     Ok((items.collect(), list_hash))
 }
@@ -421,7 +423,7 @@ mod tests {
 
         summary.profile = Profile::Core.name();
         assert_eq!(summary.conclusion(), "incomplete: the self-test was left out");
-        summary.self_test = Some(self_test());
+        summary.self_test = Some(self_test(1));
         assert!(!summary.is_success());
         assert!(summary.to_string().contains("incomplete: 2 cases were skipped on this machine"));
         summary.counts.skipped = 0;
@@ -463,9 +465,8 @@ mod tests {
             |most_cases| Options { profile: Profile::Core, most_cases, self_test: false, ..Options::default() };
         let (items, _) = items(&backend, &options(Some(3))).expect("a list");
         let all = Profile::Core.cases(0);
-        let third = all.len().div_ceil(3);
         let cases = items.iter().filter_map(Item::case).collect::<Vec<_>>();
-        assert_eq!(cases, [all[0], all[third], all[2 * third]]);
+        assert_eq!(cases, [all[0], all[all.len() / 3], all[2 * all.len() / 3]]);
         assert_eq!(items.len(), 3);
         let summary = run(&backend, &options(Some(3)), &mut |_, _| {}, None).expect("nothing is written");
         assert_eq!((summary.profile, summary.conclusion().as_str()), ("part", "passed"));
@@ -513,8 +514,8 @@ mod tests {
         assert_eq!(report.status, Status::Fail(finding));
     }
 
-    /// A run has all items of its profile: spans, invalid calls, the list, the breakpoints of both
-    /// kinds.
+    /// A run has all items of its profile: spans, invalid calls, the list, and beyond smoke the
+    /// breakpoints of both kinds.
     #[test]
     fn run_has_every_item_of_its_profile() {
         let mut device = Faulty::correct();
@@ -529,14 +530,11 @@ mod tests {
             let has = |rows: Option<usize>, cols: Option<usize>| {
                 cases.iter().any(|case| rows.is_none_or(|n| case.rows == n) && cols.is_none_or(|n| case.cols == n))
             };
-            for n in [1233, 1234, 1235] {
-                assert!(has(None, Some(n)), "{n} columns in {}", profile.name());
-            }
-            for n in [98, 99, 100] {
-                assert!(has(Some(n), None), "{n} rows in {}", profile.name());
-            }
+            let cols = [1233, 1234, 1235].map(|cols| has(None, Some(cols)));
+            let rows = [98, 99, 100].map(|rows| has(Some(rows), Some(33)));
             let shapes = [6, 7].map(|rows| has(Some(rows), Some(11)));
-            assert_eq!(shapes, [profile != Profile::Smoke; 2], "{}", profile.name());
+            let is_there = profile != Profile::Smoke;
+            assert_eq!((cols, rows, shapes), ([is_there; 3], [is_there; 3], [is_there; 2]), "{}", profile.name());
         }
     }
 

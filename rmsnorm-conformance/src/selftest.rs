@@ -10,7 +10,9 @@ pub mod planted;
 pub mod simulate;
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::fmt;
+use std::ops::ControlFlow;
 
 use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind};
 use rmsnorm_spec::reference::{self, BackwardInputs, ForwardInputs};
@@ -24,6 +26,7 @@ use crate::report::CaseReport;
 use crate::run::calls::Context;
 use crate::run::execute::execute_case;
 use crate::run::harness::Harness;
+use crate::run::workers;
 use crate::selftest::planted::Bug;
 use crate::selftest::simulate::SimulatedBackend;
 
@@ -79,28 +82,43 @@ impl SelfTest {
     }
 }
 
-/// Plants every bug in every norm and kind of call it applies to.
-pub fn self_test() -> SelfTest {
+/// Plants every bug in every norm and kind of call it applies to, on `threads` threads.
+pub fn self_test(threads: usize) -> SelfTest {
     let mut result = SelfTest { false_alarms: hand_computed(), ..SelfTest::default() };
-    for norm in Norm::ALL {
-        for kind in Kind::first_calls() {
-            let cases = cases(norm, kind);
-            for case in &cases {
-                let report = simulate(None, case);
-                if report.status != Status::Pass {
-                    result.false_alarms.push(format!("{}: {:?}", report.id, report.status));
-                }
+    let kinds = Norm::ALL.into_iter().flat_map(|norm| Kind::first_calls().map(move |kind| (norm, kind)));
+    let ControlFlow::<Infallible>::Continue(()) = workers::in_order(
+        kinds.collect(),
+        threads,
+        |(norm, kind)| planted_in(norm, kind),
+        |of_kind| {
+            result.planted += of_kind.planted;
+            result.caught += of_kind.caught;
+            result.rows.extend(of_kind.rows);
+            result.survivors.extend(of_kind.survivors);
+            result.false_alarms.extend(of_kind.false_alarms);
+            ControlFlow::Continue(())
+        },
+    );
+    result
+}
+
+/// The self-test of one norm and kind of call.
+fn planted_in(norm: Norm, kind: Kind) -> SelfTest {
+    let (mut result, cases) = (SelfTest::default(), cases(norm, kind));
+    for case in &cases {
+        let report = simulate(None, case);
+        if report.status != Status::Pass {
+            result.false_alarms.push(format!("{}: {:?}", report.id, report.status));
+        }
+    }
+    for bug in pieces::bugs().filter(|bug| bug.applies_to(norm, kind)) {
+        result.planted += 1;
+        match catch(bug, &cases) {
+            Some((finding, case)) => {
+                result.caught += 1;
+                result.rows.push(Caught { bug, norm, kind, finding, case });
             }
-            for bug in pieces::bugs().filter(|bug| bug.applies_to(norm, kind)) {
-                result.planted += 1;
-                match catch(bug, &cases) {
-                    Some((finding, case)) => {
-                        result.caught += 1;
-                        result.rows.push(Caught { bug, norm, kind, finding, case });
-                    }
-                    None => result.survivors.push((bug, norm, kind)),
-                }
-            }
+            None => result.survivors.push((bug, norm, kind)),
         }
     }
     result

@@ -70,7 +70,8 @@ fn part(text: &str) -> Result<(usize, usize), Failure> {
 
 /// Runs the suite on a backend, with a progress bar. Each case adds a line of JSON to `lines`.
 pub fn prove(backend: &AnyBackend, options: &Options, lines: Option<&mut Vec<u8>>) -> Result<Summary, Failure> {
-    backend.dispatch_harness(Prove { options, lines }).map_err(|error| Failure::Input(error.to_string()))
+    let label = format!("conformance {}", backend.device());
+    backend.dispatch_harness(Prove { options, lines, label }).map_err(|error| Failure::Input(error.to_string()))
 }
 
 struct List<'a> {
@@ -88,13 +89,14 @@ impl HarnessTask for List<'_> {
 struct Prove<'a> {
     options: &'a Options,
     lines: Option<&'a mut Vec<u8>>,
+    label: String,
 }
 
 impl HarnessTask for Prove<'_> {
     type Output = Result<Summary, RunError>;
 
     fn run<H: Harness>(self, harness: &H) -> Self::Output {
-        let bar = Progress::new("conformance");
+        let bar = Progress::new(self.label);
         let mut progress = |done, total| bar.set(done, total);
         let lines = self.lines.map(|lines| lines as &mut dyn std::io::Write);
         conformance::run(harness, self.options, &mut progress, lines)

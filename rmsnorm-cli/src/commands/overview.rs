@@ -1,5 +1,8 @@
-//! `rmsnorm` without a command: lists the devices, proves each one and measures it briefly. Every
-//! line is printed as soon as it is known.
+//! `rmsnorm` without a command: lists the devices, proves each one and measures it briefly. Lines are
+//! printed in order, each as soon as it is known.
+
+use std::panic::resume_unwind;
+use std::thread;
 
 use rmsnorm_core::conformance::{Options, Summary};
 use rmsnorm_core::wgpu::WgpuBackend;
@@ -10,6 +13,7 @@ use super::conformance::{all_threads, prove};
 use super::devices;
 use crate::failure::Failure;
 use crate::output::print;
+use crate::progress::hidden;
 
 const DEVICES: &str =
     concat!("rmsnorm ", env!("CARGO_PKG_VERSION"), ": fused RMSNorm and LayerNorm kernels\n\nDEVICES\n");
@@ -17,6 +21,10 @@ const DEVICES: &str =
 const RESULTS: &str = "
 RESULTS of generated test cases, compared with an f64 reference and its error bounds
 ";
+
+/// The number of cases of the suite's profile smoke: on a GPU most compile programs of their own, in
+/// a third of a second of a processor's time each.
+const MOST_CASES: usize = 256;
 
 const SPEEDS: &str = "\nSPEEDS\n";
 
@@ -34,27 +42,46 @@ pub fn run() -> Result<(), Failure> {
     print(&devices::table(&devices))?;
 
     print(RESULTS)?;
-    let mut proven = Vec::new();
-    for entry in devices.iter().filter(|entry| entry.status.is_ok()) {
-        let (backend, name) = (AnyBackend::open(entry.device)?, entry.device);
-        if backend.as_wgpu().is_some_and(WgpuBackend::is_software) {
-            let command = format!("rmsnorm conformance --backend {name} --profile smoke");
-            print(&format!("{name:<6} left out: a software adapter takes minutes; to check it, run {command}\n"))?;
-            continue;
-        }
-        let options = Options { jobs: all_threads(), ..Options::default() };
-        let summary = prove(&backend, &options, None)?;
-        if !summary.is_success() {
-            print(&format!("{name:<6} FAILED: {}\n\n{summary}\n", summary.conclusion()))?;
-            return Err(Failure::Check);
-        }
-        print(&format!("{name:<6} {}\n", proof(&summary)))?;
-        proven.push(backend);
+    let ready = devices.iter().filter(|entry| entry.status.is_ok());
+    let backends = ready.map(|entry| AnyBackend::open(entry.device)).collect::<Result<Vec<_>, _>>()?;
+    let (left_out, backends): (Vec<_>, Vec<_>) =
+        backends.into_iter().partition(|backend| backend.as_wgpu().is_some_and(WgpuBackend::is_software));
+    prove_all(&backends)?;
+    for name in left_out.iter().map(AnyBackend::device) {
+        let command = format!("rmsnorm conformance --backend {name} --profile smoke");
+        print(&format!("{name:<6} left out: a software adapter takes minutes; to check it, run {command}\n"))?;
     }
 
     print(SPEEDS)?;
-    speeds(&proven)?;
+    speeds(&backends)?;
     print(NEXT)
+}
+
+/// Proves all backends at the same time: one waits for compilers while another computes. Prints
+/// their results in order.
+///
+/// # Errors
+/// A backend with a wrong result, after all are tested.
+fn prove_all(backends: &[AnyBackend]) -> Result<(), Failure> {
+    thread::scope(|scope| {
+        let start = |(index, backend)| {
+            // The suite is the same for all, so it proves once that it can fail.
+            let (self_test, most_cases) = (index == 0, Some(MOST_CASES));
+            let options = Options { self_test, most_cases, jobs: all_threads(), ..Options::default() };
+            scope.spawn(move || prove(backend, &options, None))
+        };
+        let started: Vec<_> = backends.iter().enumerate().map(start).collect();
+        let shown = backends.iter().zip(started).map(|(backend, thread)| {
+            let summary = thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            let name = backend.device();
+            if summary.is_success() {
+                return hidden(|| print(&format!("{name:<6} {}\n", proof(&summary))));
+            }
+            hidden(|| print(&format!("{name:<6} FAILED: {}\n\n{summary}\n", summary.conclusion())))?;
+            Err(Failure::Check)
+        });
+        shown.fold(Ok(()), Result::and)
+    })
 }
 
 /// The number of results that were compared with their bounds.

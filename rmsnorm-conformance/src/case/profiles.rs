@@ -1,5 +1,5 @@
 //! The list of cases of each profile. A list depends only on the profile and the seed, so its hash
-//! identifies it. The cases at a backend's breakpoints are added to it.
+//! identifies it. Beyond smoke, the cases at a backend's breakpoints are added to it.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -69,11 +69,11 @@ pub trait Harness: Sync {
         String::new()
     }
 
-    /// Row lengths (columns) at which the backend's plan changes. The suite tests each with its two
-    /// neighbours.
+    /// Row lengths (columns) at which the backend's plan changes. Beyond smoke, the suite tests each with
+    /// its two neighbours.
     fn cols_breakpoints(&self) -> Vec<usize>;
 
-    /// Row counts at which the backend's plan changes. The suite tests each and its two neighbours.
+    /// Row counts at which the backend's plan changes, tested likewise.
     fn rows_breakpoints(&self) -> Vec<usize>;
 
     /// Shapes (rows, cols) at which the backend's plan changes because of rows and columns

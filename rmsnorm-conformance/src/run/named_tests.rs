@@ -1,7 +1,9 @@
 //! The named tests of a backend: the [`conformance!`](macro@crate::conformance) macro and its
 //! functions.
 
+use std::num::NonZero;
 use std::sync::OnceLock;
+use std::thread::available_parallelism;
 
 use rmsnorm_spec::{DType, Error, Norm};
 
@@ -31,7 +33,7 @@ const SWEPT_OF_NORM: usize = 8;
 /// If a planted bug survives, or a correct implementation is rejected.
 pub fn test_self_test() -> Result<(), TestFailure> {
     static RESULT: OnceLock<SelfTest> = OnceLock::new();
-    let result = RESULT.get_or_init(self_test);
+    let result = RESULT.get_or_init(|| self_test(available_parallelism().map_or(1, NonZero::get)));
     println!("{result}");
     if result.is_success() { Ok(()) } else { Err(TestFailure(result.to_string())) }
 }
