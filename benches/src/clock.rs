@@ -80,7 +80,7 @@ pub fn alternate<D: Measurable>(
     loop {
         for (turn, (batch, repeats)) in batches.iter_mut().enumerate() {
             let once = device.time(batch, 0..*repeats, &mut |device, set| call(device, turn, set))?;
-            *repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, 1e6) as usize;
+            *repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, D::MOST_CALLS as f64) as usize;
         }
         if start.elapsed() >= wake {
             break;

@@ -27,6 +27,9 @@ pub trait Measurable: Harness + Tunable {
     /// cost.
     const SAMPLE_SECONDS: f64;
 
+    /// The largest number of calls in a sample.
+    const MOST_CALLS: usize = 1_000_000;
+
     /// Seconds of work after which an idle device has its full clock: samples begin then.
     const WAKE_SECONDS: f64;
 

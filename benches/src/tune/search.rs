@@ -240,7 +240,9 @@ impl<'d, D: Measurable> Bench<'d, D> {
         if self.batches[candidate].is_none() {
             let batch = device.make_batch(sets, &mut |device, set| workload.call_on(device, operation, set))?;
             let once = device.time(&batch, 0..1, &mut |device, set| workload.call_on(device, operation, set))?;
-            let repeats = (SAMPLE_SECONDS.min(D::SAMPLE_SECONDS) / once.max(1e-9)).ceil().clamp(1.0, 1e5) as usize;
+            let repeats = (SAMPLE_SECONDS.min(D::SAMPLE_SECONDS) / once.max(1e-9))
+                .ceil()
+                .clamp(1.0, D::MOST_CALLS as f64) as usize;
             self.batches[candidate] = Some((batch, repeats));
         }
         let Some((batch, repeats)) = &self.batches[candidate] else { return Ok(f64::NAN) };
