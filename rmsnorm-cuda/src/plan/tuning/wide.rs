@@ -207,6 +207,8 @@ const ONE_SUM_CLUSTER: Ladder<Tile> = Borrowed(&[
     // 1344x12288: 58.8 us (was 59.3 us); 4.4 % with small calls.
     up_to(3072, ring(2, cluster(4, 256, 2))),
     up_to(4096, ring(2, cluster(4, 128, 2))),
+    // 1792x20480: 111 us (one row at a time, 128 threads 131 us). 1536x24576: 119 us.
+    up_to(6144, ring(2, grouped(8, 96, 2, 2))),
     up_to(8192, ring(3, cluster(8, 128, 2))),
     up_to(16384, overlapped(ring(3, cluster(8, 256, 1)))),
 ]);
@@ -259,7 +261,10 @@ const TWO_SUMS_CLUSTER: Ladder<Tile> = Borrowed(&[
     up_to(3072, ring(2, cluster(4, 128, 2))),
     up_to(3584, ring(3, cluster(2, 448, 1))),
     up_to(4096, ring(2, cluster(4, 256, 2))),
-    up_to(6144, ring(2, cluster(8, 128, 2))),
+    // 1792x20480: 117 us (one row at a time, 128 threads 136 us). 1536x24576: 120 us.
+    up_to(6144, ring(2, grouped(8, 96, 2, 2))),
+    // 1280x28672: 122 us (two blocks of 256 threads 127 us).
+    up_to(7168, ring(2, cluster(8, 128, 3))),
     up_to(8192, ring(3, cluster(8, 256, 2))),
     up_to(16384, ring(3, cluster(8, 512, 1))),
 ]);
