@@ -3,7 +3,8 @@
 // Largest magnitudes are exact; a NaN counts as the largest.
 
 // Values of SCALE, the source of the scale: the caller, or the largest magnitude of the tensor, of
-// a row or of SET columns. FIND only computes the tensor's scale.
+// a row or of SET columns. FIND also writes codes if IS_COOPERATIVE; otherwise it only computes the
+// tensor's scale.
 constexpr int GIVEN = 0, FIND = 1, BY_ROW = 2, BY_BLOCK = 3;
 
 // Values of SCALE_FORM: a quotient, a power of two as f32, or a power of two as a byte, rounded up
@@ -19,8 +20,8 @@ constexpr int ROW_MAJOR = 0, COLUMN_MAJOR = 1, PACKED_UE8M0 = 2, SWIZZLED_128X4 
 // together whether products suffice, and a row's bits must not depend on other rows.
 constexpr bool IS_FACTORED = After::IS_NORM && !HAS_BIAS && !HAS_Y && !IS_ROUNDED && !CAST_BEFORE_WEIGHT && THREADS_PER_ROW >= 32;
 
-// Whether a thread tracks the largest magnitude of its columns over all rows.
-constexpr bool FINDS_AMAX = SCALE == FIND || (SCALE == GIVEN && HAS_AMAX);
+// Whether a thread tracks the largest encoded magnitude of its columns over all rows.
+constexpr bool FINDS_AMAX = SCALE == GIVEN && HAS_AMAX;
 
 // The larger of `magnitude` and the largest magnitude of a pack.
 __device__ inline float largest_of(const float (&values)[PACK], int k, int left, float magnitude) {
@@ -141,11 +142,15 @@ __device__ inline void write_codes(
     store_codes(ROW(codes, row) + first, k, left, to_codes(values));
 }
 
-// Packs of a thread in one set of columns, if the threads of a row span fewer columns than a set.
-constexpr int CHUNK = SCALE == BY_BLOCK && STEP < SET ? SET / STEP : 1;
-
 // Lanes with packs in one set.
 constexpr int SET_LANES = SCALE != BY_BLOCK ? 1 : STEP < SET ? THREADS_PER_ROW : SET / PACK;
+
+// Sets whose scales the lanes find together: a lane then computes one scale in place of several.
+constexpr int TOGETHER = SCALE != BY_BLOCK || STEP < SET ? 1 : PACKS < BATCH ? (PACKS > 1 ? 2 : 1) : BATCH;
+static_assert(TOGETHER <= SET_LANES, "a lane has one of the scales");
+
+// Packs of a thread in these sets, several in one set if the threads of a row span fewer columns.
+constexpr int CHUNK = SCALE == BY_BLOCK && STEP < SET ? SET / STEP : TOGETHER;
 
 // Whether the largest product of h and the weights determines the largest |v|: it must be far from
 // values where products lose bits.
@@ -182,4 +187,26 @@ __device__ inline void finish_amax(const Params& p, float magnitude) {
         const float amax = __uint_as_float(atomicMax(p.found, 0u));
         static_cast<float*>(p.scales)[0] = scale_of(p, amax).value;
     }
+}
+
+// Folds the block's largest magnitude, waits until all blocks have, and returns the tensor's scale,
+// which the first block stores. p.found as above. All blocks must run at the same time.
+__device__ inline float meet_amax(const Params& p, float magnitude) {
+    __shared__ unsigned largest;
+    if (threadIdx.x == 0) largest = 0;
+    __syncthreads();
+    fold_amax(&largest, magnitude);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        atomicMax(p.found, largest);
+        __threadfence();
+        atomicAdd(p.found + 1, 1u);
+        while (*static_cast<volatile unsigned*>(p.found + 1) < gridDim.x) {}
+        __threadfence();
+        largest = *static_cast<volatile unsigned*>(p.found);
+    }
+    __syncthreads();
+    const float scale = scale_of(p, __uint_as_float(largest)).value;
+    if (blockIdx.x == 0 && threadIdx.x == 0) static_cast<float*>(p.scales)[0] = scale;
+    return scale;
 }

@@ -1,11 +1,19 @@
 // Forward to codes: math.md, equations (1) to (6) and (Q1) to (Q5). A thread has the same columns
 // in each of its rows.
 //
-// A row is read from memory once, as in forward.cu, and again from the L1. The largest magnitude
-// for a scale is computed on the way: for a block of columns by the lanes that have it, for a row
-// together with its sum if products suffice (IS_FACTORED). Otherwise it takes one more read.
+// A row is read from memory once, as in forward.cu, and again from the L1, or stays in registers
+// (KEEPS_H). The largest magnitude for a scale is computed on the way: for a block of columns by the
+// lanes that have it, for a row together with its sum if products suffice (IS_FACTORED). Otherwise it
+// takes one more read.
 
 static_assert(UNROLL == 1, "the registers of a second row are those of codes and scales");
+
+// Whether all codes have one scale.
+constexpr bool IS_TENSORS = SCALE == GIVEN || SCALE == FIND;
+
+// Whether a row stays in registers while all blocks wait for that scale. Otherwise the search for its
+// largest magnitude reads the row again, and would spill.
+constexpr bool KEEPS_H = IS_COOPERATIVE && IS_FACTORED;
 
 // A thread's columns in a row, and the row's statistics.
 struct Part {
@@ -58,24 +66,35 @@ __device__ inline float find_amax(const Params& p, const Part& at) {
     return magnitude;
 }
 
-// The scale of a block of columns, computed by its lanes together, with the factor for its values
-// in `scale.reciprocal`. Returns whether the products suffice.
+// Finds and stores the scales of sets of columns, whose lanes share the work. `factors`: those of
+// the sets' values. Returns whether products suffice for the lane's set.
 template <bool IS_PRODUCT>
-__device__ inline bool find_scale(const Params& p, const Part& at, int chunk, const float (&values)[CHUNK][PACK], Scale& scale) {
-    float magnitude = 0.0f;
+__device__ inline bool find_scales(const Params& p, const Part& at, bool exists, int chunk, const float (&values)[CHUNK][PACK], float (&factors)[TOGETHER]) {
+    constexpr int SHARE = SET_LANES / TOGETHER; // lanes with the same set
+    float magnitudes[TOGETHER] = {};
     #pragma unroll
     for (int c = 0; c < CHUNK; ++c)
-        if (chunk + c < PACKS) magnitude = largest_of(values[c], chunk + c, at.left, magnitude);
-    magnitude = reduce_lanes<SET_LANES, Larger>(magnitude);
-    scale = scale_of(p, IS_PRODUCT ? magnitude * at.rstd : magnitude);
-    if constexpr (!IS_PRODUCT) return true;
-    scale.reciprocal *= at.rstd;
-    return says_amax(magnitude) && makes_codes(scale.reciprocal);
+        if (chunk + c < PACKS) magnitudes[c % TOGETHER] = largest_of(values[c], chunk + c, at.left, magnitudes[c % TOGETHER]);
+    const float magnitude = reduce_each<SET_LANES, Larger>(magnitudes);
+    Scale scale = scale_of(p, IS_PRODUCT ? magnitude * at.rstd : magnitude);
+    // The first column of the lane's set, from the lane's own.
+    const int lane = threadIdx.x % SET_LANES, column = (chunk + lane / SHARE) * STEP - lane * PACK;
+    const bool is_inside = exists && chunk + lane / SHARE < PACKS && column < at.left;
+    if (is_inside && lane % SHARE == 0) store_scale(p, at.row, (at.first + column) / SET, scale);
+    bool is_known = true;
+    if constexpr (IS_PRODUCT) {
+        scale.reciprocal *= at.rstd;
+        is_known = says_amax(magnitude) && makes_codes(scale.reciprocal);
+    }
+    #pragma unroll
+    for (int set = 0; set < TOGETHER; ++set)
+        factors[set] = TOGETHER == 1 ? scale.reciprocal : __shfl_sync(~0u, scale.reciprocal, set * SHARE, SET_LANES);
+    return is_known || !is_inside;
 }
 
 // Writes the codes of a part and the scales of blocks. Returns the largest magnitude of the encoded
-// values if FINDS_AMAX. `h` was loaded again, unless LOADS_AT_USE: then each pack is loaded just
-// before it is used. `is_known`: whether products suffice for all scales.
+// values if FINDS_AMAX. `h` has the part, unless LOADS_AT_USE: then each pack is loaded just before it is
+// used. `is_known`: whether products suffice for all scales.
 template <bool IS_PRODUCT>
 __device__ inline float write_part(const Params& p, const Part& at, bool exists, Pack<H> (&h)[PACKS], float power, float factor, bool& is_known) {
     // This path is rare, so its loop is not unrolled.
@@ -96,21 +115,16 @@ __device__ inline float write_part(const Params& p, const Part& at, bool exists,
             }
             if constexpr (FINDS_AMAX) largest = largest_of(values[c], k, at.left, largest);
         }
-        if constexpr (SCALE == BY_BLOCK) {
-            Scale scale;
-            const bool is_inside = exists && chunk * STEP < at.left;
-            is_known &= find_scale<IS_PRODUCT>(p, at, chunk, values, scale) || !is_inside;
-            factor = scale.reciprocal;
-            if (is_inside && at.first % SET == 0) store_scale(p, at.row, (at.first + chunk * STEP) / SET, scale);
-        }
+        float factors[TOGETHER] = {factor};
+        if constexpr (SCALE == BY_BLOCK) is_known &= find_scales<IS_PRODUCT>(p, at, exists, chunk, values, factors);
         #pragma unroll
         for (int c = 0; c < CHUNK; ++c) {
             if (!exists || chunk + c >= PACKS) continue;
-            if constexpr (SCALE == GIVEN && !IS_PRODUCT) {
+            if constexpr (IS_TENSORS && !IS_PRODUCT) {
                 #pragma unroll
                 for (int i = 0; i < PACK; ++i) values[c][i] *= power;
             }
-            write_codes(p, at.row, at.first, chunk + c, at.left, values[c], factor);
+            write_codes(p, at.row, at.first, chunk + c, at.left, values[c], factors[c % TOGETHER]);
         }
     }
     return largest;
@@ -127,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
     Part at = {0, first, columns_left(p.cols, first), 0.0f, 0.0f};
     RowSums<SENT> sums(exchange, group, thread);
     wait_for_earlier_kernels();
-    const Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
+    Divisor given(SCALE == GIVEN ? *p.scale : 1.0f);
     float largest = 0.0f; // over all rows of the thread
 
     const unsigned long long stride = (unsigned long long)(gridDim.x / CLUSTER) * GROUPS;
@@ -174,8 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
 
         // Whether codes come from products, and with which factor; otherwise they come from v.
         bool is_product = IS_FACTORED;
-        float factor = given.reciprocal;
-        if constexpr (SCALE == GIVEN) is_product &= given.power == 1.0f;
+        float factor = 1.0f;
         if constexpr (SCALE == FIND || SCALE == BY_ROW) {
             float amax[1] = {product[0] * at.rstd};
             bool is_known = IS_FACTORED && (says_amax(product[0]) || !exists || (SCALE == FIND && at.left <= 0));
@@ -186,17 +199,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             }
             if constexpr (SCALE == FIND) {
                 if (exists) largest = larger(largest, amax[0]);
-                continue;
+                if constexpr (!IS_COOPERATIVE) continue;
+                // A block has one step, so that no other largest magnitude follows.
+                given = Divisor(meet_amax(p, largest));
+            } else {
+                const Scale scale = scale_of(p, amax[0]);
+                if (thread == 0 && cluster_rank() == 0 && exists) store_scale(p, at.row, 0, scale);
+                factor = scale.reciprocal;
             }
-            const Scale scale = scale_of(p, amax[0]);
-            if (thread == 0 && cluster_rank() == 0 && exists) store_scale(p, at.row, 0, scale);
-            factor = scale.reciprocal;
+        }
+        if constexpr (IS_TENSORS) {
+            factor = given.reciprocal;
+            is_product &= given.power == 1.0f;
         }
         if constexpr (SCALE != BY_BLOCK) {
             is_product &= makes_codes(factor * at.rstd);
             if (is_product) factor *= at.rstd;
         }
-        if constexpr (!LOADS_AT_USE) load_row([&](int k) { return load_last(p, at, k); });
+        if constexpr (KEEPS_H) {
+            #pragma unroll
+            for (int k = 0; k < PACKS; ++k)
+                if (exists) Before::store_h(At{p, at.row, at.first, at.left}, k, h[k]);
+        } else if constexpr (!LOADS_AT_USE) {
+            load_row([&](int k) { return load_last(p, at, k); });
+        }
         // With scales of blocks all lanes of a warp exchange, also lanes of missing rows.
         if (exists || SCALE == BY_BLOCK) {
             float magnitude = 0.0f;
@@ -220,6 +246,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if (p.rstd) p.rstd[statistic(at.row)] = at.rstd;
         }
     }
-    if constexpr (SCALE == FIND) finish_amax(p, largest);
+    if constexpr (SCALE == FIND && !IS_COOPERATIVE) finish_amax(p, largest);
     else if constexpr (FINDS_AMAX) fold_amax(p.amax, largest);
 }

@@ -54,6 +54,24 @@ __device__ inline float reduce_lanes(float value) {
     return value;
 }
 
+// The same of each of COUNT values: of value i by the lanes i * WIDTH / COUNT and the next, with
+// about as many shuffles as for one value.
+template <int WIDTH, class Both, int COUNT>
+__device__ inline float reduce_each(const float (&values)[COUNT]) {
+    if constexpr (COUNT == 1) {
+        return reduce_lanes<WIDTH, Both>(values[0]);
+    } else {
+        const bool is_upper = threadIdx.x % WIDTH >= WIDTH / 2;
+        float halves[COUNT / 2];
+        #pragma unroll
+        for (int i = 0; i < COUNT / 2; ++i) {
+            const float own = is_upper ? values[COUNT / 2 + i] : values[i], others = is_upper ? values[i] : values[COUNT / 2 + i];
+            halves[i] = Both::of(own, __shfl_xor_sync(~0u, others, WIDTH / 2));
+        }
+        return reduce_each<WIDTH / 2, Both>(halves);
+    }
+}
+
 // Two sums, with one shuffle more than one sum takes. The lower half of the lanes gets the first,
 // the upper half the second.
 template <int WIDTH>

@@ -224,7 +224,7 @@ fn quant_numbers(quant: QuantSpec) -> [(&'static str, u32); 6] {
     ]
 }
 
-fn numbers(key: &KernelKey) -> [(&'static str, u32); 35] {
+fn numbers(key: &KernelKey) -> [(&'static str, u32); 36] {
     let KernelKey {
         program,
         call: CallKey { norm, cast_order, accumulate, has_row_groups, has_weight_offset, quant, .. },
@@ -260,6 +260,7 @@ fn numbers(key: &KernelKey) -> [(&'static str, u32); 35] {
         ("UNROLL", tile.unroll),
         ("STAGES", tile.stages),
         ("IS_OVERLAPPED", tile.is_overlapped.into()),
+        ("IS_COOPERATIVE", tile.is_cooperative.into()),
         ("BLOCKS_PER_SM", tile.blocks_per_sm),
         ("ACCESS_BYTES", tile.access_bytes),
         ("IS_RAGGED", tile.is_ragged.into()),
@@ -314,6 +315,7 @@ mod tests {
             unroll: 3,
             stages: 0,
             is_overlapped: false,
+            is_cooperative: false,
             blocks_per_sm: 5,
             access_bytes: 16,
             is_ragged: true,
@@ -328,7 +330,7 @@ mod tests {
     fn options_are_what_the_kernels_expect() {
         let expected = "--gpu-architecture=sm_90 --std=c++17 -default-device -DT=bf16 -DW=f32 -DR=f16 -DG=bf16 -DIS_BACKWARD=0 -DIS_SPLIT=0 -DIS_QUANTIZED=0 \
             -DIS_LAYER=1 -DIS_CLAMPED=0 -DCLAMPED_FROM=1065353200 -DCAST_BEFORE_WEIGHT=0 -DCAST_RSTD=0 -DIS_WEIGHT_FIRST=0 -DACCUMULATE=0 -DADDS_TO_GRADIENTS=0 -DHAS_ROW_GROUPS=0 -DHAS_COLUMN_GROUPS=0 -DGROUPS_ARE_ROWS=0 -DHAS_WEIGHT_OFFSET=1 -DPACK=8 -DPACKS=2 -DTHREADS_PER_ROW=32 -DGROUPS=4 \
-            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
+            -DCLUSTER=1 -DUNROLL=3 -DSTAGES=0 -DIS_OVERLAPPED=0 -DIS_COOPERATIVE=0 -DBLOCKS_PER_SM=5 -DACCESS_BYTES=16 -DIS_RAGGED=1 \
             -DHAS_TAIL=0 -DKEEPS_ROW=0 -DLOADS_AT_USE=1 -DPREFETCHES_WEIGHT=0 -DBATCH=4 -DTREE_SENDERS=8 -DBLOCK_VISITS=64 -DCOLUMN_LANES=8 \
             -DROW_MULTIPLE=8";
         let tensors = "-DHAS_WEIGHT=1 -DHAS_BIAS=0 -DHAS_Y=0 -DHAS_DRESIDUAL_OUT=0 -DHAS_DWEIGHT=0 -DHAS_DBIAS=0 \

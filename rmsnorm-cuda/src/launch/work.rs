@@ -24,11 +24,12 @@ impl<'a> Work<'a> {
         let launch = match *step {
             Step::Clear { key, grid, .. } => {
                 let threads = key.tile.threads_per_row;
-                Launch { kernel: kernels.get(&key, plan)?, grid, groups: 1, threads, shared_bytes: 0, cluster: 1 }
+                let kernel = kernels.get(&key, plan)?;
+                Launch { kernel, grid, groups: 1, threads, shared_bytes: 0, cluster: 1, is_cooperative: false }
             }
             Step::Launch { key, grid, cluster, threads, shared_bytes } => {
-                let groups = plan.groups;
-                Launch { kernel: kernels.get(&key, plan)?, grid, groups, threads, shared_bytes, cluster }
+                let (kernel, groups, is_cooperative) = (kernels.get(&key, plan)?, plan.groups, key.tile.is_cooperative);
+                Launch { kernel, grid, groups, threads, shared_bytes, cluster, is_cooperative }
             }
         };
         Ok(Work { step, launch })
@@ -90,6 +91,8 @@ pub(crate) struct Launch {
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
     pub(crate) cluster: u32,
+    /// Whether the driver must run all blocks at the same time.
+    pub(crate) is_cooperative: bool,
 }
 
 impl Launch {
@@ -114,9 +117,13 @@ impl Launch {
         let overlapping = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, |value| {
             value.programmaticStreamSerializationAllowed = 1;
         });
+        let cooperative = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, |value| value.cooperative = 1);
         let ignored = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE, |_| {});
-        let mut attributes =
-            [if self.cluster > 1 { cluster } else { ignored }, if overlap { overlapping } else { ignored }];
+        let mut attributes = [
+            if self.cluster > 1 { cluster } else { ignored },
+            if overlap { overlapping } else { ignored },
+            if self.is_cooperative { cooperative } else { ignored },
+        ];
         let config = sys::CUlaunchConfig {
             gridDimX: self.grid,
             gridDimY: self.groups,

@@ -65,8 +65,8 @@ pub(super) unsafe fn enqueue<const N: usize>(
     let params = params.pack(&plan.key);
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
     plan.rounds(rows).try_for_each(|Round { first_row, rows, grid }| {
-        let launch =
-            Launch { kernel, grid, groups: 1, threads: plan.threads(), shared_bytes: plan.shared_bytes, cluster: 1 };
+        let (threads, shared_bytes) = (plan.threads(), plan.shared_bytes);
+        let launch = Launch { kernel, grid, groups: 1, threads, shared_bytes, cluster: 1, is_cooperative: false };
         let peers = group.peers(first_row, rows);
         let mut arguments = [std::ptr::null_mut(); 6];
         arguments[..2].copy_from_slice(&[params.address(), argument(&peers)]);

@@ -29,6 +29,7 @@ fn step(step: &Step, groups: u32) -> String {
         (tile.access_bytes < 16).then(|| format!("access={}", tile.access_bytes)),
         (tile.stages > 0).then(|| format!("ring={}", tile.stages)),
         tile.is_overlapped.then(|| "overlapped".into()),
+        tile.is_cooperative.then(|| "cooperative".into()),
         (program == Program::BackwardSplit).then(|| format!("clusters={cluster}")),
         (shared_bytes > 0).then(|| format!("shared={}KiB", shared_bytes.div_ceil(1024))),
     ];

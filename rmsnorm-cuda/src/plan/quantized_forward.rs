@@ -6,7 +6,9 @@ use rmsnorm_spec::quant::{CodeType, QuantSpec, ScaleKind, ScaleLayout};
 use rmsnorm_spec::{DType, Norm, Piece, Problem, Storage, Tensor};
 
 use super::tuning::Ladders;
-use super::{Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack, reads_more};
+use super::{
+    MOST_BLOCKS, Plan, Program, REGISTERS_PER_SM, Step, Tile, Workspace, forward, found, key, pack, reads_more,
+};
 use crate::caps::Caps;
 
 /// Rows and columns of a tile of `transpose_codes.cu`.
@@ -17,6 +19,9 @@ const STORE_BYTES: usize = 16;
 
 /// Rows and columns of a tile of `columnwise.cu`.
 const COLUMNWISE_TILE: (usize, usize) = (128, 64);
+
+/// Threads of blocks that wait for each other, of several rows if a row has fewer.
+const MEETING_THREADS: u32 = 256;
 
 /// Two words: the largest magnitude, and the number of blocks that have contributed.
 const FOUND_LEN: usize = 2;
@@ -44,14 +49,21 @@ pub(super) fn plan(
         }
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
-            // A call without rows also writes a scale. The search does not depend on later outputs.
-            let found =
-                Problem { rows: problem.rows.max(1), tensors: problem.tensors.without(Tensor::CodesT), ..*problem };
-            let find = rows(&found, quant.scale, access_bytes, caps);
-            let mut given = *quant;
-            given.scale = ScaleKind::Given;
-            let write = rows(&Problem { quant: Some(given), ..*problem }, ScaleKind::Given, access_bytes, caps);
-            [Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>())), find, write, codes_t]
+            let clear = Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>()));
+            // Groups of columns with blocks of their own are more blocks than this plan counts.
+            let is_whole = problem.cols == shape.1 || problem.rows != shape.0;
+            if let Some(both) = cooperative(problem, access_bytes, caps).filter(|_| is_whole) {
+                [clear, Some(both), codes_t, None]
+            } else {
+                // A call without rows also writes a scale. The search does not depend on later outputs.
+                let found =
+                    Problem { rows: problem.rows.max(1), tensors: problem.tensors.without(Tensor::CodesT), ..*problem };
+                let find = rows(&found, quant.scale, access_bytes, caps);
+                let mut given = *quant;
+                given.scale = ScaleKind::Given;
+                let write = rows(&Problem { quant: Some(given), ..*problem }, ScaleKind::Given, access_bytes, caps);
+                [clear, find, write, codes_t]
+            }
         }
         ScaleKind::Row | ScaleKind::Block { .. } | ScaleKind::Mx { .. } => {
             let columns = problem.has(Tensor::CodesColumnwise);
@@ -69,20 +81,42 @@ pub(super) fn plan(
     plan
 }
 
-/// The kernel that handles rows; `None` if there are no rows.
-fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> Option<Step> {
+/// The tile of a row in one block; `None` for rows that do not fit one.
+fn on_chip(problem: &Problem, scale: ScaleKind, caps: &Caps) -> Option<Tile> {
     let pack = pack(problem);
     let Ladders { block, .. } = caps.tuning.ladders(problem, pack);
     let own = caps.tuning.to_codes(problem, scale, pack).and_then(|ladder| found(ladder, problem.cols, pack, caps));
-    let on_chip = own.or_else(|| found(block, problem.cols, pack, caps).map(|tile| with_registers(problem, tile)));
+    own.or_else(|| found(block, problem.cols, pack, caps).map(|tile| with_registers(problem, tile)))
+}
+
+/// One kernel that finds the tensor's scale and writes the codes: its blocks wait for each other in
+/// between. `None` if the device does not hold all rows at the same time, if there are none, or if
+/// tables keep no rows.
+fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step> {
+    let tile = on_chip(problem, ScaleKind::Current, caps).filter(|_| caps.tuning.keeps_rows)?;
+    // Few blocks wait for each other sooner: with one for each row 1024x4096 takes 12.3 us, with four
+    // rows in a block 9.7 us. If multiprocessors suffice, blocks are as small as they can be.
+    let threads = if problem.rows <= caps.sms as usize { 32 } else { MEETING_THREADS };
+    let groups = (threads / tile.threads_per_row).max(1);
+    // ptxas ignores a bound of more threads than a multiprocessor has, and then spends more registers.
+    let most = MOST_BLOCKS.min(caps.threads_per_sm / (groups * tile.threads_per_row));
+    let blocks_per_sm = (tile.groups * tile.blocks_per_sm / groups).clamp(1, most);
+    let tile = Tile { groups, blocks_per_sm, ..tile };
+    let blocks = problem.rows.div_ceil(tile.groups as usize);
+    let key = key(problem, Program::QuantizedForward, Tile { access_bytes, is_cooperative: true, ..tile });
+    (1..=(caps.sms * blocks_per_sm) as usize).contains(&blocks).then(|| Step::launch(key, blocks as u32, 0))
+}
+
+/// The kernel that handles rows; `None` if there are no rows.
+fn rows(problem: &Problem, scale: ScaleKind, access_bytes: u32, caps: &Caps) -> Option<Step> {
     let resident = |tile: &Tile| {
         let blocks_per_sm = tile.blocks_per_sm.min(caps.threads_per_sm / tile.threads());
         (caps.sms * blocks_per_sm / tile.cluster).max(1) as usize
     };
-    let (program, tile, blocks) = if let Some(tile) = on_chip {
+    let (program, tile, blocks) = if let Some(tile) = on_chip(problem, scale, caps) {
         (Program::QuantizedForward, tile, problem.rows.div_ceil(tile.groups as usize))
     } else {
-        let tile = Tile { pack, ..forward::streaming_tile(caps) };
+        let tile = Tile { pack: pack(problem), ..forward::streaming_tile(caps) };
         (Program::QuantizedForwardStreaming, tile, problem.rows.min(resident(&tile)))
     };
     let tile = Tile { access_bytes, ..tile };

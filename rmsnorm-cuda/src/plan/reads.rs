@@ -59,8 +59,10 @@ pub(super) fn reads(key: &KernelKey) -> Reads {
         false => others,
     };
     if *program == Program::QuantizedForward {
-        // With few packs, reading them all at once gains nothing.
-        return Reads { loads_at_use: tile.packs <= 2, ..reads };
+        // With few packs, reading them all at once gains nothing. A kernel that waits for all rows before
+        // it writes codes may keep its row. Values of a batch of packs take eight registers for each.
+        let loads_at_use = tile.packs <= 2 && !tile.is_cooperative;
+        return Reads { loads_at_use, batch: if before == 0 && tile.registers() >= 80 { 4 } else { 2 }, ..reads };
     }
     if *program == Program::Forward {
         // The registers of a row in flight are used for what waits for the norm.

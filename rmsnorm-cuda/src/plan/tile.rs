@@ -26,6 +26,9 @@ pub(crate) struct Tile {
     pub(crate) stages: u32,
     /// Whether the next step's first pass runs while the sums of the current step are exchanged.
     pub(crate) is_overlapped: bool,
+    /// Whether all blocks of the launch run at the same time and wait for one another:
+    /// `QuantizedForward` then finds the tensor's scale and also writes the codes.
+    pub(crate) is_cooperative: bool,
     /// Blocks per multiprocessor that registers must suffice for.
     pub(crate) blocks_per_sm: u32,
     /// Bytes of one memory access, at most 16; divides all addresses and strides.
@@ -49,7 +52,8 @@ pub(crate) struct Reads {
     /// `ForwardCluster`, `ForwardLong`: the weight is read together with the row, the bias later.
     /// `ForwardExchange`: both are read once, before all rows.
     pub(crate) prefetches_weight: bool,
-    /// `ForwardCluster`, `ForwardLong`: packs that are read together.
+    /// `ForwardCluster`, `ForwardLong`: packs that are read together. `QuantizedForward` with scales of
+    /// blocks of columns: packs whose scales are computed together.
     pub(crate) batch: u32,
 }
 
@@ -64,6 +68,7 @@ impl Tile {
         unroll: 1,
         stages: 0,
         is_overlapped: false,
+        is_cooperative: false,
         blocks_per_sm: 1,
         access_bytes: 16,
         is_ragged: false,

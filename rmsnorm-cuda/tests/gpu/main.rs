@@ -5,6 +5,7 @@
 //! `cuda`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helper functions too")]
 
+mod codes;
 mod errors;
 mod graphs;
 mod interop;

@@ -164,8 +164,12 @@ fn tuned_to_codes() -> Vec<Job> {
                 if tensors.has(Tensor::Amax) && kind != ScaleKind::Given {
                     continue;
                 }
-                let problem = Problem::quantized_forward(norm, ROWS, cols, DType::Bf16, quant, tensors);
-                jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+                // With few rows, one kernel finds a tensor's scale and writes the codes.
+                let rows = if kind == ScaleKind::Current { &[ROWS, FEW_ROWS][..] } else { &[ROWS] };
+                for &rows in rows {
+                    let problem = Problem::quantized_forward(norm, rows, cols, DType::Bf16, quant, tensors);
+                    jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+                }
             }
         }
     }

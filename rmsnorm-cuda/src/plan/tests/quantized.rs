@@ -58,7 +58,10 @@ fn rms_norm_to_codes_on_an_h200() {
 fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
     for (size, expected) in [
         ((65536, 1024), "threads=32 packs=4x8 rows=8 grid=528; quantized_forward threads=32 packs=4x8 grid=65536"),
-        ((4096, 1024), "threads=32 packs=4x8 rows=8 grid=512; quantized_forward threads=32 packs=4x8 grid=4096"),
+        // A step for each block: they wait for each other, and then write the codes.
+        ((4224, 1024), "threads=32 packs=4x8 rows=8 cooperative grid=528"),
+        ((4225, 1024), "threads=32 packs=4x8 rows=8 grid=528; quantized_forward threads=32 packs=4x8 grid=4225"),
+        ((1, 4096), "threads=128 packs=4x8 cooperative grid=1"),
     ] {
         let clear = "clear=8; quantized_forward ";
         assert_eq!(words(ScaleKind::Current, size, &[]), format!("{clear}{expected}"));
@@ -77,7 +80,27 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             let lanes = |key: KernelKey| (key.program, key.tile.threads_per_row, key.tile.packs, key.tile.cluster);
             assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
             assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
+            // Blocks that wait for each other are all resident, and compute that rstd too.
+            let few = self::plan(&Problem { rows: 1200, ..call }, 16, &caps);
+            for Launch { key, threads, grid, .. } in launches(&few).filter(|launch| launch.key.tile.is_cooperative) {
+                // Every architecture holds 16 blocks on a multiprocessor. A bound of more threads than it
+                // has would not limit registers.
+                let blocks_per_sm = key.tile.blocks_per_sm;
+                assert!(blocks_per_sm <= 16 && threads * blocks_per_sm <= caps.threads_per_sm, "{few:?}");
+                assert!(grid <= caps.sms * blocks_per_sm, "{few:?}");
+                assert!(grid * key.tile.groups >= 1200 && lanes(key) == lanes(write), "{few:?}");
+            }
         }
+    }
+}
+
+/// Four where registers suffice for the values of as many packs.
+#[test]
+fn scales_of_packs_are_found_together() {
+    for (cols, tensors, expected) in [(1024, WEIGHT, 2), (4096, WEIGHT, 4), (4096, WEIGHT_RESIDUAL, 2)] {
+        let plan = plan(&problem(Norm::Rms, BLOCK, (4096, cols), tensors), 16, &Caps::h200());
+        let batches: Vec<u32> = plan.keys().map(|key| key.tile.reads.batch).collect();
+        assert_eq!(batches, [expected], "{cols} {tensors:?}");
     }
 }
 
@@ -143,7 +166,10 @@ fn kernels_are_such_as_a_device_takes_and_a_row_depends_on_nothing_else() {
                         assert!(threads.is_power_of_two() || threads.is_multiple_of(32), "{here:?}");
                     }
                 }
-                assert_eq!(Plans::mapping(&here), Plans::mapping(&plan_of(1, 2)), "{cols} {norm:?} {scale:?}");
+                // A tensor's scale is looked for by a kernel that may also write the codes.
+                let mut mappings = [Plans::mapping(&here), Plans::mapping(&plan_of(1, 2))];
+                mappings.iter_mut().for_each(Vec::dedup);
+                assert_eq!(mappings[0], mappings[1], "{cols} {norm:?} {scale:?}");
             }
         }
     }
@@ -166,6 +192,7 @@ fn groups_of_columns_are_rows_unless_columns_are_visited() {
         (BLOCK, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
         (MX, GROUPS * cols, WEIGHT, ColumnGroups::Rows),
         (ScaleKind::Given, GROUPS * cols, WEIGHT.with(Tensor::CodesT), ColumnGroups::Blocks),
+        (ScaleKind::Current, GROUPS * cols, WEIGHT.with(Tensor::CodesT), ColumnGroups::Blocks),
         (MX, GROUPS * cols, WEIGHT.union(along), ColumnGroups::Blocks),
         (MX, GROUPS * 2_097_152, WEIGHT, ColumnGroups::Blocks),
     ] {
@@ -181,6 +208,11 @@ fn groups_of_columns_are_rows_unless_columns_are_visited() {
             16,
             &caps,
         );
+        // Blocks of several grids do not wait for each other.
+        assert!(of_rows || !launches().any(|key| key.tile.is_cooperative), "{scale:?} {planned:?}");
+        if !of_rows && alone.keys().any(|key| key.tile.is_cooperative) {
+            continue;
+        }
         let threads = |plan: &Plan| plan.keys().map(|key| (key.program, key.tile.threads())).collect::<Vec<_>>();
         assert_eq!(threads(&planned), threads(&alone), "{scale:?}");
     }

@@ -64,17 +64,17 @@ const ROW_TO_CODES: Ladder<Tile> = Borrowed(&[
 /// Two times: with f32 scales per 128 columns, with one-byte scales per 32 columns.
 const BLOCK_TO_CODES: Ladder<Tile> = Borrowed(&[
     none_up_to(96),
-    // 4096x1024: 6.7, 5.9.
+    // 65536x1024: 51.0, 51.0.
     up_to(128, block(32, 1, 1, 32)),
-    // 8192x2048: 17.3, 16.2.
-    up_to(256, block(64, 1, 1, 20)),
-    // 16384x4096: 55.3, 52.0.
+    // 32768x2048: 52.1, 50.1 (64 threads 53.2, 52.1).
+    up_to(256, block(32, 1, 1, 20)),
+    // 16384x4096: 52.6, 50.7.
     up_to(512, block(64, 1, 1, 12)),
-    // 8192x8192: 55.0, 52.2.
+    // 8192x8192: 52.1, 50.4.
     up_to(1024, block(128, 1, 1, 6)),
-    // 4096x12288: 43.2, 41.2.
+    // 4096x12288: 41.2, 40.2.
     up_to(1536, block(256, 1, 1, 4)),
-    // 2048x16384: 30.3 us (was 30.4 us); 1.7 % with small calls.
+    // 2048x16384: 30.1, 29.4.
     up_to(2048, block(256, 1, 1, 4)),
 ]);
 

@@ -113,7 +113,12 @@ impl Job {
         let has = Tensor::ALL.into_iter().filter(|tensor| tensors.has(*tensor)).map(|tensor| tensor.name());
         let has = has.collect::<Vec<_>>().join("+");
         let Tile { pack, packs, threads_per_row, groups, cluster, unroll, stages, access_bytes, reads, .. } = tile;
-        let reads = [(reads.keeps_row, " held"), (reads.loads_at_use, " late"), (reads.prefetches_weight, " early")];
+        let reads = [
+            (reads.keeps_row, " held"),
+            (reads.loads_at_use, " late"),
+            (reads.prefetches_weight, " early"),
+            (tile.is_cooperative, " cooperative"),
+        ];
         let reads: String = reads.into_iter().filter_map(|(is_it, word)| is_it.then_some(word)).collect();
         format!(
             "{stem} {norm} {dtypes} {}{form}{gate}{of_groups}{parts}{quant}{ranks} {has} \
