@@ -39,7 +39,7 @@ const WGPU: &str = "wgpu 30";
 ///
 /// # Ordering
 /// The methods of [`NormBackend`] record and submit. The `encode_` methods record into an encoder
-/// or a compute pass of the caller; a [`Recorder`] does so for code that is generic over the
+/// or a compute pass of the caller; a [`Recorder`](crate::Recorder) does so for code that is generic over the
 /// backend. No method waits or copies a matrix. wgpu orders commands within an encoder and across
 /// submissions.
 ///

@@ -35,7 +35,7 @@ NEXT  rmsnorm conformance checks more, rmsnorm bench measures more, rmsnorm --he
 /// Prints the overview. Software adapters are neither proven nor measured, as that takes minutes.
 ///
 /// # Errors
-/// The first device with a wrong result: nothing is measured then.
+/// A device with a wrong result, after all are tested: nothing is measured then.
 pub fn run() -> Result<(), Failure> {
     print(DEVICES)?;
     let devices = available();

@@ -45,15 +45,20 @@ fn threads_change_no_bit_of_a_result() {
 #[test]
 fn conformance_shows_equal_bits_for_all_threads_and_instruction_sets() {
     let digest = |flags: &[&str]| {
-        let args = [&["conformance", "--profile", "smoke", "--most-cases", "60"], flags].concat();
-        let outcome = Folder::new().rmsnorm(&args);
+        let outcome = Folder::new().rmsnorm(&[&["conformance"], flags].concat());
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
         outcome.stdout.lines().find_map(|line| line.strip_prefix("bits        sha256 ").map(str::to_owned)).unwrap()
     };
-    let alone = digest(&["--threads", "1"]);
+    let list = Folder::new().rmsnorm(&["conformance", "--profile", "smoke", "--most-cases", "60", "--list"]).stdout;
+    // Of the product of two NaN in a gate, the one that remains depends on the instruction set.
+    let cases = list.lines().filter(|id| !(id.contains("gate") && id.contains(":nonfinite:")));
+    let cases: Vec<&str> = cases.flat_map(|id| ["--case", id]).collect();
+    assert!(cases.len() > 100);
+    let of = |flags: &[&str]| digest(&[&cases, flags].concat());
+    let alone = of(&["--threads", "1"]);
     assert_eq!(alone.len(), 64);
-    assert_eq!(digest(&["--threads", "3"]), alone);
-    assert_eq!(digest(&["--isa", "portable"]), alone);
+    assert_eq!(of(&["--threads", "3"]), alone);
+    assert_eq!(of(&["--isa", "portable"]), alone);
     assert_ne!(
         digest(&[
             "--case",
