@@ -32,7 +32,7 @@ mod run;
 mod selftest;
 pub mod testing;
 
-pub use case::profiles::Profile;
+pub use case::profiles::{Profile, breakpoints};
 pub use case::{Case, Family, Kind, Layout, ParseCaseError, Trial};
 pub use finding::{Check, Finding, Status};
 pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};

@@ -1,7 +1,7 @@
 //! Pins the bits of the CPU's results across versions. They depend only on the call, so one hash
 //! covers all machines. A bug within the error bounds changes it too.
 
-use rmsnorm_conformance::{Options, Profile, list, run};
+use rmsnorm_conformance::{Case, Harness, Options, breakpoints, list, run};
 use rmsnorm_cpu::{CpuBackend, Isa};
 
 /// SHA-256 of all outputs of the suite's smoke profile and of the backend's breakpoints: of results in floats, sums after the norm,
@@ -35,13 +35,9 @@ fn is_along_columns(id: &str) -> bool {
 fn results_have_the_bits_of_earlier_versions() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         let backend = CpuBackend::with_isa_and_threads(isa, 2).unwrap();
-        let [(smoke, in_smoke), (core, in_core)] = [Profile::Smoke, Profile::Core].map(|profile| {
-            let ids = list(&backend, &Options { profile, ..Options::default() }).unwrap();
-            (ids, profile.cases(0).len())
-        });
-        // Both lists begin with what is no case; that of core ends with the breakpoints.
-        let others = smoke.len() - in_smoke;
-        let all = smoke.into_iter().chain(core.into_iter().skip(others + in_core));
+        let breakpoints = breakpoints(&backend.cols_breakpoints(), &backend.rows_breakpoints());
+        let smoke = list(&backend, &Options::default()).unwrap();
+        let all = smoke.into_iter().chain(breakpoints.iter().map(Case::to_string));
         let (kinds, plain): (Vec<String>, Vec<String>) = all.partition(|id| is_of_kinds(id));
         let kinds: Vec<String> = kinds.into_iter().filter(|id| !id.contains(":nonfinite:")).collect();
         let (groups, plain): (Vec<String>, Vec<String>) = plain.into_iter().partition(|id| id.contains(":colgroups"));

@@ -40,6 +40,8 @@ pub(crate) struct Caps {
     pub(crate) threads_per_sm: u32,
     /// The largest cluster size that every device of the architecture supports; 1 without clusters.
     pub(crate) max_cluster: u32,
+    /// Whether the blocks of a launch may wait for each other (cooperative launch).
+    pub(crate) cooperates: bool,
     /// The tuning table: the built-in one, or one that was measured on this device.
     pub(crate) tuning: &'static Tuning,
 }
@@ -56,6 +58,7 @@ impl Caps {
             shared_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
             threads_per_sm: read(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?,
             max_cluster: if has_clusters { 8 } else { 1 },
+            cooperates: read(Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0,
             tuning: Tuning::H200,
         })
     }
@@ -72,6 +75,7 @@ impl Caps {
             shared_per_sm: 228 << 10,
             threads_per_sm: 2048,
             max_cluster: 8,
+            cooperates: true,
             tuning: Tuning::H200,
         }
     }

@@ -103,6 +103,13 @@ pub(crate) fn device_error(operation: &'static str) -> impl FnOnce(DriverError) 
     move |error| Error::Device { backend: BACKEND, source: Box::new(DriverFailure::new(operation, error)) }
 }
 
+/// Whether the device does not hold all blocks of a cooperative launch at the same time.
+pub(crate) fn is_too_large(error: &Error) -> bool {
+    let Error::Device { source, .. } = error else { return false };
+    let code = source.downcast_ref().map(|failure: &DriverFailure| failure.code);
+    code == Some(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE)
+}
+
 /// [`Error::Unavailable`] for this backend.
 pub(crate) fn unavailable(reason: impl Into<String>) -> Error {
     Error::Unavailable { backend: BACKEND, reason: reason.into() }
@@ -115,6 +122,13 @@ mod tests {
     fn failure(code: CUresult) -> DriverFailure {
         // Built by hand, because `new` needs a driver.
         DriverFailure { operation: "cuTest", code, name: "NAME".into(), description: "words".into() }
+    }
+
+    #[test]
+    fn a_launch_that_is_too_large_is_told_from_others() {
+        let of = |code| is_too_large(&Error::Device { backend: BACKEND, source: Box::new(failure(code)) });
+        assert!(of(CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE));
+        assert!(!of(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES) && !is_too_large(&Error::EmptyRow));
     }
 
     #[test]

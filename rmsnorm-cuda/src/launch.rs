@@ -15,8 +15,8 @@ use rmsnorm_spec::{
 };
 
 use crate::backend::CudaBackend;
-use crate::caps::Arch;
-use crate::error::{BACKEND, device_error};
+use crate::caps::{Arch, Caps};
+use crate::error::{BACKEND, device_error, is_too_large};
 use crate::params::{Matrix, Params};
 use crate::plan::{self, Plan, WIDEST_ACCESS};
 use columns::Half;
@@ -117,10 +117,19 @@ fn launch(backend: &CudaBackend, call: AnyCall<'_, '_, CudaBackend>) -> Result<(
 
 /// A call on whole rows.
 fn enqueue(backend: &CudaBackend, spec: &NormSpec, problem: &Problem, tensors: &Tensors<'_>) -> Result<(), Error> {
-    let plan = plan::plan(problem, access_bytes(problem, &tensors.params()), backend.kernels().caps());
-    debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
-    check_workspace(tensors.workspace_len(), plan.workspace.len)?;
-    enqueue_plan(backend, spec, problem, tensors, &plan, None)
+    let (access, caps) = (access_bytes(problem, &tensors.params()), backend.kernels().caps());
+    let enqueue = |caps: &Caps| {
+        let plan = plan::plan(problem, access, caps);
+        debug_assert!(plan.workspace.len <= backend.workspace_len(problem), "{plan:?} exceeds what callers are told");
+        check_workspace(tensors.workspace_len(), plan.workspace.len)?;
+        enqueue_plan(backend, spec, problem, tensors, &plan, None)
+    };
+    match enqueue(caps) {
+        // The driver has limits that the plan does not know, as where a stream has a part of the device.
+        // Only the workspace was written, which the next plan clears again.
+        Err(error) if is_too_large(&error) => enqueue(&Caps { cooperates: false, ..*caps }),
+        result => result,
+    }
 }
 
 /// Enqueues the steps of a plan, for whole rows or for phase `half`. A missing kernel or missing

@@ -485,7 +485,7 @@ pub(crate) fn shape_breakpoints(shapes: impl Fn(DType) -> Vec<(usize, usize)>) -
 
 /// Cases around the sizes at which a backend's plan changes, in every dtype, alternately dense and
 /// misaligned with strides.
-pub(crate) fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
+pub fn breakpoints(cols: &[usize], rows: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
     let around =
         |sizes: &[usize]| -> BTreeSet<usize> { sizes.iter().flat_map(|&n| [n.saturating_sub(1), n, n + 1]).collect() };

@@ -90,21 +90,26 @@ fn on_chip(problem: &Problem, scale: ScaleKind, caps: &Caps) -> Option<Tile> {
 }
 
 /// One kernel that finds the tensor's scale and writes the codes: its blocks wait for each other in
-/// between. `None` if the device does not hold all rows at the same time, if there are none, or if
-/// tables keep no rows.
+/// between. `None` if the device does not hold all rows at the same time, or no such kernels, if there
+/// are no rows, or if tables keep none.
 fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step> {
-    let tile = on_chip(problem, ScaleKind::Current, caps).filter(|_| caps.tuning.keeps_rows)?;
-    // Few blocks wait for each other sooner: with one for each row 1024x4096 takes 12.3 us, with four
-    // rows in a block 9.7 us. If multiprocessors suffice, blocks are as small as they can be.
+    let tile = on_chip(problem, ScaleKind::Current, caps).filter(|_| caps.cooperates && caps.tuning.keeps_rows)?;
+    // Few blocks wait for each other sooner: with one for each row 1024x4096 takes 12.3 us, with two
+    // rows in a block 9.8 us. If multiprocessors suffice, blocks are as small as they can be.
     let threads = if problem.rows <= caps.sms as usize { 32 } else { MEETING_THREADS };
     let groups = (threads / tile.threads_per_row).max(1);
+    let tile = Tile { groups, blocks_per_sm: tile.groups * tile.blocks_per_sm / groups, ..tile };
     // ptxas ignores a bound of more threads than a multiprocessor has, and then spends more registers.
-    let most = MOST_BLOCKS.min(caps.threads_per_sm / (groups * tile.threads_per_row));
-    let blocks_per_sm = (tile.groups * tile.blocks_per_sm / groups).clamp(1, most);
-    let tile = Tile { groups, blocks_per_sm, ..tile };
+    let most = MOST_BLOCKS.min(caps.threads_per_sm / tile.threads());
+    // With a barrier for each row, a block has all 16 that it can name. An H200 holds four such blocks.
+    let most = if groups > 1 && tile.threads_per_row > 32 { most.min(4) } else { most };
+    // Layer norm that asks whether a row exists spills otherwise.
+    let is_short = groups > 1 && problem.norm == Norm::Layer && tile.packs > 4;
+    let most = if is_short { most.min(REGISTERS_PER_SM / (tile.threads() * 112)) } else { most };
+    let tile = Tile { blocks_per_sm: tile.blocks_per_sm.clamp(1, most.max(1)), ..tile };
     let blocks = problem.rows.div_ceil(tile.groups as usize);
     let key = key(problem, Program::QuantizedForward, Tile { access_bytes, is_cooperative: true, ..tile });
-    (1..=(caps.sms * blocks_per_sm) as usize).contains(&blocks).then(|| Step::launch(key, blocks as u32, 0))
+    (1..=(caps.sms * tile.blocks_per_sm) as usize).contains(&blocks).then(|| Step::launch(key, blocks as u32, 0))
 }
 
 /// The kernel that handles rows; `None` if there are no rows.

@@ -66,6 +66,10 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
         let clear = "clear=8; quantized_forward ";
         assert_eq!(words(ScaleKind::Current, size, &[]), format!("{clear}{expected}"));
     }
+    let alone = Caps { cooperates: false, ..Caps::h200() };
+    let two = plan(&problem(Norm::Rms, ScaleKind::Current, (1, 4096), WEIGHT), 16, &alone);
+    assert_eq!(launches(&two).count(), 2, "{two}");
+    let mut cooperative = 0;
     for (caps, norm) in DEVICES.into_iter().flat_map(|caps| Norm::USUAL.map(|norm| (caps, norm))) {
         for (cols, tensors) in Plans::cols().into_iter().flat_map(|cols| [(cols, WEIGHT), (cols, WEIGHT_RESIDUAL)]) {
             let call = problem(norm, ScaleKind::Current, (1 << 20, cols), tensors.with(Tensor::CodesT));
@@ -81,17 +85,26 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
             assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
             // Blocks that wait for each other are all resident, and compute that rstd too.
-            let few = self::plan(&Problem { rows: 1200, ..call }, 16, &caps);
-            for Launch { key, threads, grid, .. } in launches(&few).filter(|launch| launch.key.tile.is_cooperative) {
-                // Every architecture holds 16 blocks on a multiprocessor. A bound of more threads than it
-                // has would not limit registers.
-                let blocks_per_sm = key.tile.blocks_per_sm;
-                assert!(blocks_per_sm <= 16 && threads * blocks_per_sm <= caps.threads_per_sm, "{few:?}");
-                assert!(grid <= caps.sms * blocks_per_sm, "{few:?}");
-                assert!(grid * key.tile.groups >= 1200 && lanes(key) == lanes(write), "{few:?}");
+            for rows in [40, 1200] {
+                let few = self::plan(&Problem { rows, ..call }, 16, &caps);
+                cooperative += usize::from(few.keys().any(|key| key.tile.is_cooperative));
+                assert_eq!(few.workspace, plan.workspace);
+                for Launch { key, threads, grid, .. } in launches(&few).filter(|launch| launch.key.tile.is_cooperative)
+                {
+                    // Every architecture holds 16 blocks on a multiprocessor. A bound of more threads than it
+                    // has would not limit registers.
+                    let blocks_per_sm = key.tile.blocks_per_sm;
+                    assert!(blocks_per_sm <= 16 && threads * blocks_per_sm <= caps.threads_per_sm, "{few:?}");
+                    assert!(grid <= caps.sms * blocks_per_sm && threads * blocks_per_sm * 32 <= 1 << 16, "{few:?}");
+                    // Each row of several warps has a barrier.
+                    let has_barriers = key.tile.groups > 1 && key.tile.threads_per_row > 32;
+                    assert!(!has_barriers || blocks_per_sm <= 4, "{few:?}");
+                    assert!(grid as usize * key.tile.groups as usize >= rows && lanes(key) == lanes(write), "{few:?}");
+                }
             }
         }
     }
+    assert!(cooperative > 0);
 }
 
 /// Four where registers suffice for the values of as many packs.
