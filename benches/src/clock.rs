@@ -57,6 +57,11 @@ pub struct Timing {
     pub mode: Mode,
 }
 
+/// The number of calls of `once` seconds in a sample of `seconds`.
+pub(crate) fn repeats_in<D: Measurable>(seconds: f64, once: f64) -> usize {
+    (seconds / once.max(1e-9)).ceil().clamp(1.0, D::MOST_CALLS as f64) as usize
+}
+
 /// Samples several calls in turn, so that a disturbance of the machine affects all of them. Returns
 /// one timing per turn.
 ///
@@ -80,7 +85,7 @@ pub fn alternate<D: Measurable>(
     loop {
         for (turn, (batch, repeats)) in batches.iter_mut().enumerate() {
             let once = device.time(batch, 0..*repeats, &mut |device, set| call(device, turn, set))?;
-            *repeats = (sample_seconds / once.max(1e-9)).ceil().clamp(1.0, D::MOST_CALLS as f64) as usize;
+            *repeats = repeats_in::<D>(sample_seconds, once);
         }
         if start.elapsed() >= wake {
             break;

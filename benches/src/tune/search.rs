@@ -13,6 +13,7 @@ use rmsnorm_tuning::{Entry, Table};
 
 use super::task::{Subject, Task};
 use super::{Ending, Search, Tuned};
+use crate::clock::repeats_in;
 use crate::{BenchError, Measurable, Samples, Workload, problem};
 
 /// The largest number of candidates of a rung, without the built-in entry.
@@ -240,9 +241,7 @@ impl<'d, D: Measurable> Bench<'d, D> {
         if self.batches[candidate].is_none() {
             let batch = device.make_batch(sets, &mut |device, set| workload.call_on(device, operation, set))?;
             let once = device.time(&batch, 0..1, &mut |device, set| workload.call_on(device, operation, set))?;
-            let repeats = (SAMPLE_SECONDS.min(D::SAMPLE_SECONDS) / once.max(1e-9))
-                .ceil()
-                .clamp(1.0, D::MOST_CALLS as f64) as usize;
+            let repeats = repeats_in::<D>(SAMPLE_SECONDS.min(D::SAMPLE_SECONDS), once);
             self.batches[candidate] = Some((batch, repeats));
         }
         let Some((batch, repeats)) = &self.batches[candidate] else { return Ok(f64::NAN) };

@@ -22,8 +22,8 @@ const RESULTS: &str = "
 RESULTS of generated test cases, compared with an f64 reference and its error bounds
 ";
 
-/// The number of cases of the suite's profile smoke: on a GPU most compile programs of their own, in
-/// a third of a second of a processor's time each.
+/// Cases of the suite's profile smoke that each device runs. On a GPU most of them compile a program,
+/// which takes a third of a second of CPU time.
 const MOST_CASES: usize = 256;
 
 const SPEEDS: &str = "\nSPEEDS\n";

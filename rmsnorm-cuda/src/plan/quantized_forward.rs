@@ -50,7 +50,7 @@ pub(super) fn plan(
         ScaleKind::Current => {
             plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
             let clear = Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>()));
-            // Groups of columns with blocks of their own are more blocks than this plan counts.
+            // This plan does not count the blocks of other groups of columns.
             let is_whole = problem.cols == shape.1 || problem.rows != shape.0;
             if let Some(both) = cooperative(problem, access_bytes, caps).filter(|_| is_whole) {
                 [clear, Some(both), codes_t, None]

@@ -132,7 +132,6 @@ fn drawn(seed: u64) -> &'static Tuning {
                 unroll: draw.of([1, 1, 2, 4]),
                 stages: draw.of([0, 2, 3, 4]),
                 is_overlapped: draw.of([false, false, false, true]),
-                is_cooperative: false,
                 blocks_per_sm: draw.of([1, 1, 2, 3, 4, 8, 16, 32]),
                 ..Tile::NONE
             };
