@@ -189,24 +189,38 @@ __device__ inline void finish_amax(const Params& p, float magnitude) {
     }
 }
 
-// Folds the block's largest magnitude, waits until all blocks have, and returns the tensor's scale,
-// which the first block stores. p.found as above. All blocks must run at the same time.
+// Returns the tensor's scale, which the first block stores: waits for the largest magnitude of each
+// block. p.found: a word for each of several blocks, zero until it is sent; as many as fill packs of
+// four. All blocks must run at the same time.
 __device__ inline float meet_amax(const Params& p, float magnitude) {
-    __shared__ unsigned largest;
-    if (threadIdx.x == 0) largest = 0;
+    __shared__ unsigned own, largest;
+    if (threadIdx.x == 0) own = largest = 0;
     __syncthreads();
-    fold_amax(&largest, magnitude);
+    fold_amax(&own, magnitude);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        atomicMax(p.found, largest);
-        __threadfence();
-        atomicAdd(p.found + 1, 1u);
-        while (*static_cast<volatile unsigned*>(p.found + 1) < gridDim.x) {}
-        __threadfence();
-        largest = *static_cast<volatile unsigned*>(p.found);
+    unsigned found = own;
+    if (gridDim.x > 1) {
+        // A word is all that blocks tell each other, so no fence is needed. It is one more than the bits.
+        unsigned word = own + 1;
+        if (threadIdx.x == 0) asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p.found + blockIdx.x), "r"(word) : "memory");
+        for (unsigned first = threadIdx.x * 4; first < gridDim.x; first += THREADS * 4) {
+            unsigned words[4];
+            bool is_sent;
+            do {
+                asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                    : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(p.found + first) : "memory");
+                is_sent = true;
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) is_sent &= words[i] != 0 || first + i >= gridDim.x;
+            } while (!is_sent);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) word = max(word, words[i]);
+        }
+        fold_amax(&largest, __uint_as_float(word - 1));
+        __syncthreads();
+        found = largest;
     }
-    __syncthreads();
-    const float scale = scale_of(p, __uint_as_float(largest)).value;
+    const float scale = scale_of(p, __uint_as_float(found)).value;
     if (blockIdx.x == 0 && threadIdx.x == 0) static_cast<float*>(p.scales)[0] = scale;
     return scale;
 }

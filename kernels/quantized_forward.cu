@@ -217,9 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if (is_product) factor *= at.rstd;
         }
         if constexpr (KEEPS_H) {
-            #pragma unroll
-            for (int k = 0; k < PACKS; ++k)
-                if (exists) Before::store_h(At{p, at.row, at.first, at.left}, k, h[k]);
+            if (exists) Before::store_h_row(At{p, at.row, at.first, at.left}, h);
         } else if constexpr (!LOADS_AT_USE) {
             load_row([&](int k) { return load_last(p, at, k); });
         }

@@ -20,9 +20,6 @@ const STORE_BYTES: usize = 16;
 /// Rows and columns of a tile of `columnwise.cu`.
 const COLUMNWISE_TILE: (usize, usize) = (128, 64);
 
-/// Threads of blocks that wait for each other, of several rows if a row has fewer.
-const MEETING_THREADS: u32 = 256;
-
 /// Two words: the largest magnitude, and the number of blocks that have contributed.
 const FOUND_LEN: usize = 2;
 
@@ -48,11 +45,15 @@ pub(super) fn plan(
             ]
         }
         ScaleKind::Current => {
-            plan.workspace = Workspace { len: FOUND_LEN + reduction::ALIGNMENT_SLACK as usize, ..Workspace::default() };
-            let clear = Some(Step::clear(Tensor::Workspace, 0, FOUND_LEN * size_of::<u32>()));
             // This plan does not count the blocks of other groups of columns.
             let is_whole = problem.cols == shape.1 || problem.rows != shape.0;
-            if let Some(both) = cooperative(problem, access_bytes, caps).filter(|_| is_whole) {
+            let both = cooperative(problem, access_bytes, caps).filter(|_| is_whole);
+            // Blocks that wait for each other have a word each; they read four at a time.
+            let words = both.map_or(FOUND_LEN, |(_, blocks)| if blocks > 1 { blocks.next_multiple_of(4) } else { 0 });
+            let slack = if words > 0 { reduction::ALIGNMENT_SLACK as usize } else { 0 };
+            plan.workspace = Workspace { len: words + slack, ..Workspace::default() };
+            let clear = (words > 0).then(|| Step::clear(Tensor::Workspace, 0, words * size_of::<u32>()));
+            if let Some((both, _)) = both {
                 [clear, Some(both), codes_t, None]
             } else {
                 // A call without rows also writes a scale. The search does not depend on later outputs.
@@ -89,27 +90,36 @@ fn on_chip(problem: &Problem, scale: ScaleKind, caps: &Caps) -> Option<Tile> {
     own.or_else(|| found(block, problem.cols, pack, caps).map(|tile| with_registers(problem, tile)))
 }
 
-/// One kernel that finds the tensor's scale and writes the codes: its blocks wait for each other in
-/// between. `None` if the device does not hold all rows at the same time, or no such kernels, if there
-/// are no rows, or if tables keep none.
-fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step> {
+/// One kernel that finds the tensor's scale and writes the codes, and the number of its blocks, which
+/// wait for each other in between. `None` if the device does not hold all rows at the same time, or no
+/// such kernels, if there are no rows, or if tables keep none.
+fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Step, usize)> {
     let tile = on_chip(problem, ScaleKind::Current, caps).filter(|_| caps.cooperates && caps.tuning.keeps_rows)?;
-    // Few blocks wait for each other sooner: with one for each row 1024x4096 takes 12.3 us, with two
-    // rows in a block 9.8 us. If multiprocessors suffice, blocks are as small as they can be.
-    let threads = if problem.rows <= caps.sms as usize { 32 } else { MEETING_THREADS };
+    // Few blocks find each other's words sooner. RMS norm, 128x4096: 5.2 us (a row in each block 5.7);
+    // 1024x4096: 9.0 (two rows 10.0). Layer norm, whose rows take longer, 16x4096: 4.8 (four rows 5.4);
+    // 256x4096: 7.3 (eight rows 8.8); 4096x1024: 11.1 (eight rows 12.2).
+    let threads = match (problem.rows.div_ceil(caps.sms as usize), problem.norm) {
+        (..=1, Norm::Layer) => 32,
+        (..=1, Norm::Rms | Norm::L2) | (..=4, Norm::Layer) => 256,
+        _ => 512,
+    };
     let groups = (threads / tile.threads_per_row).max(1);
     let tile = Tile { groups, blocks_per_sm: tile.groups * tile.blocks_per_sm / groups, ..tile };
     // ptxas ignores a bound of more threads than a multiprocessor has, and then spends more registers.
     let most = MOST_BLOCKS.min(caps.threads_per_sm / tile.threads());
-    // With a barrier for each row, a block has all 16 that it can name. An H200 holds four such blocks.
-    let most = if groups > 1 && tile.threads_per_row > 32 { most.min(4) } else { most };
-    // Layer norm that asks whether a row exists spills otherwise.
-    let is_short = groups > 1 && problem.norm == Norm::Layer && tile.packs > 4;
-    let most = if is_short { most.min(REGISTERS_PER_SM / (tile.threads() * 112)) } else { most };
+    // With fewer registers these spill. Blocks of several rows ask whether a row exists.
+    let registers = match (tile.packs > 4, groups > 1) {
+        (true, true) if problem.norm == Norm::Layer => 112,
+        (true, false) => 80,
+        _ => 32,
+    };
+    let most = most.min(REGISTERS_PER_SM / (tile.threads() * registers));
     let tile = Tile { blocks_per_sm: tile.blocks_per_sm.clamp(1, most.max(1)), ..tile };
     let blocks = problem.rows.div_ceil(tile.groups as usize);
     let key = key(problem, Program::QuantizedForward, Tile { access_bytes, is_cooperative: true, ..tile });
-    (1..=(caps.sms * tile.blocks_per_sm) as usize).contains(&blocks).then(|| Step::launch(key, blocks as u32, 0))
+    (1..=(caps.sms * tile.blocks_per_sm) as usize)
+        .contains(&blocks)
+        .then(|| (Step::launch(key, blocks as u32, 0), blocks))
 }
 
 /// The kernel that handles rows; `None` if there are no rows.

@@ -57,14 +57,14 @@ fn rms_norm_to_codes_on_an_h200() {
 #[test]
 fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
     for (size, expected) in [
-        ((65536, 1024), "threads=32 packs=4x8 rows=8 grid=528; quantized_forward threads=32 packs=4x8 grid=65536"),
+        ((65536, 1024), "clear=8; threads=32 packs=4x8 rows=8 grid=528; threads=32 packs=4x8 grid=65536"),
         // A step for each block: they wait for each other, and then write the codes.
-        ((4224, 1024), "threads=32 packs=4x8 rows=8 cooperative grid=528"),
-        ((4225, 1024), "threads=32 packs=4x8 rows=8 grid=528; quantized_forward threads=32 packs=4x8 grid=4225"),
-        ((1, 4096), "threads=128 packs=4x8 cooperative grid=1"),
+        ((4224, 1024), "clear=1056; threads=32 packs=4x8 rows=16 cooperative grid=264"),
+        ((4225, 1024), "clear=8; threads=32 packs=4x8 rows=8 grid=528; threads=32 packs=4x8 grid=4225"),
+        ((3, 4096), "clear=16; threads=128 packs=4x8 rows=2 cooperative grid=2"),
+        ((1, 4096), "threads=128 packs=4x8 rows=2 cooperative grid=1"),
     ] {
-        let clear = "clear=8; quantized_forward ";
-        assert_eq!(words(ScaleKind::Current, size, &[]), format!("{clear}{expected}"));
+        assert_eq!(words(ScaleKind::Current, size, &[]), expected.replace("threads", "quantized_forward threads"));
     }
     let alone = Caps { cooperates: false, ..Caps::h200() };
     let two = plan(&problem(Norm::Rms, ScaleKind::Current, (1, 4096), WEIGHT), 16, &alone);
@@ -85,10 +85,9 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
             assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
             // Blocks that wait for each other are all resident, and compute that rstd too.
-            for rows in [40, 1200] {
+            for rows in [1, 40, 520, 1200] {
                 let few = self::plan(&Problem { rows, ..call }, 16, &caps);
                 cooperative += usize::from(few.keys().any(|key| key.tile.is_cooperative));
-                assert_eq!(few.workspace, plan.workspace);
                 for Launch { key, threads, grid, .. } in launches(&few).filter(|launch| launch.key.tile.is_cooperative)
                 {
                     // Every architecture holds 16 blocks on a multiprocessor. A bound of more threads than it
@@ -96,9 +95,22 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
                     let blocks_per_sm = key.tile.blocks_per_sm;
                     assert!(blocks_per_sm <= 16 && threads * blocks_per_sm <= caps.threads_per_sm, "{few:?}");
                     assert!(grid <= caps.sms * blocks_per_sm && threads * blocks_per_sm * 32 <= 1 << 16, "{few:?}");
-                    // Each row of several warps has a barrier.
+                    // With a barrier for each row of several warps, a multiprocessor holds four blocks.
                     let has_barriers = key.tile.groups > 1 && key.tile.threads_per_row > 32;
-                    assert!(!has_barriers || blocks_per_sm <= 4, "{few:?}");
+                    assert!(!has_barriers || grid <= caps.sms * blocks_per_sm.min(4), "{few:?}");
+                    assert!(!has_barriers || key.tile.groups <= 15, "{few:?}");
+                    // The words of several blocks are zero, and read four at a time.
+                    let words = (grid > 1) as usize * grid.next_multiple_of(4) as usize;
+                    let cleared: usize = few
+                        .steps
+                        .iter()
+                        .flatten()
+                        .map(|step| match step {
+                            Step::Clear { tensor: Tensor::Workspace, first: 0, bytes, .. } => *bytes,
+                            _ => 0,
+                        })
+                        .sum();
+                    assert!(cleared == words * 4 && few.workspace.len >= words, "{few:?}");
                     assert!(grid as usize * key.tile.groups as usize >= rows && lanes(key) == lanes(write), "{few:?}");
                 }
             }

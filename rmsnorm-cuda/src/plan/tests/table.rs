@@ -233,7 +233,7 @@ fn f32_on_an_h200() {
         &Caps::h200(),
         Call { dtypes: F32, ..RMS_FORWARD },
         &[
-            (32768, 1024, "forward threads=64 packs=4x4 rows=2x2 grid=8192"),
+            (32768, 1024, "forward threads=64 packs=4x4 rows=1x2 grid=16384"),
             (16384, 4096, "forward threads=256 packs=4x4 grid=16384"),
         ],
     );
