@@ -95,12 +95,13 @@ fn on_chip(problem: &Problem, scale: ScaleKind, caps: &Caps) -> Option<Tile> {
 /// such kernels, if there are no rows, or if tables keep none.
 fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Step, usize)> {
     let tile = on_chip(problem, ScaleKind::Current, caps).filter(|_| caps.cooperates && caps.tuning.keeps_rows)?;
-    // Few blocks find each other's words sooner. RMS norm, 128x4096: 5.2 us (a row in each block 5.7);
-    // 1024x4096: 9.0 (two rows 10.0). Layer norm, whose rows take longer, 16x4096: 4.8 (four rows 5.4);
-    // 256x4096: 7.3 (eight rows 8.8); 4096x1024: 11.1 (eight rows 12.2).
-    let threads = match (problem.rows.div_ceil(caps.sms as usize), problem.norm) {
-        (..=1, Norm::Layer) => 32,
-        (..=1, Norm::Rms | Norm::L2) | (..=4, Norm::Layer) => 256,
+    // Few blocks find each other's words sooner. RMS norm, 128x4096: 5.1 us (a row in each block 5.7);
+    // 1024x4096: 9.0 (two rows 10.0). The rows of layer norm take longer, so that each multiprocessor has
+    // a block: 16x4096 4.8 us (four rows in a block 5.4), 256x4096 6.9 (eight 8.8), 1024x2048 8.0 (16 9.3).
+    let rows_per_sm = problem.rows.div_ceil(caps.sms as usize);
+    let threads = match problem.norm {
+        Norm::Layer => (rows_per_sm.next_power_of_two() * tile.threads_per_row as usize).clamp(32, 512) as u32,
+        _ if rows_per_sm <= 1 => 256,
         _ => 512,
     };
     let groups = (threads / tile.threads_per_row).max(1);
@@ -109,7 +110,7 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
     let most = MOST_BLOCKS.min(caps.threads_per_sm / tile.threads());
     // With fewer registers these spill. Blocks of several rows ask whether a row exists.
     let registers = match (tile.packs > 4, groups > 1) {
-        (true, true) if problem.norm == Norm::Layer => 112,
+        (true, true) if problem.norm == Norm::Layer => 128,
         (true, false) => 80,
         _ => 32,
     };

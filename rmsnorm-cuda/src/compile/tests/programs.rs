@@ -49,7 +49,7 @@ const PARTS_PER_DEVICE: usize = 12;
 const GATES_PER_DEVICE: usize = 24;
 const ROWS: usize = 8192;
 /// More rows than multiprocessors, but not too many to keep.
-const SOME_ROWS: usize = 200;
+const SOME_ROWS: [usize; 3] = [200, 500, 1000];
 /// So few rows that forward holds them and backward is split; columns of the measured split calls.
 const FEW_ROWS: usize = 64;
 const SPLIT_COLS: [usize; 8] = [128, 256, 512, 1024, 2048, 4096, 5120, 12288];
@@ -167,8 +167,8 @@ fn tuned_to_codes() -> Vec<Job> {
                     continue;
                 }
                 // With few rows, one kernel finds a tensor's scale and writes the codes.
-                let rows = if kind == ScaleKind::Current { &[ROWS, FEW_ROWS, SOME_ROWS][..] } else { &[ROWS] };
-                for &rows in rows {
+                let some = SOME_ROWS.into_iter().chain([FEW_ROWS]).filter(|_| kind == ScaleKind::Current);
+                for rows in some.chain([ROWS]) {
                     let problem = Problem::quantized_forward(norm, rows, cols, DType::Bf16, quant, tensors);
                     jobs.extend(of_plan(&problem, 16, &Caps::h200()));
                 }
