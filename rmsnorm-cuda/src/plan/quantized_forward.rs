@@ -101,8 +101,8 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
     let rows_per_sm = problem.rows.div_ceil(caps.sms as usize);
     let threads = match problem.norm {
         Norm::Layer => (rows_per_sm.next_power_of_two() * tile.threads_per_row as usize).clamp(32, 512) as u32,
-        _ if rows_per_sm <= 1 => 256,
-        _ => 512,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped if rows_per_sm <= 1 => 256,
+        Norm::Rms | Norm::L2 | Norm::L2Clamped => 512,
     };
     let groups = (threads / tile.threads_per_row).max(1);
     let tile = Tile { groups, blocks_per_sm: tile.groups * tile.blocks_per_sm / groups, ..tile };
