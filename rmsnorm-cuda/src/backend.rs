@@ -37,7 +37,8 @@ const OLDEST_DRIVER: Version = Version { major: 12, minor: 0 };
 /// elements. The caller passes it, or the call allocates and frees it in stream order, from a pool
 /// that keeps up to 256 MiB for the next call. If the device has no stream-ordered allocation, a
 /// call without a workspace returns [`Error::Unsupported`]. [`NormBackend::backward_with_statistics`] may
-/// need more than `workspace_len`; it then allocates its own workspace.
+/// need more than `workspace_len`; it then allocates its own workspace. A call that finds a tensor's own
+/// scale (`ScaleKind::Current`) allocates some words, unless one block handles all rows.
 ///
 /// # CUDA graphs
 /// Calls may be captured on any stream except the default stream. cudarc's events cannot be

@@ -100,7 +100,7 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
     // a block: 16x4096 4.8 us (four rows in a block 5.4), 256x4096 6.9 (eight 8.8), 1024x2048 8.0 (16 9.3).
     let rows_per_sm = problem.rows.div_ceil(caps.sms as usize);
     let threads = match problem.norm {
-        Norm::Layer => (rows_per_sm.next_power_of_two() * tile.threads_per_row as usize).clamp(32, 512) as u32,
+        Norm::Layer => (rows_per_sm.min(512).next_power_of_two() as u32 * tile.threads_per_row).clamp(32, 512),
         Norm::Rms | Norm::L2 | Norm::L2Clamped if rows_per_sm <= 1 => 256,
         Norm::Rms | Norm::L2 | Norm::L2Clamped => 512,
     };
@@ -118,9 +118,9 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
     let tile = Tile { blocks_per_sm: tile.blocks_per_sm.clamp(1, most.max(1)), ..tile };
     let blocks = problem.rows.div_ceil(tile.groups as usize);
     let key = key(problem, Program::QuantizedForward, Tile { access_bytes, is_cooperative: true, ..tile });
-    (1..=(caps.sms * tile.blocks_per_sm) as usize)
-        .contains(&blocks)
-        .then(|| (Step::launch(key, blocks as u32, 0), blocks))
+    // With a barrier for each row, a block has all 16 that it can name. An H200 holds four such blocks.
+    let resident = if groups > 1 && tile.threads_per_row > 32 { tile.blocks_per_sm.min(4) } else { tile.blocks_per_sm };
+    (1..=(caps.sms * resident) as usize).contains(&blocks).then(|| (Step::launch(key, blocks as u32, 0), blocks))
 }
 
 /// The kernel that handles rows; `None` if there are no rows.
