@@ -61,6 +61,9 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
         // A step for each block: they wait for each other, and then write the codes.
         ((4224, 1024), "clear=1056; threads=32 packs=4x8 rows=16 cooperative grid=264"),
         ((4225, 1024), "clear=8; threads=32 packs=4x8 rows=8 grid=528; threads=32 packs=4x8 grid=4225"),
+        // With fewer threads in a block, the device holds more rows.
+        ((528, 8192), "clear=528; threads=128 packs=8x8 rows=4 cooperative grid=132"),
+        ((529, 8192), "clear=1072; threads=128 packs=8x8 rows=2 cooperative grid=265"),
         ((3, 4096), "clear=16; threads=128 packs=4x8 rows=2 cooperative grid=2"),
         ((1, 4096), "threads=128 packs=4x8 rows=2 cooperative grid=1"),
     ] {
