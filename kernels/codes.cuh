@@ -64,7 +64,7 @@ __device__ inline void store_byte(void* to, unsigned byte) {
     asm volatile("st.global.u8 [%0], %1;" :: "l"(to), "r"(byte) : "memory");
 }
 
-// Stores the columns of pack k that are in the row. If a transposed copy follows, wide stores let
+// Stores the columns of pack k that are in the row. If another kernel transposes them, wide stores let
 // the L2 evict codes first, as the copy does (16384x4096 with the copy: 92 us instead of 94 us).
 __device__ inline void store_codes(Code* first, int k, int left, const Codes& codes) {
     Code* to = first + k * STEP;
@@ -79,7 +79,7 @@ __device__ inline void store_codes(Code* first, int k, int left, const Codes& co
         for (int i = 0; i < PACK; i += 2) store_half(to + i, codes.words[i / 4] >> (8 * (i % 4)));
     } else if constexpr (CODES_ACCESS >= 4) {
         #pragma unroll
-        for (int i = 0; i < PACK; i += CODES_ACCESS) store<CODES_ACCESS, HAS_CODES_T>(to + i, &codes.words[i / 4]);
+        for (int i = 0; i < PACK; i += CODES_ACCESS) store<CODES_ACCESS, HAS_CODES_T && STAGES == 0 ? Hint::EvictFirst : Hint::None>(to + i, &codes.words[i / 4]);
     }
 }
 

@@ -15,9 +15,9 @@ template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 // Bytes of one access if a pack moves in whole words.
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
-// What becomes of the data in the caches: nobody reads it again, the same thread does, or all rows
-// do. Only accesses of 16 bytes, on sm_80 and later, carry it.
-enum class Hint { EvictFirst, Keep, ReadOnly };
+// What becomes of the data in the caches: nobody reads it again, it is soon used again, or all rows
+// read it. Only accesses of 16 bytes, and stores of 8, on sm_80 and later, carry it.
+enum class Hint { None, EvictFirst, Keep, ReadOnly };
 
 // Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.
 template <bool KEEPS>
@@ -58,11 +58,12 @@ __device__ inline void load(const void* from, unsigned* words) {
     }
 }
 
-// Stores 8 or 16 bytes that the L2 evicts first.
-template <int BYTES>
+// Stores 8 or 16 bytes with a hint: the L2 evicts them first, or keeps them for what is stored beside them.
+template <int BYTES, bool KEEPS>
 __device__ inline void store_with_hint(void* to, const unsigned* words) {
     unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    if constexpr (KEEPS) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    else asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     if constexpr (BYTES == 16) {
         asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;"
             :: "l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "l"(policy) : "memory");
@@ -72,12 +73,11 @@ __device__ inline void store_with_hint(void* to, const unsigned* words) {
     }
 }
 
-// LETS_GO: the L2 may evict the data first. Narrower stores, and devices before sm_80, have no such
-// hint.
-template <int BYTES, bool LETS_GO = false>
+// Narrower stores, and devices before sm_80, have no hint.
+template <int BYTES, Hint HINT = Hint::None>
 __device__ inline void store(void* to, const unsigned* words) {
 #if __CUDA_ARCH__ >= 800
-    if constexpr (LETS_GO && BYTES >= 8) return store_with_hint<BYTES>(to, words);
+    if constexpr (HINT != Hint::None && BYTES >= 8) return store_with_hint<BYTES, HINT == Hint::Keep>(to, words);
 #endif
     if constexpr (BYTES == 16) {
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"

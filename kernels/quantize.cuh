@@ -133,13 +133,15 @@ struct Divisor {
     }
 };
 
-// Multiplies `values` by `factor` and stores their codes.
-__device__ inline void write_codes(
+// Multiplies `values` by `factor`, and stores their codes and returns them.
+__device__ inline Codes write_codes(
     const Params& p, unsigned long long row, unsigned long long first, int k, int left, float (&values)[PACK], float factor
 ) {
     #pragma unroll
     for (int i = 0; i < PACK; ++i) values[i] *= factor;
-    store_codes(ROW(codes, row) + first, k, left, to_codes(values));
+    const Codes codes = to_codes(values);
+    store_codes(ROW(codes, row) + first, k, left, codes);
+    return codes;
 }
 
 // Lanes with packs in one set.

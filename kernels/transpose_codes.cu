@@ -9,7 +9,7 @@
 // A tile is stored in shared memory as words of four columns. Each row is rotated so that accesses
 // along rows and down columns have no bank conflicts.
 
-constexpr int SIDE = 128, WORDS = SIDE / 4, STRIP = 16, STRIPS = SIDE / STRIP;
+constexpr int SIDE = 128, WORDS = SIDE / 4, STRIPS = SIDE / STRIP;
 static_assert(THREADS == STRIPS * WORDS, "a thread has 16 rows of 4 columns");
 
 // Bytes of a sector, and rows of a tile before its own.
@@ -17,13 +17,6 @@ constexpr int SECTOR = 32, BEFORE = IS_RAGGED ? SECTOR : 0;
 
 // The place of a word of a row of a tile.
 __device__ inline int place(int row, int word) { return row * WORDS + (word ^ (row / STRIP % STRIPS * 4)); }
-
-// Gathers one byte of each of four words into a word; the first word's byte is the lowest.
-__device__ inline unsigned gather(const unsigned* words, int byte) {
-    const unsigned low = __byte_perm(words[0], words[1], byte | (4 + byte) << 4);
-    const unsigned high = __byte_perm(words[2], words[3], byte | (4 + byte) << 4);
-    return __byte_perm(low, high, 0x5410);
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_codes(const __grid_constant__ Params p) {
     __shared__ __align__(16) unsigned tile[(BEFORE + SIDE) * WORDS];
@@ -81,10 +74,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) transpose_c
                 read_strip(row);
             }
             unsigned words[STRIP / 4];
-            #pragma unroll
-            for (int i = 0; i < STRIP / 4; ++i) words[i] = gather(&strip_of_four[4 * i], byte);
+            gather_strip(strip_of_four, byte, words);
             if ((IS_RAGGED || is_wide) && row >= least && row + STRIP <= rows) {
-                store<16, true>(to + row, words);
+                store<16, Hint::EvictFirst>(to + row, words);
             } else {
                 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)

@@ -78,6 +78,8 @@ const BACKWARD_STATISTICS: TensorSet = Direction::Backward
     .without(Tensor::Bias);
 /// The optional tensors of a quantized forward, and of its copy along columns, which reads them again.
 const CODES: TensorSet = COLUMNWISE.union(Direction::QuantizedForward.writes().difference(NO_OPTIONS));
+/// The same of a call that reads x alone before the norm and after it.
+const CODES_OF_X: TensorSet = CODES.difference(TensorSet::of(&[Tensor::Residual, Tensor::Gate]));
 const COLUMNWISE: TensorSet = Direction::QuantizedForward.reads().difference(NO_OPTIONS);
 
 rmsnorm_gpu::programs! {
@@ -103,6 +105,8 @@ rmsnorm_gpu::programs! {
     QuantizedForward = ("quantized_forward", QuantizedForward, CODES);
     /// `quantized_forward_streaming.cu`: a row is too long to stay on chip.
     QuantizedForwardStreaming = ("quantized_forward_streaming", QuantizedForward, CODES);
+    /// `quantized_forward_transposed.cu`: many rows stay on chip, and their codes are transposed there.
+    QuantizedForwardTransposed = ("quantized_forward_transposed", QuantizedForward, CODES_OF_X);
     /// `transpose_codes.cu`
     TransposeCodes = ("transpose_codes", QuantizedForward, TensorSet::NONE);
     /// `columnwise.cu`

@@ -42,11 +42,14 @@ const fn files(program: Program) -> &'static [Source] {
         Program::BackwardSplit => &[kernels::BACKWARD_ROWS, kernels::BACKWARD_SPLIT],
         Program::BackwardRowSums | Program::BackwardColumns => &[kernels::BACKWARD_VISITS, kernels::BACKWARD_STREAMING],
         Program::ReducePartials => &[kernels::REDUCE_PARTIALS],
-        Program::QuantizedForward => &[kernels::QUANTIZE, kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForward => &[kernels::QUANTIZE, kernels::QUANTIZED_ROWS, kernels::QUANTIZED_FORWARD],
+        Program::QuantizedForwardTransposed => {
+            &[kernels::QUANTIZE, kernels::QUANTIZED_ROWS, kernels::STRIPS, kernels::QUANTIZED_FORWARD_TRANSPOSED]
+        }
         Program::QuantizedForwardStreaming => {
             &[kernels::QUANTIZE, kernels::FORWARD_VISITS, kernels::QUANTIZED_FORWARD_STREAMING]
         }
-        Program::TransposeCodes => &[kernels::TRANSPOSE_CODES],
+        Program::TransposeCodes => &[kernels::STRIPS, kernels::TRANSPOSE_CODES],
         Program::Columnwise => &[kernels::QUANTIZE, kernels::COLUMNWISE],
         Program::Clear => &[kernels::CLEAR],
         Program::PartialStatistics => {

@@ -33,7 +33,9 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
     // norm must meet the bound of deviations too.
     let deviations = 1 + serial(pack / 2);
     let thread = match program {
-        Program::Forward | Program::ForwardLong | Program::QuantizedForward => serial(packs) + deviations,
+        Program::Forward | Program::ForwardLong | Program::QuantizedForward | Program::QuantizedForwardTransposed => {
+            serial(packs) + deviations
+        }
         #[cfg(feature = "peers")]
         Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + deviations,
         // Two more additions join the sums of the warps.

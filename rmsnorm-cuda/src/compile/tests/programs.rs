@@ -175,11 +175,19 @@ fn tuned_to_codes() -> Vec<Job> {
             }
         }
     }
-    // The transposed copy, whose columns begin on 16 bytes or do not.
+    // The transposed copy, by one kernel or by a second one.
     let (copied, quant) = (TensorSet::of(&[Tensor::CodesT]), QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
-    for (rows, cols) in [(ROWS, 4096), (ROWS + 1, 6400)] {
-        let problem = Problem::quantized_forward(Norm::Rms, rows, cols, DType::Bf16, quant, copied);
-        jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+    let ragged = Problem::quantized_forward(Norm::Rms, ROWS + 1, 6400, DType::Bf16, quant, copied);
+    jobs.extend(of_plan(&ragged, 16, &Caps::h200()));
+    for norm in Norm::USUAL {
+        let weight = copied.with(Tensor::Weight).with(Tensor::Rstd).set(Tensor::Bias, norm == Norm::Layer);
+        for (cols, dtype) in [512, 1024, 2048, 4096].into_iter().flat_map(|cols| DType::ALL.map(|dtype| (cols, dtype)))
+        {
+            for tensors in [weight, weight.with(Tensor::Amax), weight.with(Tensor::Y)] {
+                let problem = Problem::quantized_forward(norm, 2 * ROWS, cols, dtype, quant, tensors);
+                jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+            }
+        }
     }
     unique(jobs)
 }
@@ -283,7 +291,11 @@ fn wide_sample() -> Vec<Job> {
             let problem = match sample % 4 {
                 0 => {
                     let rows_per_group = draw.of([None, None, None, Some(3)]);
-                    Problem { rows_per_group, ..draw.quantized_forward(rows, cols) }
+                    let problem = Problem { rows_per_group, ..draw.quantized_forward(rows, cols) };
+                    // Also as if there were many rows.
+                    let large = Caps { tuning: caps.tuning.with_large_plans(), ..caps };
+                    jobs.extend(of_plan(&problem, access_bytes, &large));
+                    problem
                 }
                 _ => draw.problem(sample / 4 * 3 + sample % 4, rows, cols),
             };

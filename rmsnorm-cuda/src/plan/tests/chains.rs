@@ -40,6 +40,7 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::ForwardStreaming
             | Program::QuantizedForward
             | Program::QuantizedForwardStreaming
+            | Program::QuantizedForwardTransposed
             | Program::TransposeCodes
             | Program::Columnwise
             | Program::Clear

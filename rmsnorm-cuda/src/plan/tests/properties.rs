@@ -39,7 +39,8 @@ fn is_on_chip(program: Program) -> bool {
         | Program::ForwardLong
         | Program::Backward
         | Program::BackwardSplit
-        | Program::QuantizedForward => true,
+        | Program::QuantizedForward
+        | Program::QuantizedForwardTransposed => true,
         Program::ForwardStreaming
         | Program::BackwardRowSums
         | Program::BackwardColumns
@@ -73,7 +74,10 @@ fn static_bytes(key: &KernelKey) -> usize {
             let sent = moments * senders * size_of::<f32>();
             return (size_of::<u64>() + sent).next_multiple_of(size_of::<u64>());
         }
-        Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
+        Program::ForwardLong
+        | Program::ForwardStreaming
+        | Program::QuantizedForwardStreaming
+        | Program::QuantizedForwardTransposed => 1,
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::PartialStatistics | Program::PartialBackwardStatistics if key.call.norm == Norm::Layer => 2,
@@ -142,6 +146,7 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::QuantizedForward | Program::QuantizedForwardStreaming => {
                     &[Weight, Bias, Residual, Amax, Y, Gate]
                 }
+                Program::QuantizedForwardTransposed => &[Weight, Bias, Amax, Y],
                 Program::Columnwise | Program::ForwardWithStatistics => &[Weight, Bias, Residual, Gate],
                 #[cfg(feature = "peers")]
                 Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => {
@@ -231,6 +236,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 // Calls to codes have tests of their own.
                 | Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
+                | Program::QuantizedForwardTransposed
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear
@@ -251,7 +257,9 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::BackwardColumns => Some(if call.gate.is_some() { 2 } else { 3 }),
                 Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
                 Program::Backward | Program::BackwardSplit | Program::ReducePartials => None,
-                Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
+                Program::QuantizedForward
+                | Program::QuantizedForwardStreaming
+                | Program::QuantizedForwardTransposed => None,
                 Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
                 Program::PartialStatistics | Program::ForwardWithStatistics => None,
                 Program::PartialBackwardStatistics | Program::BackwardWithStatistics => None,
@@ -329,6 +337,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::ReducePartials
                 | Program::QuantizedForward
                 | Program::QuantizedForwardStreaming
+                | Program::QuantizedForwardTransposed
                 | Program::TransposeCodes
                 | Program::Columnwise
                 | Program::Clear

@@ -31,7 +31,7 @@ fn rms_norm_to_codes_on_an_h200() {
         (
             ScaleKind::Given,
             &[Tensor::CodesT],
-            "quantized_forward threads=128 packs=4x8 grid=16384; transpose_codes threads=256 packs=1x8 grid=4096",
+            "quantized_forward_transposed threads=128 packs=4x8 rows=4x8 ring=2 shared=192KiB grid=132",
         ),
         // First the largest magnitude, with as many blocks as are resident.
         (
@@ -84,7 +84,8 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
             let (Some((find, grid, threads)), Some((write, ..))) = (find, write) else { panic!("{plan:?}") };
             assert!(grid * threads <= caps.sms * caps.threads_per_sm, "{cols}: {plan:?}");
             // Both kernels compute the same rstd.
-            let lanes = |key: KernelKey| (key.program, key.tile.threads_per_row, key.tile.packs, key.tile.cluster);
+            let streams = |key: KernelKey| key.program == Program::QuantizedForwardStreaming;
+            let lanes = |key: KernelKey| (streams(key), key.tile.threads_per_row, key.tile.packs, key.tile.cluster);
             assert_eq!(lanes(find), lanes(write), "{cols}: {plan:?}");
             assert!(write.call.tensors.has(Tensor::CodesT) && !find.call.tensors.has(Tensor::CodesT), "{plan:?}");
             // Blocks that wait for each other are all resident, and compute that rstd too.
@@ -120,6 +121,81 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
         }
     }
     assert!(cooperative > 0);
+}
+
+/// One kernel writes codes and their transposed copy if its blocks are busy to the end, and x alone is read.
+#[test]
+fn codes_are_transposed_on_chip_where_rounds_are_even() {
+    let transposed = TensorSet::of(&[Tensor::CodesT]);
+    let is_one = |norm, size, tensors: TensorSet, caps: &Caps| {
+        let plan = plan(&problem(norm, ScaleKind::Given, size, tensors.union(transposed)), 16, caps);
+        let programs: Vec<_> = plan.keys().map(|key| key.program).collect();
+        match programs[..] {
+            [Program::QuantizedForwardTransposed] => true,
+            [Program::QuantizedForward, Program::TransposeCodes] => false,
+            _ => panic!("{plan:?}"),
+        }
+    };
+    let h200 = Caps::h200();
+    // 132 multiprocessors with 32 rows each, with 64 rows, with two times 64.
+    for (cols, all) in [(4096, 32 * 132), (2048, 64 * 132), (1024, 128 * 132)] {
+        for (rows, expected) in [
+            (all, true),
+            (all + 1, false),
+            (all + 16, false),
+            (all / 2, false),
+            (all / 16 * 15, true),
+            (2 * all, true),
+            (all / 2 * 3, false),
+            (20 * all + 16, true),
+        ] {
+            let rows = if expected { rows / 16 * 16 } else { rows };
+            assert_eq!(is_one(Norm::Rms, (rows, cols), WEIGHT, &h200), expected, "{rows}x{cols}");
+            assert!(!is_one(Norm::Rms, (rows, cols), WEIGHT_RESIDUAL, &h200), "{rows}x{cols}");
+            assert!(!is_one(Norm::Rms, (rows, cols), WEIGHT, &Caps::a100()), "{rows}x{cols}");
+        }
+        let large = Caps { tuning: crate::plan::Tuning::H200.with_large_plans(), ..h200 };
+        assert!(is_one(Norm::Rms, (16, cols), WEIGHT, &large) && !is_one(Norm::Rms, (17, cols), WEIGHT, &large));
+    }
+    assert!(!is_one(Norm::Rms, (16384, 4104), WEIGHT, &h200));
+    // The suite's cases.
+    let many =
+        [(3712, 2056, DType::F16), (3968, 2056, DType::Bf16), (7936, 1032, DType::F32), (29_568, 250, DType::F16)];
+    for (i, (rows, cols, dtype)) in many.into_iter().enumerate() {
+        let quant = QuantSpec::new(CodeType::E4m3, KINDS[i / 2]);
+        let tensors = WEIGHT.union(transposed);
+        let call = Problem::quantized_forward(Norm::USUAL[usize::from(i == 1)], rows, cols, dtype, quant, tensors);
+        let plan = plan(&call, 16, &h200);
+        assert!(plan.keys().any(|key| key.program == Program::QuantizedForwardTransposed), "{plan:?}");
+    }
+    let mut count = 0;
+    for (caps, norm) in DEVICES.into_iter().flat_map(|caps| Norm::USUAL.map(|norm| (caps, norm))) {
+        for (cols, dtype) in Plans::cols().into_iter().flat_map(|cols| DType::ALL.map(|dtype| (cols, dtype))) {
+            let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
+            let call = |tensors| Problem::quantized_forward(norm, 1 << 20, cols, dtype, quant, tensors);
+            let (two, one) = (plan(&call(WEIGHT), 16, &caps), plan(&call(WEIGHT.union(transposed)), 16, &caps));
+            for Launch { key: KernelKey { tile, program, .. }, threads, shared_bytes, grid, .. } in launches(&one) {
+                if program != Program::QuantizedForwardTransposed {
+                    continue;
+                }
+                count += 1;
+                // A row has the bits that it has without the copy.
+                let lanes = |tile: Tile| (tile.pack, tile.packs, tile.threads_per_row, tile.cluster);
+                assert!(two.keys().all(|key| lanes(key.tile) == lanes(tile)), "{one:?}");
+                assert!(threads * tile.blocks_per_sm <= 512 && grid == caps.sms * tile.blocks_per_sm, "{one:?}");
+                assert!(threads == tile.threads_per_row || tile.threads_per_row == 32 || tile.groups <= 15, "{one:?}");
+                let [tile_rows, stride] = [tile.groups * tile.unroll, tile.threads_per_row * tile.pack * tile.packs];
+                assert!([32, 64].contains(&tile_rows) && stride as usize >= cols && stride.is_multiple_of(128));
+                let of_x = tile.stages * tile.groups * dtype.size() as u32;
+                assert_eq!(shared_bytes, stride * (tile_rows + of_x), "{one:?}");
+                // An exchange of two sums for each warp, twice.
+                let exchange = 16 * tile.groups * tile.threads_per_row.div_ceil(32);
+                assert!(shared_bytes + exchange <= caps.shared_per_block_optin, "{one:?}");
+                assert!((shared_bytes + exchange + 1024) * tile.blocks_per_sm <= caps.shared_per_sm, "{one:?}");
+            }
+        }
+    }
+    assert!(count > 0);
 }
 
 /// Four where registers suffice for the values of as many packs.

@@ -20,7 +20,7 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
         Program::BackwardColumns | Program::BackwardWithStatistics => Some(cols.div_ceil(columns(&tile))),
         Program::BackwardSplit | Program::BackwardRowSums | Program::ReducePartials => None,
         Program::Forward | Program::ForwardCluster | Program::ForwardLong | Program::ForwardStreaming => None,
-        Program::QuantizedForward | Program::QuantizedForwardStreaming => None,
+        Program::QuantizedForward | Program::QuantizedForwardStreaming | Program::QuantizedForwardTransposed => None,
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
         Program::PartialStatistics | Program::ForwardWithStatistics | Program::PartialBackwardStatistics => None,
         #[cfg(feature = "peers")]
