@@ -15,8 +15,8 @@ template <class E> constexpr bool IS_HALF_ACCESS = ACCESS<E> < 4;
 // Bytes of one access if a pack moves in whole words.
 template <class E> constexpr int WORD_ACCESS = IS_HALF_ACCESS<E> ? 4 : ACCESS<E>;
 
-// What becomes of the data in the caches: nobody reads it again, it is soon used again, or all rows
-// read it. Only accesses of 16 bytes, and stores of 8, on sm_80 and later, carry it.
+// How caches treat data. None: as usual. EvictFirst: nobody reads it again. Keep: it is used again soon.
+// ReadOnly: all rows read it. Only accesses of 16 bytes, and stores of 8, on sm_80 and later, carry it.
 enum class Hint { None, EvictFirst, Keep, ReadOnly };
 
 // Loads 16 bytes with a hint: keep them in the caches for a second read, or evict them first.
@@ -41,6 +41,7 @@ __device__ inline void load_with_hint(const void* from, unsigned* words) {
 
 template <int BYTES, Hint HINT>
 __device__ inline void load(const void* from, unsigned* words) {
+    static_assert(HINT != Hint::None, "a load has a hint");
     if constexpr (BYTES == 16) {
         if constexpr (HINT == Hint::ReadOnly) {
             // Volatile, so that it stays after the wait for earlier kernels.
@@ -76,6 +77,7 @@ __device__ inline void store_with_hint(void* to, const unsigned* words) {
 // Narrower stores, and devices before sm_80, have no hint.
 template <int BYTES, Hint HINT = Hint::None>
 __device__ inline void store(void* to, const unsigned* words) {
+    static_assert(HINT != Hint::ReadOnly, "a hint for loads");
 #if __CUDA_ARCH__ >= 800
     if constexpr (HINT != Hint::None && BYTES >= 8) return store_with_hint<BYTES, HINT == Hint::Keep>(to, words);
 #endif

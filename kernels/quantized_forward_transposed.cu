@@ -1,17 +1,17 @@
 // Forward to codes by a given scale, and their transposed copy: math.md, equations (1) to (6), (Q1) and
 // (Q5), and section 10.
 //
-// When: many rows, a multiple of 16, of which at least 32 fit shared memory.
+// When: many rows, a multiple of 16, of which at least 32 fit shared memory, and no matrix but x is read.
 // Who: a block has tiles of TILE_ROWS rows, and GROUPS of these rows in each step. A thread has the same
 // columns in each row. Where: a row is read once, into a ring of STAGES steps in shared memory. A thread
 // reads back only what it copied itself. It copies STAGES - 1 steps ahead, also from the next tile, so that
 // rows arrive while a tile's copy is stored. The codes of a tile wait in shared memory, as words of four
 // columns. Each row is rotated so that accesses along rows and down columns have no bank conflicts.
 //
-// A tile's part of a column is whole sectors of the L2, but not a whole line. The L2 keeps it until other
-// blocks have filled the line: 16384x4096 takes 78 us, without this hint 83.
+// A tile has 32 or 64 bytes of a column: whole sectors of the L2, but part of a line. The stores ask the L2
+// to keep them until other blocks fill the line. 16384x4096 takes 78 us, and 83 us without that hint.
 
-static_assert(SCALE == GIVEN && CLUSTER == 1 && !LOADS_AT_USE, "a row is read once, for a scale that is known");
+static_assert(SCALE == GIVEN && CLUSTER == 1 && !LOADS_AT_USE && !HAS_COLUMN_GROUPS, "a block has whole rows, for a scale that is known");
 
 constexpr int TILE_ROWS = GROUPS * UNROLL, STRIPS = TILE_ROWS / STRIP, WORDS = STEP * PACKS / 4;
 static_assert(TILE_ROWS % STRIP == 0 && 32 % STRIPS == 0 && WORDS % 32 == 0, "strips share the banks evenly");
@@ -71,8 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) quantized_f
             if (is_product) factor *= at.rstd;
             if (exists) {
                 write_row(p, at, true, h, is_product, given.power, factor, largest, [&](int k, const Codes& codes) {
-                    #pragma unroll
-                    for (int i = 0; i < PACK / 4; ++i) tile[place(row, (at.first + k * STEP) / 4 + i)] = codes.words[i];
+                    unsigned* const to = &tile[place(row, (at.first + k * STEP) / 4)];
+                    if constexpr (PACK == 8) *reinterpret_cast<uint2*>(to) = make_uint2(codes.words[0], codes.words[1]);
+                    else *to = codes.words[0];
                 });
             }
             store_statistics(thread == 0, p.mean, p.rstd, [&](int) { return exists; }, [&](int) { return at; }, mean, rstd);

@@ -18,8 +18,8 @@ const SIDE: usize = 128;
 /// Bytes of its stores.
 const STORE_BYTES: usize = 16;
 
-/// `quantized_forward_transposed.cu`: bytes of codes that the blocks of a multiprocessor have on chip, and
-/// bytes of the rows that they read in a step, at least 64 by a thread.
+/// Bytes on a multiprocessor in `quantized_forward_transposed.cu`: of codes, and of rows that are read in a step.
+/// A thread counts for at least `THREAD_BYTES` of these, so that at most 512 threads run.
 const TILE_BYTES: u32 = 128 << 10;
 const STEP_BYTES: u32 = 32 << 10;
 const THREAD_BYTES: u32 = 64;
@@ -108,8 +108,8 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
         Norm::Rms | Norm::L2 | Norm::L2Clamped if rows_per_sm <= 1 => 256,
         Norm::Rms | Norm::L2 | Norm::L2Clamped => 512,
     };
-    // Of half as many threads a device holds more rows. RMS norm, 700x8192: 10.8 us (two kernels 12.5);
-    // layer norm, 390x16384: 15.0 (17.4).
+    // Blocks of half as many threads often hold more rows, as less is lost to rounding. RMS norm, 700x8192:
+    // 10.9 us (two kernels 12.5); layer norm, 390x16384: 14.6 (17.4).
     [threads, threads / 2].into_iter().find_map(|threads| in_blocks_of(problem, tile, threads, access_bytes, caps))
 }
 
@@ -171,7 +171,7 @@ fn given(
     }
 }
 
-/// One kernel that writes codes and their transposed copy, of up to 4096 columns. On an H200, RMS norm of
+/// One kernel that writes codes and their transposed copy, of rows of a warp or more and up to 4096 columns. On an H200, RMS norm of
 /// bf16 to E4M3, in us:
 ///
 /// | rows x columns | two kernels | one |
@@ -188,7 +188,7 @@ fn transposed(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step>
     let has_warps = |tile: &Tile| tile.threads_per_row.is_multiple_of(32) && tile.cluster == 1;
     let tile = on_chip(problem, ScaleKind::Given, caps).filter(has_warps)?;
     let fits = caps.shared_per_block_optin as usize >= (TILE_BYTES + 2 * STEP_BYTES) as usize + RESERVED_BYTES / 2;
-    // Each block's part of a column of the copy begins on 16 bytes.
+    // The kernel stores whole strips of 16 rows.
     if !fits || !problem.rows.is_multiple_of(STORE_BYTES) || reads_more(problem) {
         return None;
     }
@@ -199,10 +199,10 @@ fn transposed(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step>
     let bytes = cols * problem.dtypes.activation.size() as u32;
     let groups = power_of_two(STEP_BYTES, bytes.max(THREAD_BYTES * tile.threads_per_row))?;
     let (tiles, resident) = (problem.rows.div_ceil(tile_rows as usize), (caps.sms * blocks_per_sm) as usize);
-    // In the last round some blocks have nothing to do. f32 has less to gain.
-    let rounds = if problem.dtypes.activation == DType::F32 { 16 } else { 8 };
-    let is_even = rounds * tiles >= (rounds - 1) * tiles.next_multiple_of(resident) || !caps.tuning.keeps_rows;
-    if tile_rows < 32 || problem.rows == 0 || !is_even {
+    // At most an eighth of all turns may be idle, in the last round. A sixteenth for f32, which has less to gain.
+    let part = if problem.dtypes.activation == DType::F32 { 16 } else { 8 };
+    let is_busy = part * tiles >= (part - 1) * tiles.next_multiple_of(resident) || !caps.tuning.keeps_rows;
+    if tile_rows < 32 || !is_busy {
         return None;
     }
     let tile = Tile { groups, unroll: tile_rows / groups, stages: 2, blocks_per_sm, access_bytes, ..tile };

@@ -20,8 +20,8 @@ pub(crate) struct Tile {
     pub(crate) groups: u32,
     /// Blocks per row, which exchange sums through distributed shared memory.
     pub(crate) cluster: u32,
-    /// Rows that a thread has in flight in one step. `QuantizedForwardTransposed`: its rows of a tile, in as
-    /// many steps.
+    /// Rows that a thread has in flight in one step. In `QuantizedForwardTransposed`: rows of a tile that a
+    /// thread has, one in each step.
     pub(crate) unroll: u32,
     /// Steps that shared memory holds; 0 if rows go straight to registers.
     pub(crate) stages: u32,

@@ -177,13 +177,16 @@ fn tuned_to_codes() -> Vec<Job> {
     }
     // The transposed copy, by one kernel or by a second one.
     let (copied, quant) = (TensorSet::of(&[Tensor::CodesT]), QuantSpec::new(CodeType::E4m3, ScaleKind::Given));
-    let ragged = Problem::quantized_forward(Norm::Rms, ROWS + 1, 6400, DType::Bf16, quant, copied);
-    jobs.extend(of_plan(&ragged, 16, &Caps::h200()));
+    for (rows, cols) in [(ROWS, 8192), (ROWS + 1, 6400)] {
+        let problem = Problem::quantized_forward(Norm::Rms, rows, cols, DType::Bf16, quant, copied);
+        jobs.extend(of_plan(&problem, 16, &Caps::h200()));
+    }
     for norm in Norm::USUAL {
         let weight = copied.with(Tensor::Weight).with(Tensor::Rstd).set(Tensor::Bias, norm == Norm::Layer);
-        for (cols, dtype) in [512, 1024, 2048, 4096].into_iter().flat_map(|cols| DType::ALL.map(|dtype| (cols, dtype)))
+        for (cols, dtype) in
+            [512, 1024, 2048, 4096].into_iter().flat_map(|cols| [(cols, DType::Bf16), (cols, DType::F32)])
         {
-            for tensors in [weight, weight.with(Tensor::Amax), weight.with(Tensor::Y)] {
+            for tensors in [weight, weight.with(Tensor::Amax).with(Tensor::Y)] {
                 let problem = Problem::quantized_forward(norm, 2 * ROWS, cols, dtype, quant, tensors);
                 jobs.extend(of_plan(&problem, 16, &Caps::h200()));
             }

@@ -74,10 +74,8 @@ fn static_bytes(key: &KernelKey) -> usize {
             let sent = moments * senders * size_of::<f32>();
             return (size_of::<u64>() + sent).next_multiple_of(size_of::<u64>());
         }
-        Program::ForwardLong
-        | Program::ForwardStreaming
-        | Program::QuantizedForwardStreaming
-        | Program::QuantizedForwardTransposed => 1,
+        Program::ForwardLong | Program::ForwardStreaming | Program::QuantizedForwardStreaming => 1,
+        Program::QuantizedForwardTransposed => 2,
         Program::Backward | Program::BackwardSplit => unroll * if key.call.norm == Norm::Layer { 2 } else { 1 },
         Program::BackwardRowSums => 2,
         Program::PartialStatistics | Program::PartialBackwardStatistics if key.call.norm == Norm::Layer => 2,

@@ -138,18 +138,18 @@ fn codes_are_transposed_on_chip_where_rounds_are_even() {
     };
     let h200 = Caps::h200();
     // 132 multiprocessors with 32 rows each, with 64 rows, with two times 64.
-    for (cols, all) in [(4096, 32 * 132), (2048, 64 * 132), (1024, 128 * 132)] {
+    for (cols, tile, turns) in [(4096, 32, 132), (2048, 64, 132), (1024, 64, 264)] {
+        let least = tile * (turns * 7_usize).div_ceil(8);
         for (rows, expected) in [
-            (all, true),
-            (all + 1, false),
-            (all + 16, false),
-            (all / 2, false),
-            (all / 16 * 15, true),
-            (2 * all, true),
-            (all / 2 * 3, false),
-            (20 * all + 16, true),
+            (tile * turns, true),
+            (tile * turns + 1, false),
+            (tile * turns + 16, false),
+            (least, true),
+            (least - 16, true),
+            (least - tile, false),
+            (tile * turns * 3 / 2, false),
+            (tile * turns * 20 + 16, true),
         ] {
-            let rows = if expected { rows / 16 * 16 } else { rows };
             assert_eq!(is_one(Norm::Rms, (rows, cols), WEIGHT, &h200), expected, "{rows}x{cols}");
             assert!(!is_one(Norm::Rms, (rows, cols), WEIGHT_RESIDUAL, &h200), "{rows}x{cols}");
             assert!(!is_one(Norm::Rms, (rows, cols), WEIGHT, &Caps::a100()), "{rows}x{cols}");
@@ -157,10 +157,20 @@ fn codes_are_transposed_on_chip_where_rounds_are_even() {
         let large = Caps { tuning: crate::plan::Tuning::H200.with_large_plans(), ..h200 };
         assert!(is_one(Norm::Rms, (16, cols), WEIGHT, &large) && !is_one(Norm::Rms, (17, cols), WEIGHT, &large));
     }
+    // Of f32 a sixteenth of the turns may be idle.
+    for (tiles, expected) in [(123, false), (124, true)] {
+        let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
+        let call = Problem::quantized_forward(Norm::Rms, 32 * tiles, 4096, DType::F32, quant, transposed);
+        let is_one = plan(&call, 16, &h200).keys().any(|key| key.program == Program::QuantizedForwardTransposed);
+        assert_eq!(is_one, expected, "{tiles}");
+    }
+    // Groups of columns, with rows that fill the device.
+    let groups = Problem { groups: 8, ..problem(Norm::Rms, ScaleKind::Given, (67_584, 8 * 256), transposed) };
+    assert!(plan(&groups, 16, &h200).keys().all(|key| key.program != Program::QuantizedForwardTransposed));
     assert!(!is_one(Norm::Rms, (16384, 4104), WEIGHT, &h200));
     // The suite's cases.
     let many =
-        [(3712, 2056, DType::F16), (3968, 2056, DType::Bf16), (7936, 1032, DType::F32), (29_568, 250, DType::F16)];
+        [(3728, 2056, DType::F16), (3968, 2056, DType::Bf16), (7936, 1032, DType::F32), (29_584, 250, DType::F16)];
     for (i, (rows, cols, dtype)) in many.into_iter().enumerate() {
         let quant = QuantSpec::new(CodeType::E4m3, KINDS[i / 2]);
         let tensors = WEIGHT.union(transposed);
