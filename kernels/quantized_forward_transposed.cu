@@ -6,7 +6,8 @@
 // columns in each row. Where: a row is read once, into a ring of STAGES steps in shared memory. A thread
 // reads back only what it copied itself. It copies STAGES - 1 steps ahead, also from the next tile, so that
 // rows arrive while a tile's copy is stored. The codes of a tile wait in shared memory, as words of four
-// columns. Each row is rotated so that accesses along rows and down columns have no bank conflicts.
+// columns. The words of a row change places, so that accesses along rows and down columns have no bank
+// conflicts.
 //
 // A tile has 32 or 64 bytes of a column: whole sectors of the L2, but part of a line. The stores ask the L2
 // to keep them until other blocks fill the line. 16384x4096 takes 78 us, and 83 us without that hint.
@@ -15,6 +16,7 @@ static_assert(SCALE == GIVEN && CLUSTER == 1 && !LOADS_AT_USE && !HAS_COLUMN_GRO
 
 constexpr int TILE_ROWS = GROUPS * UNROLL, STRIPS = TILE_ROWS / STRIP, WORDS = STEP * PACKS / 4;
 static_assert(TILE_ROWS % STRIP == 0 && 32 % STRIPS == 0 && WORDS % 32 == 0, "strips share the banks evenly");
+static_assert(PACK == 4 || (PACK == 8 && 32 / STRIPS % 2 == 0), "the words of a pack stay side by side");
 
 // The place of a word of a row of a tile.
 __device__ inline unsigned place(unsigned row, unsigned word) { return row * WORDS + (word ^ (row / STRIP * (32 / STRIPS))); }

@@ -6,8 +6,8 @@
 // begin anywhere. A column's part of a tile then begins up to 31 rows early, on a sector of the L2
 // (32 bytes), and a tile has the 32 rows before its own, too.
 //
-// A tile is stored in shared memory as words of four columns. Each row is rotated so that accesses
-// along rows and down columns have no bank conflicts.
+// A tile is stored in shared memory as words of four columns. The words of a row change places, so that
+// accesses along rows and down columns have no bank conflicts.
 
 constexpr int SIDE = 128, WORDS = SIDE / 4, STRIPS = SIDE / STRIP;
 static_assert(THREADS == STRIPS * WORDS, "a thread has 16 rows of 4 columns");

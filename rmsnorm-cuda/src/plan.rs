@@ -78,7 +78,7 @@ const BACKWARD_STATISTICS: TensorSet = Direction::Backward
     .without(Tensor::Bias);
 /// The optional tensors of a quantized forward, and of its copy along columns, which reads them again.
 const CODES: TensorSet = COLUMNWISE.union(Direction::QuantizedForward.writes().difference(NO_OPTIONS));
-/// The same, without what a call reads beside x.
+/// The same, without the other matrices that a call reads.
 const CODES_OF_X: TensorSet = CODES.difference(TensorSet::of(&[Tensor::Residual, Tensor::Gate]));
 const COLUMNWISE: TensorSet = Direction::QuantizedForward.reads().difference(NO_OPTIONS);
 

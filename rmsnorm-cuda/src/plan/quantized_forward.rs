@@ -18,8 +18,8 @@ const SIDE: usize = 128;
 /// Bytes of its stores.
 const STORE_BYTES: usize = 16;
 
-/// Bytes on a multiprocessor in `quantized_forward_transposed.cu`: of codes, and of rows that are read in a step.
-/// A thread counts for at least `THREAD_BYTES` of these, so that at most 512 threads run.
+/// Shared memory of a multiprocessor in `quantized_forward_transposed.cu`: for the codes of its tiles, and for one
+/// step of rows. Each thread is charged at least `THREAD_BYTES` of a step, which limits them to 512.
 const TILE_BYTES: u32 = 128 << 10;
 const STEP_BYTES: u32 = 32 << 10;
 const THREAD_BYTES: u32 = 64;
@@ -108,8 +108,8 @@ fn cooperative(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<(Ste
         Norm::Rms | Norm::L2 | Norm::L2Clamped if rows_per_sm <= 1 => 256,
         Norm::Rms | Norm::L2 | Norm::L2Clamped => 512,
     };
-    // Blocks of half as many threads often hold more rows, as less is lost to rounding. RMS norm, 700x8192:
-    // 10.9 us (two kernels 12.5); layer norm, 390x16384: 14.6 (17.4).
+    // Blocks of half as many threads often hold more rows: fewer blocks are lost to rounding, or a thread needs
+    // fewer registers. RMS norm, 700x8192: 10.9 us (two kernels 12.5); layer norm, 390x16384: 14.6 (17.4).
     [threads, threads / 2].into_iter().find_map(|threads| in_blocks_of(problem, tile, threads, access_bytes, caps))
 }
 
@@ -171,8 +171,8 @@ fn given(
     }
 }
 
-/// One kernel that writes codes and their transposed copy, of rows of a warp or more and up to 4096 columns. On an H200, RMS norm of
-/// bf16 to E4M3, in us:
+/// One kernel that writes codes and their transposed copy, of rows of a warp or more and up to 4096 columns.
+/// On an H200, RMS norm of bf16 to E4M3, in us:
 ///
 /// | rows x columns | two kernels | one |
 /// |---|---|---|
@@ -199,7 +199,8 @@ fn transposed(problem: &Problem, access_bytes: u32, caps: &Caps) -> Option<Step>
     let bytes = cols * problem.dtypes.activation.size() as u32;
     let groups = power_of_two(STEP_BYTES, bytes.max(THREAD_BYTES * tile.threads_per_row))?;
     let (tiles, resident) = (problem.rows.div_ceil(tile_rows as usize), (caps.sms * blocks_per_sm) as usize);
-    // At most an eighth of all turns may be idle, in the last round. A sixteenth for f32, which has less to gain.
+    // Blocks take tiles in rounds, and in the last round some get none. At most an eighth of all turns may be
+    // empty, and a sixteenth for f32, which gains less.
     let part = if problem.dtypes.activation == DType::F32 { 16 } else { 8 };
     let is_busy = part * tiles >= (part - 1) * tiles.next_multiple_of(resident) || !caps.tuning.keeps_rows;
     if tile_rows < 32 || !is_busy {
@@ -227,7 +228,7 @@ fn with_registers(problem: &Problem, tile: Tile) -> Tile {
 /// it. `None` if there are no rows.
 fn transpose(problem: &Problem) -> Option<Step> {
     // On an H200 16385x4096 takes 96.2 us with the norm, and 453 us with stores of single bytes.
-    // 16384x4096 takes 88.4 us, and 92.9 us by the program of ragged columns.
+    // 16384x4096 took 88.4 us with this kernel, and 92.9 us by the program of ragged columns.
     let is_ragged = !problem.rows.is_multiple_of(STORE_BYTES);
     let tile = Tile { pack: 8, packs: 1, threads_per_row: 256, groups: 1, blocks_per_sm: 8, ..Tile::NONE };
     // A grid has at most 2^31 - 1 blocks, which loop over further tiles.

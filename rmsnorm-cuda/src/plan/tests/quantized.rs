@@ -125,7 +125,7 @@ fn the_scale_of_a_tensor_is_looked_for_by_blocks_that_stay() {
 
 /// One kernel writes codes and their transposed copy if its blocks are busy to the end, and x alone is read.
 #[test]
-fn codes_are_transposed_on_chip_where_rounds_are_even() {
+fn codes_are_transposed_on_chip_where_blocks_stay_busy() {
     let transposed = TensorSet::of(&[Tensor::CodesT]);
     let is_one = |norm, size, tensors: TensorSet, caps: &Caps| {
         let plan = plan(&problem(norm, ScaleKind::Given, size, tensors.union(transposed)), 16, caps);
@@ -164,6 +164,11 @@ fn codes_are_transposed_on_chip_where_rounds_are_even() {
         let is_one = plan(&call, 16, &h200).keys().any(|key| key.program == Program::QuantizedForwardTransposed);
         assert_eq!(is_one, expected, "{tiles}");
     }
+    // No rows, no launch.
+    let none = plan(&problem(Norm::Rms, ScaleKind::Given, (0, 4096), transposed), 16, &h200);
+    assert_eq!(none.keys().count(), 0, "{none:?}");
+    // Rows of less than a warp.
+    assert!(!is_one(Norm::Rms, (132 * 64 * 16, 64), WEIGHT, &h200));
     // Groups of columns, with rows that fill the device.
     let groups = Problem { groups: 8, ..problem(Norm::Rms, ScaleKind::Given, (67_584, 8 * 256), transposed) };
     assert!(plan(&groups, 16, &h200).keys().all(|key| key.program != Program::QuantizedForwardTransposed));
