@@ -165,7 +165,7 @@ fn given(
     access_bytes: u32,
     caps: &Caps,
 ) -> [Option<Step>; 2] {
-    match transposed(problem, access_bytes, caps).filter(|_| is_whole && codes_t.is_some()) {
+    match codes_t.filter(|_| is_whole).and_then(|_| transposed(problem, access_bytes, caps)) {
         Some(both) => [Some(both), None],
         None => [rows(problem, ScaleKind::Given, access_bytes, caps), codes_t],
     }

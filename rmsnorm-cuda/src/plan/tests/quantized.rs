@@ -157,7 +157,7 @@ fn codes_are_transposed_on_chip_where_blocks_stay_busy() {
         let large = Caps { tuning: crate::plan::Tuning::H200.with_large_plans(), ..h200 };
         assert!(is_one(Norm::Rms, (16, cols), WEIGHT, &large) && !is_one(Norm::Rms, (17, cols), WEIGHT, &large));
     }
-    // Of f32 a sixteenth of the turns may be idle.
+    // For f32, at most a sixteenth of the turns may be empty.
     for (tiles, expected) in [(123, false), (124, true)] {
         let quant = QuantSpec::new(CodeType::E4m3, ScaleKind::Given);
         let call = Problem::quantized_forward(Norm::Rms, 32 * tiles, 4096, DType::F32, quant, transposed);
