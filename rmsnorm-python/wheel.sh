@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds the wheel for any Linux of the last decade (manylinux_2_17), and tests it in fresh environments, without frameworks
-# and with the named ones: bash rmsnorm-python/wheel.sh [torch] [jax]. The wheel is written to dist/.
+# and with the named ones: bash rmsnorm-python/wheel.sh [torch] [jax]. The wheel is written to dist/. It has the compiled kernels of
+# the commonest calls, so that these need not wait for the compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+programs=$PWD/rmsnorm-python/python/rmsnorm/programs
+trap 'rm -rf "$work" "$programs"' EXIT
 python=${PYTHON:-python3}
 
 # An environment with these packages.
@@ -13,6 +15,17 @@ environment() {
     "$python" -m venv "$work/$1"
     "$work/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
 }
+
+# RMS norm in bf16 of today's models, for H100 and H200. A process uses those of its own version of NVRTC: of PyTorch for CUDA 13.0,
+# and of PyTorch 2.15. No other GPU was measured.
+rm -rf "$programs"
+for nvrtc in 13.0.88 13.2.86; do
+    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary=:all: \
+        --target "$work/nvrtc-$nvrtc" "nvidia-cuda-nvrtc==$nvrtc"
+    RMSNORM_NVRTC=$work/nvrtc-$nvrtc/nvidia/cu13/lib RMSNORM_CACHE_DIR=$programs cargo run --release --locked --quiet -- \
+        warm --gpu h200 --norm rms_norm --form plain,before_weight --dtype bf16 \
+        --cols 64,128,256,512,1024,1536,2048,2560,2880,3072,3584,3840,4096,5120,6144,7168,8192
+done
 
 environment build 'maturin>=1.9.4,<2' ziglang
 mkdir -p "$work/out"
@@ -25,6 +38,8 @@ ls -l "$wheel"
 
 mkdir "$work/content"
 "$python" -m zipfile -e "$wheel" "$work/content"
+diff -r "$programs" "$work/content/rmsnorm/programs"
+du -sh "$work/content/rmsnorm/programs"
 library=$(echo "$work"/content/rmsnorm/_native*.so)
 needed=$(objdump -p "$library" | sed -n 's/^ *NEEDED *//p')
 echo "needs:" $needed

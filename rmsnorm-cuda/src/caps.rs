@@ -64,8 +64,7 @@ impl Caps {
     }
 }
 
-/// Devices that tests plan for without a GPU.
-#[cfg(test)]
+/// Devices that are planned for where they are not.
 impl Caps {
     pub(crate) const fn h200() -> Self {
         Caps {

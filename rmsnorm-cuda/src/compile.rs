@@ -1,4 +1,4 @@
-//! Gets the cubin of a [`KernelKey`] from the disk cache, or compiles it with NVRTC.
+//! Gets the cubin of a [`KernelKey`] from the disk cache or a package, or compiles it with NVRTC.
 //!
 //! Kernels are compiled to machine code for the device's own architecture, never to PTX, so that a
 //! driver older than the compiler can load them.
@@ -6,7 +6,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use rmsnorm_gpu::cache::{Cache, Id, Magic};
 use rmsnorm_spec::Error;
@@ -40,6 +41,19 @@ pub(crate) struct CompileError {
     log: String,
 }
 
+/// The folder of programs that came with a package.
+static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
+
+/// Makes programs be read from `folder` too, before they are compiled: those that [`compile_for`]
+/// wrote there, as the user's cache, from the same sources and with the same version of NVRTC. The
+/// folder is never written. Only the first call of the process has an effect. Call it before any use
+/// of CUDA. Anyone who can write to the folder decides which code runs on the device.
+///
+/// [`compile_for`]: crate::compile_for
+pub fn look_for_programs_in(folder: PathBuf) {
+    let _ = PACKAGED.set(folder);
+}
+
 /// The cubin of a kernel for architecture `arch`.
 ///
 /// # Errors
@@ -48,7 +62,8 @@ pub(crate) fn compile(key: &KernelKey, arch: Arch) -> Result<Arc<[u8]>, Error> {
     let nvrtc = library::nvrtc()?;
     let request = Request::new(key, arch);
     let id = request.id(nvrtc.version());
-    Cache::of_user(BACKEND).get_or(id, || request.compile(nvrtc)).map(Arc::from)
+    let cache = Cache::of_user(BACKEND).with_packaged(PACKAGED.get().map(PathBuf::as_path));
+    cache.get_or(id, || request.compile(nvrtc)).map(Arc::from)
 }
 
 /// NVRTC's version: major, minor.

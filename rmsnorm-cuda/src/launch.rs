@@ -6,6 +6,8 @@ mod tensors;
 mod work;
 mod workspace;
 
+use std::collections::HashSet;
+
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use rmsnorm_gpu::reduction;
 use rmsnorm_spec::quant::{QuantSpec, ScaleKind, ScaleLayout};
@@ -18,7 +20,7 @@ use crate::backend::CudaBackend;
 use crate::caps::{Arch, Caps};
 use crate::error::{BACKEND, device_error, is_too_large};
 use crate::params::{Matrix, Params};
-use crate::plan::{self, Plan, WIDEST_ACCESS};
+use crate::plan::{self, KernelKey, Plan, WIDEST_ACCESS};
 use columns::Half;
 #[cfg(feature = "peers")]
 pub(crate) use columns::of_ranks;
@@ -260,6 +262,15 @@ fn rows_per_group(problem: &Problem) -> Result<(u64, u64), Error> {
 /// `alignment` bytes.
 fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Problem) -> usize) -> Result<(), Error> {
     let kernels = backend.kernels();
+    kernels.prepare(keys(problems, alignment, kernels.caps())?.into_iter())
+}
+
+/// The kernels of `problems`; the addresses and strides of each are multiples of `alignment` bytes.
+pub(crate) fn keys(
+    problems: &[Problem],
+    alignment: impl Fn(&Problem) -> usize,
+    caps: &Caps,
+) -> Result<HashSet<KernelKey>, Error> {
     for problem in problems {
         require_groups(problem)?;
         rows_per_group(problem)?;
@@ -269,8 +280,8 @@ fn prepare(backend: &CudaBackend, problems: &[Problem], alignment: impl Fn(&Prob
         // The columns of a group are a stride too.
         if problem.groups > 1 { access.min(dense_access_bytes(problem)) } else { access }
     };
-    let plan = |problem: &Problem| plan::plan(problem, access(problem), kernels.caps());
-    kernels.prepare(problems.iter().map(plan).flat_map(|plan| plan.keys()))
+    let plan = |problem: &Problem| plan::plan(problem, access(problem), caps);
+    Ok(problems.iter().map(plan).flat_map(|plan| plan.keys()).collect())
 }
 
 /// Checks the workspace of the call: it may have been sized for another device with a smaller plan,

@@ -14,6 +14,7 @@
 //! | `plan` | kernels and launch sizes: a pure function of problem, alignment and caps |
 //! | `params` | the argument of every kernel |
 //! | `source`, `compile` | the source of a kernel, and its cubin, cached on disk |
+//! | `ahead` | compiles for GPUs of other machines |
 //! | `kernel` | state that the backends of a context share: loaded kernels, pool of workspaces |
 //! | `backend` | [`CudaBackend`]: a stream, and the kernels of its context |
 //! | `launch` | the trait; runs plans: views to addresses, steps to launches |
@@ -29,6 +30,7 @@
 #[doc = include_str!("../../docs/guide/several_gpus.md")]
 mod page {}
 
+mod ahead;
 mod backend;
 mod borrowed;
 mod caps;
@@ -50,8 +52,10 @@ mod source;
 #[cfg(feature = "conformance")]
 mod tunable;
 
+pub use ahead::{Gpu, compile_for};
 pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;
+pub use compile::look_for_programs_in;
 pub use cudarc;
 pub use error::DriverFailure;
 pub use library::look_for_nvrtc_in;

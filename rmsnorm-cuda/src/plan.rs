@@ -362,7 +362,6 @@ const MOST_BLOCKS: u32 = 16;
 /// Row counts at which plans of every length change, for the conformance suite: the rows of a block
 /// in one step, and one row per block. The row count from which forward reads rows twice depends on
 /// the length; for it the suite also runs on [`Tuning::with_large_plans`].
-#[cfg(any(test, feature = "conformance"))]
 pub(crate) const ROWS_BREAKPOINTS: [usize; 3] = [16, 32, 132];
 
 /// The fewest rows for which backward of an odd length has partial sums, for the conformance suite.

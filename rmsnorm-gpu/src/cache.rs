@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, so that only the first process on a machine waits for the compiler.
+//! Compiled kernels on disk, so that only the first process on a machine waits for the compiler, or none.
 //!
 //! An entry is a file whose name is a hash of everything that its data was made from. It is written
 //! under a temporary name and renamed, so a reader sees a whole entry or none. It holds a hash of
@@ -85,6 +85,8 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    /// Entries that came with a package. They are read and never written.
+    packaged: Option<PathBuf>,
 }
 
 impl Cache {
@@ -92,10 +94,16 @@ impl Cache {
     /// in the user's cache folder. Nothing is stored if the variable is empty, or if the user has
     /// no cache folder.
     pub fn of_user(backend: &str) -> Cache {
-        Cache { folder: folder::of_user(backend) }
+        Cache { folder: folder::of_user(backend), packaged: None }
     }
 
-    /// The entry of `id`, whether or not its file exists. `None` if nothing is stored.
+    /// This cache, with the entries in `packaged` besides its own.
+    #[must_use]
+    pub fn with_packaged(self, packaged: Option<&Path>) -> Cache {
+        Cache { packaged: packaged.map(Path::to_owned), ..self }
+    }
+
+    /// The user's entry of `id`, whether or not its file exists. `None` if nothing is stored.
     pub fn entry(&self, id: Id) -> Option<Entry> {
         self.folder.as_ref().map(|folder| Entry::new(folder, id))
     }
@@ -105,13 +113,13 @@ impl Cache {
     /// # Errors
     /// Errors of `make` only.
     pub fn get_or<E>(&self, id: Id, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
-        let Some(entry) = self.entry(id) else { return make() };
-        if let Some(data) = entry.read() {
+        let (own, packaged) = (self.entry(id), self.packaged.as_ref().map(|folder| Entry::new(folder, id)));
+        if let Some(data) = own.iter().chain(&packaged).find_map(Entry::read) {
             return Ok(data);
         }
         let data = make()?;
         // An entry that cannot be written is made again next time.
-        let _: Result<(), io::Error> = entry.write(&data);
+        let _: Option<Result<(), io::Error>> = own.map(|own| own.write(&data));
         Ok(data)
     }
 }
@@ -193,7 +201,7 @@ mod tests {
     }
 
     fn cache(folder: &tempfile::TempDir) -> Cache {
-        Cache { folder: Some(folder.path().join("not/yet/there")) }
+        Cache { folder: Some(folder.path().join("not/yet/there")), packaged: None }
     }
 
     /// The data from the cache, and whether it had to be made.
@@ -219,6 +227,28 @@ mod tests {
         assert_eq!(get(&cache, &["source", "option"]), (DATA.to_vec(), false));
     }
 
+    /// They need not be made, with or without a cache of the user, and are not copied there. The
+    /// user's own entry comes first.
+    #[test]
+    fn what_came_with_a_package_is_not_made() {
+        let (package, folder) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let id = Id::of(MAGIC, ["source"]);
+        let packaged = Entry::new(package.path(), id);
+        packaged.write(b"packaged").expect("a writable folder");
+        for cache in [cache(&folder), Cache { folder: None, packaged: None }] {
+            let cache = cache.with_packaged(Some(package.path()));
+            assert_eq!(get(&cache, &["source"]), (b"packaged".to_vec(), false));
+            assert_eq!(get(&cache, &["another"]), (DATA.to_vec(), true));
+            fs::write(&packaged.path, b"damaged").expect("a writable entry");
+            let before = fs::read_dir(package.path()).expect("a folder").count();
+            assert_eq!(get(&cache, &["source"]), (DATA.to_vec(), true));
+            assert_eq!(fs::read_dir(package.path()).expect("a folder").count(), before, "the package is not written");
+            packaged.write(b"packaged").expect("a writable folder");
+        }
+        let own = cache(&folder).with_packaged(Some(package.path()));
+        assert_eq!(get(&own, &["source"]), (DATA.to_vec(), false));
+    }
+
     #[test]
     fn a_failure_is_handed_on_and_not_kept() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -231,7 +261,7 @@ mod tests {
     fn where_nothing_can_be_kept_it_is_made_each_time() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         for folder in [Some(file.path().join("folder")), None] {
-            let cache = Cache { folder };
+            let cache = Cache { folder, packaged: None };
             assert_eq!(get(&cache, &["source"]), (DATA.to_vec(), true));
             assert_eq!(get(&cache, &["source"]), (DATA.to_vec(), true));
         }

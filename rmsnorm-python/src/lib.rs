@@ -50,6 +50,12 @@ mod _native {
         rmsnorm_core::cuda::look_for_nvrtc_in(folders);
     }
 
+    /// Makes compiled kernels be read from this folder too. Only the first call has an effect.
+    #[pyfunction]
+    fn look_for_programs_in(folder: std::path::PathBuf) {
+        rmsnorm_core::cuda::look_for_programs_in(folder);
+    }
+
     /// The reason why a CUDA device cannot be used; None if it can.
     #[pyfunction]
     fn why_no_cuda(py: Python<'_>, ordinal: usize) -> Option<String> {

@@ -1,11 +1,13 @@
 //! `rmsnorm warm`: compiles kernels in advance and keeps them on disk.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::time::Instant;
 
-use rmsnorm_bench::{Operation, Shape, problem};
+use rmsnorm_bench::{Op, Operation, Shape, problem};
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, NormBackend, Problem};
+use rmsnorm_core::cuda::{Gpu, compile_for};
+use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, NormBackend, Problem, Tensor};
 
 use super::bench::{forms, ops};
 use crate::args::WarmArgs;
@@ -17,7 +19,7 @@ use crate::output::print;
 /// 200,000 rows of 8 columns.
 const MOST_ROWS: usize = 1 << 20;
 
-/// Compiles for each backend and prints the time.
+/// Compiles for each backend or GPU and prints the time.
 pub fn run(args: &WarmArgs) -> Result<(), Failure> {
     let calls = Calls {
         cols: args.cols.iter().map(|cols| cols.get()).collect(),
@@ -33,13 +35,21 @@ pub fn run(args: &WarmArgs) -> Result<(), Failure> {
         },
         f32_weight: args.f32_weight,
     };
-    let opened = opened(&args.backend)?;
-    for backend in &opened {
-        let start = Instant::now();
-        backend.dispatch_harness(&calls)?;
-        print(&format!("{:<6} ready after {:.1} s\n", backend.device(), start.elapsed().as_secs_f64()))?;
+    if !args.gpu.is_empty() {
+        for gpu in backends::choose("--gpu", &args.gpu, &Gpu::ALL, Gpu::name)? {
+            timed(gpu, || compile_for(gpu, &calls.problems(gpu.rows_breakpoints())))?;
+        }
+        return Ok(());
     }
-    Ok(())
+    let opened = opened(&args.backend)?;
+    opened.iter().try_for_each(|backend| timed(backend.device(), || backend.dispatch_harness(&calls)))
+}
+
+/// Compiles for `device` and prints the time.
+fn timed(device: impl Display, compile: impl FnOnce() -> Result<(), Error>) -> Result<(), Failure> {
+    let start = Instant::now();
+    compile()?;
+    print(&format!("{device:<6} ready after {:.1} s\n", start.elapsed().as_secs_f64()))
 }
 
 /// The backends called `names`, or all GPUs if `names` is empty.
@@ -63,15 +73,25 @@ struct Calls {
 }
 
 impl Calls {
-    /// At least one call for each kernel, over all numbers of rows.
+    /// Whether this is backward, and forward adds a residual.
+    fn is_of_sum(&self, operation: Operation) -> bool {
+        let forward = Operation { op: Op::AddForward, ..operation };
+        operation.op == Op::Backward && self.operations.contains(&forward)
+    }
+
+    /// At least one call for each kernel, over all numbers of rows. Backward is also that of
+    /// `add_forward`, if both are asked for: the sum has a gradient of its own.
     fn problems(&self, rows_breakpoints: &[usize]) -> Vec<Problem> {
         let mut problems = Vec::new();
         for rows in rows(rows_breakpoints) {
             for (&cols, &dtype) in self.cols.iter().flat_map(|cols| self.dtypes.iter().map(move |dtype| (cols, dtype)))
             {
-                problems.extend(self.operations.iter().map(|operation| {
+                problems.extend(self.operations.iter().flat_map(|operation| {
                     let problem = problem(*operation, dtype, Shape { rows, cols });
-                    Problem { dtypes: problem.dtypes.widened(self.f32_weight, false), ..problem }
+                    let problem = Problem { dtypes: problem.dtypes.widened(self.f32_weight, false), ..problem };
+                    let tensors = problem.tensors.with(Tensor::DresidualOut);
+                    let of_sum = self.is_of_sum(*operation).then_some(Problem { tensors, ..problem });
+                    [problem].into_iter().chain(of_sum)
                 }));
             }
         }
@@ -122,7 +142,9 @@ mod tests {
             f32_weight: true,
         };
         let problems = calls.problems(&[]);
-        assert_eq!(problems.len(), 21 * 2 * 2 * 2 * 3);
+        assert_eq!(problems.len(), 21 * 2 * 2 * 2 * 4);
+        let of_sums = problems.iter().filter(|problem| problem.tensors.has(Tensor::DresidualOut));
+        assert_eq!(of_sums.count(), problems.len() / 4);
         assert!(problems.iter().all(|problem| problem.dtypes.weight == DType::F32));
         assert!(problems.iter().all(|problem| problem.dtypes.activation == problem.dtypes.residual));
     }

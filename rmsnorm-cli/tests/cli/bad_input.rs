@@ -285,6 +285,7 @@ fn nothing_to_warm_is_refused() {
         (&["warm", "--cols", "64", "--norm", "batch_norm"], &["--norm", "rms_norm", "batch_norm"]),
         (&["warm", "--cols", "64", "--op", "sideways"], &["--op", "backward", "sideways"]),
         (&["warm", "--cols", "64", "--quant", "row"], &["--quant", "quantized_forward"]),
+        (&["warm", "--cols", "64", "--gpu", "h200,v100"], &["--gpu", "a100, h200, t4", "v100"]),
     ] {
         refuse_in(&folder, args, words);
     }

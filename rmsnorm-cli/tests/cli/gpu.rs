@@ -1,6 +1,8 @@
 //! Tests that need a GPU. Without one a test prints that it is skipped, unless `RMSNORM_REQUIRE`
 //! names its backend.
 
+use std::path::PathBuf;
+
 use rmsnorm_core::conformance::Harness;
 use rmsnorm_core::conformance::testing::skip_or_fail;
 use rmsnorm_core::cuda::CudaBackend;
@@ -9,7 +11,7 @@ use rmsnorm_core::{DType, Norm, NormBackend};
 use serde_json::Value;
 
 use crate::run::{check_on, inputs, metadata};
-use crate::support::{Folder, file};
+use crate::support::{Folder, Outcome, file};
 
 /// A folder where the program finds a device of this backend, if the machine has one.
 pub fn device(backend: &str) -> Option<Folder> {
@@ -137,18 +139,21 @@ fn adapter_bench_measures_by_timestamps() {
     }
 }
 
+/// The files in the folder `cache`.
+fn entries(folder: &Folder) -> Vec<(Vec<u8>, PathBuf)> {
+    let kept = std::fs::read_dir(folder.path("cache"));
+    let mut kept: Vec<_> = kept.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
+    kept.sort();
+    kept.into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect()
+}
+
 /// The cache folder then has the kernels for every number of rows, so that a second process
 /// compiles none.
 #[test]
 fn what_was_warmed_is_kept() {
     for backend in ["cuda", "wgpu"] {
         let Some(folder) = device(backend) else { continue };
-        let entries = || {
-            let kept = std::fs::read_dir(folder.path("cache"));
-            let mut kept: Vec<_> = kept.into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
-            kept.sort();
-            kept.into_iter().map(|path| (std::fs::read(&path).unwrap(), path)).collect::<Vec<_>>()
-        };
+        let entries = || entries(&folder);
         let warm = |more: &[&str]| {
             let args = ["warm", "--backend", backend, "--cols", "64,1000", "--op", "forward,backward"];
             let outcome = folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "cache")], &[&args[..], more].concat());
@@ -168,4 +173,34 @@ fn what_was_warmed_is_kept() {
         warm(&["--f32-weight"]);
         assert!(backend == "wgpu" || entries().len() > first.len(), "other dtypes are other kernels");
     }
+}
+
+/// The compiler is enough: no device, no driver.
+#[test]
+fn what_was_compiled_for_another_gpu_is_kept() {
+    let folder = Folder::new();
+    let warm = |gpus: &str, op: &str| {
+        let args = ["warm", "--gpu", gpus, "--cols", "64", "--norm", "rms_norm", "--op", op];
+        folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "cache")], &args)
+    };
+    let first = warm("h200", "forward,backward");
+    if first.stderr.contains("NVRTC") {
+        return skip_or_fail("nvrtc", first.stderr).unwrap();
+    }
+    let compiled = |outcome: Outcome, gpus: &[&str]| {
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+        let lines: Vec<_> = outcome.stdout.lines().collect();
+        assert!(
+            lines.len() == gpus.len() && lines.iter().zip(gpus).all(|(line, gpu)| line.starts_with(gpu)),
+            "{lines:?}"
+        );
+        entries(&folder)
+    };
+    let first = compiled(first, &["h200"]);
+    assert!(first.len() > 4, "{}", first.len());
+    assert!(compiled(warm("h200", "backward"), &["h200"]) == first, "all was there");
+    let with_sum = compiled(warm("h200", "forward,add_forward,backward"), &["h200"]);
+    assert!(with_sum.len() > first.len() + 1, "forward of a sum, and its backward");
+    let others = compiled(warm("a100,t4", "forward"), &["a100", "t4"]);
+    assert!(others.len() > with_sum.len() + 1, "each has kernels of its own");
 }

@@ -49,6 +49,8 @@ def _nvrtc_folders() -> list[str]:
 
 
 _native.look_for_nvrtc_in(_nvrtc_folders())
+# Kernels that wheel.sh compiled. A package that was built in another way has none.
+_native.look_for_programs_in(str(_pathlib.Path(__file__).parent / "programs"))
 
 
 def _need(framework: str, oldest: tuple[int, int]) -> None:
