@@ -7,7 +7,7 @@
 # Results go to $OUT, or to FOLDER/results. Each part ends within LIMIT seconds (580), so that it fits a call of limited time, and a
 # part that fails leaves the others their turn. Without PART all of these run, in this order:
 #
-#     first        how long first calls take, without a cache and with a full one       first-without.json, first-with.json
+#     first        how long first calls take in PyTorch, compiled or from the wheel     first-without.json, first-with.json
 #     ours         CUDA: all operations on floats, bf16                                 ours.json
 #     codes        CUDA: all kinds of quantized norms                                   codes.json
 #     peers        every published kernel but torch.compile's, floats and codes         peers.json, peers-codes.json
@@ -77,10 +77,9 @@ measure() {
     deadline=$((SECONDS + limit))
     case $1 in
     first)
-        RMSNORM_CACHE_DIR='' bench first-without cuda --dtype bf16 --shapes "$shapes" --seconds 0
-        # The first of these fills the cache.
-        run first-fill.txt "$folder/rmsnorm" bench --backend cuda --dtype bf16 --shapes "$shapes" --seconds 0
-        bench first-with cuda --dtype bf16 --shapes "$shapes" --seconds 0
+        local first=$benches/../rmsnorm-python/benches/torch_first_calls.py
+        RMSNORM_CACHE_DIR='' run first-without.txt python3 "$first" --out "$out/first-without.json"
+        run first-with.txt python3 "$first" --out "$out/first-with.json"
         ;;
     ours) bench ours cuda --dtype bf16 --op "$floats" --shapes "$shapes" --seconds 0.3 ;;
     again) bench again cuda --dtype bf16 --op "$floats" --shapes "$shapes" --seconds 0.3 ;;

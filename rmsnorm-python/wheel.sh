@@ -16,18 +16,24 @@ environment() {
     "$work/$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"
 }
 
-# RMS norm in bf16 of today's models, for H100 and H200. A process uses those of its own version of NVRTC: of PyTorch for CUDA 13.0,
-# and of PyTorch 2.15. No other GPU was measured.
+environment build 'maturin>=1.9.4,<2' ziglang
+
+# RMS norm in bf16, for H200 and H100 SXM; no other GPU was measured. NVRTC is that of PyTorch for CUDA 13.0, and of PyTorch 2.15.
+# `.ci/run` keeps the first in the target folder.
 rm -rf "$programs"
-for nvrtc in 13.0.88 13.2.86; do
-    "$python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --only-binary=:all: \
-        --target "$work/nvrtc-$nvrtc" "nvidia-cuda-nvrtc==$nvrtc"
-    RMSNORM_NVRTC=$work/nvrtc-$nvrtc/nvidia/cu13/lib RMSNORM_CACHE_DIR=$programs cargo run --release --locked --quiet -- \
+for version in 13.0.88 13.2.86; do
+    nvrtc=${CARGO_TARGET_DIR:-target}/nvrtc-$version
+    if [[ ! -e $nvrtc ]]; then
+        rm -rf "$nvrtc.part"
+        "$work/build/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+            --target "$nvrtc.part" "nvidia-cuda-nvrtc==$version"
+        mv "$nvrtc.part" "$nvrtc"
+    fi
+    RMSNORM_NVRTC=$nvrtc/nvidia/cu13/lib RMSNORM_CACHE_DIR=$programs cargo run --release --locked --quiet -- \
         warm --gpu h200 --norm rms_norm --form plain,before_weight --dtype bf16 \
         --cols 64,128,256,512,1024,1536,2048,2560,2880,3072,3584,3840,4096,5120,6144,7168,8192
 done
 
-environment build 'maturin>=1.9.4,<2' ziglang
 mkdir -p "$work/out"
 # The wheel must not contain paths of this machine, such as its cargo home or this checkout.
 RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo --remap-path-prefix=$PWD=rmsnorm" \

@@ -245,8 +245,8 @@ pub struct WarmArgs {
     /// The backends to compile for, such as cuda or wgpu:1 [default: all GPUs of this machine]
     #[arg(long, value_name = "BACKEND,..", value_delimiter = ',')]
     pub backend: Vec<String>,
-    /// GPUs of another machine to compile for instead: a100, h200 (also H100 SXM), t4. This needs
-    /// NVRTC and no GPU
+    /// GPUs to compile for that this machine need not have: a100, h100 (SXM), h200, t4. This needs
+    /// NVRTC, and neither a GPU nor a driver
     #[arg(long, value_name = "GPU,..", value_delimiter = ',', conflicts_with = "backend")]
     pub gpu: Vec<String>,
     /// Row lengths: the hidden size of a model, the size of its heads

@@ -2,6 +2,7 @@
 //! run on.
 
 use std::fmt;
+use std::path::Path;
 
 use rmsnorm_gpu::parallel;
 use rmsnorm_spec::{Error, Problem};
@@ -15,7 +16,9 @@ use crate::{compile, launch, plan};
 pub enum Gpu {
     /// A100, of 40 or 80 GB.
     A100,
-    /// H200, and H100 with 132 multiprocessors (SXM).
+    /// H100 SXM. Its kernels are those of the H200.
+    H100,
+    /// H200.
     H200,
     /// T4.
     T4,
@@ -23,12 +26,13 @@ pub enum Gpu {
 
 impl Gpu {
     /// All models.
-    pub const ALL: [Gpu; 3] = [Gpu::A100, Gpu::H200, Gpu::T4];
+    pub const ALL: [Gpu; 4] = [Gpu::A100, Gpu::H100, Gpu::H200, Gpu::T4];
 
-    /// The name: `a100`, `h200` or `t4`.
+    /// The name: `a100`, `h100`, `h200` or `t4`.
     pub const fn name(self) -> &'static str {
         match self {
             Gpu::A100 => "a100",
+            Gpu::H100 => "h100",
             Gpu::H200 => "h200",
             Gpu::T4 => "t4",
         }
@@ -42,7 +46,7 @@ impl Gpu {
     const fn caps(self) -> Caps {
         match self {
             Gpu::A100 => Caps::a100(),
-            Gpu::H200 => Caps::h200(),
+            Gpu::H100 | Gpu::H200 => Caps::h200(),
             Gpu::T4 => Caps::t4(),
         }
     }
@@ -55,15 +59,17 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// Compiles the kernels of these calls for `gpu` on several threads, and writes them into the cache
-/// on disk (`RMSNORM_CACHE_DIR`, or the user's cache folder). It needs NVRTC, and neither a GPU nor a
-/// driver. Calls are as for [`prepare_all`]: dense rows, tensors at the start of an allocation.
+/// Compiles the kernels of these calls for `gpu`, on several threads, and writes them to `folder`. It
+/// needs NVRTC, and neither a GPU nor a driver. Calls are as for [`prepare_all`]: dense rows, tensors
+/// at the start of an allocation. Kernels that are in the folder are not compiled again.
 ///
-/// A process reads these kernels if it has the same version of NVRTC and the built-in tuning table;
-/// otherwise it compiles its own.
+/// A process uses these kernels if the folder is its `RMSNORM_CACHE_DIR`, or the argument of
+/// [`look_for_programs_in`]. It must have the same version of NVRTC ([`nvrtc_version`]) and the
+/// built-in tuning table, which this function uses in any environment. Otherwise it compiles its own.
 ///
 /// # Errors
-/// `Unavailable` without NVRTC; `Device` if a kernel cannot be compiled.
+/// `Unavailable` without NVRTC; `Unsupported` for a call that the backend does not take; `Device` if a
+/// kernel cannot be compiled; `InvalidArgument` if `folder` cannot be written.
 ///
 /// # Example
 /// ```no_run
@@ -71,15 +77,17 @@ impl fmt::Display for Gpu {
 /// use rmsnorm_cuda::spec::{DType, Norm, Problem, Tensor};
 ///
 /// let call = |rows| Problem::forward(Norm::Rms, rows, 4096, DType::Bf16, &[Tensor::Weight]);
-/// rmsnorm_cuda::compile_for(Gpu::H200, &[call(1), call(8192)])?;
+/// rmsnorm_cuda::compile_for(Gpu::H200, &[call(1), call(8192)], "/opt/kernels".as_ref())?;
 /// # Ok::<(), rmsnorm_cuda::spec::Error>(())
 /// ```
 ///
 /// [`prepare_all`]: crate::CudaBackend::prepare_all
-pub fn compile_for(gpu: Gpu, problems: &[Problem]) -> Result<(), Error> {
+/// [`look_for_programs_in`]: crate::look_for_programs_in
+/// [`nvrtc_version`]: crate::nvrtc_version
+pub fn compile_for(gpu: Gpu, problems: &[Problem], folder: &Path) -> Result<(), Error> {
     let caps = gpu.caps();
     let keys = launch::keys(problems, |problem| launch::dense_access_bytes(problem) as usize, &caps)?;
-    parallel::try_for_each(&Vec::from_iter(keys), |key| compile::compile(key, caps.arch).map(|_| ()))
+    parallel::try_for_each(&Vec::from_iter(keys), |key| compile::compile_into(folder, key, caps.arch))
 }
 
 #[cfg(test)]
@@ -91,7 +99,7 @@ mod tests {
     #[test]
     fn names_are_those_that_are_printed() {
         let names = Gpu::ALL.map(|gpu| (gpu.to_string(), format!("{gpu:<6}")));
-        assert_eq!(names, ["a100", "h200", "t4"].map(|name| (name.to_owned(), format!("{name:<6}"))));
+        assert_eq!(names, ["a100", "h100", "h200", "t4"].map(|name| (name.to_owned(), format!("{name:<6}"))));
     }
 
     /// Refused before NVRTC is asked for.
@@ -100,7 +108,7 @@ mod tests {
         let call = Problem::forward(Norm::Rms, 1 << 33, 64, DType::Bf16, &[Tensor::Weight]);
         let call = Problem { rows_per_group: Some(2), ..call };
         for gpu in Gpu::ALL {
-            let refused = compile_for(gpu, &[call]);
+            let refused = compile_for(gpu, &[call], "kernels".as_ref());
             assert!(matches!(&refused, Err(Error::Unsupported { rule }) if rule.contains("2^32 rows")), "{refused:?}");
         }
     }

@@ -64,7 +64,7 @@ impl Caps {
     }
 }
 
-/// Devices that are planned for where they are not.
+/// Properties of GPUs that need not be present.
 impl Caps {
     pub(crate) const fn h200() -> Self {
         Caps {

@@ -6,11 +6,12 @@
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rmsnorm_gpu::cache::{Cache, Id, Magic};
+use rmsnorm_gpu::cache::{Cache, Entry, Id, Magic};
 use rmsnorm_spec::Error;
+use rmsnorm_tuning::folder;
 
 use crate::caps::Arch;
 use crate::error::BACKEND;
@@ -44,10 +45,12 @@ pub(crate) struct CompileError {
 /// The folder of programs that came with a package.
 static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
 
-/// Makes programs be read from `folder` too, before they are compiled: those that [`compile_for`]
-/// wrote there, as the user's cache, from the same sources and with the same version of NVRTC. The
-/// folder is never written. Only the first call of the process has an effect. Call it before any use
-/// of CUDA. Anyone who can write to the folder decides which code runs on the device.
+/// Kernels that [`compile_for`] wrote to `folder` are read there and not compiled again. They must be
+/// of the same sources, the same tuning table and the same version of NVRTC (major and minor); others
+/// are ignored. The user's cache is read first. An empty `RMSNORM_CACHE_DIR` turns off both.
+///
+/// Only the first call of the process has an effect. Call it before any use of CUDA. Anyone who can
+/// write to the folder decides which code runs on the device.
 ///
 /// [`compile_for`]: crate::compile_for
 pub fn look_for_programs_in(folder: PathBuf) {
@@ -62,15 +65,33 @@ pub(crate) fn compile(key: &KernelKey, arch: Arch) -> Result<Arc<[u8]>, Error> {
     let nvrtc = library::nvrtc()?;
     let request = Request::new(key, arch);
     let id = request.id(nvrtc.version());
-    let cache = Cache::of_user(BACKEND).with_packaged(PACKAGED.get().map(PathBuf::as_path));
+    let packaged = PACKAGED.get().filter(|_| !folder::is_off());
+    let cache = Cache::of_user(BACKEND).with_packaged(packaged.map(PathBuf::as_path));
     cache.get_or(id, || request.compile(nvrtc)).map(Arc::from)
 }
 
-/// NVRTC's version: major, minor.
+/// Compiles a kernel into `folder`, unless it is there.
+///
+/// # Errors
+/// As [`compile`]; `InvalidArgument` if the folder cannot be written.
+pub(crate) fn compile_into(folder: &Path, key: &KernelKey, arch: Arch) -> Result<(), Error> {
+    let nvrtc = library::nvrtc()?;
+    let request = Request::new(key, arch);
+    let entry = Entry::new(folder, request.id(nvrtc.version()));
+    if entry.read().is_some() {
+        return Ok(());
+    }
+    entry.write(&request.compile(nvrtc)?).map_err(|error| {
+        let rule = format!("is one that can be written, got {}: {error}", folder.display());
+        Error::InvalidArgument { arg: "folder", rule }
+    })
+}
+
+/// The version of the NVRTC that this process uses: major, minor.
 ///
 /// # Errors
 /// `Unavailable` without NVRTC.
-pub(crate) fn nvrtc_version() -> Result<(u32, u32), Error> {
+pub fn nvrtc_version() -> Result<(u32, u32), Error> {
     library::nvrtc().map(Nvrtc::version)
 }
 

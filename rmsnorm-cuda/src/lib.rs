@@ -55,7 +55,7 @@ mod tunable;
 pub use ahead::{Gpu, compile_for};
 pub use backend::CudaBackend;
 pub use borrowed::BorrowedSlice;
-pub use compile::look_for_programs_in;
+pub use compile::{look_for_programs_in, nvrtc_version};
 pub use cudarc;
 pub use error::DriverFailure;
 pub use library::look_for_nvrtc_in;

@@ -12,6 +12,11 @@ pub fn of_user(backend: &str) -> Option<PathBuf> {
     folder(backend, System::HOST, |name| env::var_os(name).map(PathBuf::from))
 }
 
+/// Whether the user turned caches off: the variable is set and empty.
+pub fn is_off() -> bool {
+    env::var_os(FOLDER_VARIABLE).is_some_and(|folder| folder.is_empty())
+}
+
 /// Operating systems, by the location of a user's caches.
 #[derive(Clone, Copy)]
 enum System {

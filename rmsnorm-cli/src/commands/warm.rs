@@ -1,13 +1,13 @@
 //! `rmsnorm warm`: compiles kernels in advance and keeps them on disk.
 
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::time::Instant;
 
 use rmsnorm_bench::{Op, Operation, Shape, problem};
 use rmsnorm_core::conformance::Harness;
-use rmsnorm_core::cuda::{Gpu, compile_for};
+use rmsnorm_core::cuda::{Gpu, compile_for, nvrtc_version};
 use rmsnorm_core::{AnyBackend, DType, Error, GradReduction, HarnessTask, NormBackend, Problem, Tensor};
+use rmsnorm_tuning::folder;
 
 use super::bench::{forms, ops};
 use crate::args::WarmArgs;
@@ -36,20 +36,28 @@ pub fn run(args: &WarmArgs) -> Result<(), Failure> {
         f32_weight: args.f32_weight,
     };
     if !args.gpu.is_empty() {
-        for gpu in backends::choose("--gpu", &args.gpu, &Gpu::ALL, Gpu::name)? {
-            timed(gpu, || compile_for(gpu, &calls.problems(gpu.rows_breakpoints())))?;
+        let gpus = backends::choose("--gpu", &args.gpu, &Gpu::ALL, Gpu::name)?;
+        let folder = folder::of_user("cuda").ok_or_else(|| {
+            Failure::Input("there is no cache folder for the kernels: set RMSNORM_CACHE_DIR to one".into())
+        })?;
+        for gpu in gpus {
+            let seconds = timed(|| compile_for(gpu, &calls.problems(gpu.rows_breakpoints()), &folder))?;
+            let (major, minor) = nvrtc_version()?;
+            print(&format!("{gpu:<6} ready after {seconds:.1} s, for processes with NVRTC {major}.{minor}\n"))?;
         }
         return Ok(());
     }
-    let opened = opened(&args.backend)?;
-    opened.iter().try_for_each(|backend| timed(backend.device(), || backend.dispatch_harness(&calls)))
+    for backend in &opened(&args.backend)? {
+        let seconds = timed(|| backend.dispatch_harness(&calls))?;
+        print(&format!("{:<6} ready after {seconds:.1} s\n", backend.device()))?;
+    }
+    Ok(())
 }
 
-/// Compiles for `device` and prints the time.
-fn timed(device: impl Display, compile: impl FnOnce() -> Result<(), Error>) -> Result<(), Failure> {
+/// The seconds that `compile` takes.
+fn timed(compile: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
     let start = Instant::now();
-    compile()?;
-    print(&format!("{device:<6} ready after {:.1} s\n", start.elapsed().as_secs_f64()))
+    compile().map(|()| start.elapsed().as_secs_f64())
 }
 
 /// The backends called `names`, or all GPUs if `names` is empty.
@@ -73,14 +81,17 @@ struct Calls {
 }
 
 impl Calls {
-    /// Whether this is backward, and forward adds a residual.
+    /// Whether this is the backward of a norm whose input may be a sum.
     fn is_of_sum(&self, operation: Operation) -> bool {
-        let forward = Operation { op: Op::AddForward, ..operation };
-        operation.op == Op::Backward && self.operations.contains(&forward)
+        let normalizes_sum = |other: &Operation| {
+            matches!(other.op, Op::AddForward | Op::ForwardAddForward | Op::AddQuantizedForward(_))
+                && (other.norm, other.form) == (operation.norm, operation.form)
+        };
+        operation.op == Op::Backward && self.operations.iter().any(normalizes_sum)
     }
 
-    /// At least one call for each kernel, over all numbers of rows. Backward is also that of
-    /// `add_forward`, if both are asked for: the sum has a gradient of its own.
+    /// At least one call for each kernel, over all numbers of rows. Some calls of backward add the
+    /// gradient of a sum, if a chosen operation normalizes one.
     fn problems(&self, rows_breakpoints: &[usize]) -> Vec<Problem> {
         let mut problems = Vec::new();
         for rows in rows(rows_breakpoints) {

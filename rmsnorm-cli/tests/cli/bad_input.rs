@@ -285,7 +285,8 @@ fn nothing_to_warm_is_refused() {
         (&["warm", "--cols", "64", "--norm", "batch_norm"], &["--norm", "rms_norm", "batch_norm"]),
         (&["warm", "--cols", "64", "--op", "sideways"], &["--op", "backward", "sideways"]),
         (&["warm", "--cols", "64", "--quant", "row"], &["--quant", "quantized_forward"]),
-        (&["warm", "--cols", "64", "--gpu", "h200,v100"], &["--gpu", "a100, h200, t4", "v100"]),
+        (&["warm", "--cols", "64", "--gpu", "h200,v100"], &["--gpu", "a100, h100, h200, t4", "v100"]),
+        (&["warm", "--cols", "64", "--gpu", "h200"], &["no cache folder", "RMSNORM_CACHE_DIR"]),
     ] {
         refuse_in(&folder, args, words);
     }

@@ -139,6 +139,11 @@ fn adapter_bench_measures_by_timestamps() {
     }
 }
 
+/// Whether the first CUDA device is an H200.
+fn is_h200(folder: &Folder) -> bool {
+    folder.rmsnorm(&["devices"]).stdout.lines().any(|line| line.starts_with("cuda ") && line.contains("H200"))
+}
+
 /// The files in the folder `cache`.
 fn entries(folder: &Folder) -> Vec<(Vec<u8>, PathBuf)> {
     let kept = std::fs::read_dir(folder.path("cache"));
@@ -170,12 +175,18 @@ fn what_was_warmed_is_kept() {
         assert!(backend == "wgpu" || first.len() > 4, "{}", first.len());
         warm(&["--norm", "rms_norm"]);
         assert!(backend == "wgpu" || entries() == first, "all was there");
+        if backend == "cuda" && is_h200(&folder) {
+            let args = ["warm", "--gpu", "h200", "--cols", "64,1000", "--op", "forward,backward"];
+            let outcome = folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "cache")], &args);
+            assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+            assert!(entries() == first, "a device that is not asked has the same kernels");
+        }
         warm(&["--f32-weight"]);
         assert!(backend == "wgpu" || entries().len() > first.len(), "other dtypes are other kernels");
     }
 }
 
-/// The compiler is enough: no device, no driver.
+/// `warm --gpu` needs NVRTC. It needs no device and no driver.
 #[test]
 fn what_was_compiled_for_another_gpu_is_kept() {
     let folder = Folder::new();
@@ -184,7 +195,7 @@ fn what_was_compiled_for_another_gpu_is_kept() {
         folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "cache")], &args)
     };
     let first = warm("h200", "forward,backward");
-    if first.stderr.contains("NVRTC") {
+    if first.stderr.contains("no NVRTC library can be loaded") {
         return skip_or_fail("nvrtc", first.stderr).unwrap();
     }
     let compiled = |outcome: Outcome, gpus: &[&str]| {
@@ -201,6 +212,14 @@ fn what_was_compiled_for_another_gpu_is_kept() {
     assert!(compiled(warm("h200", "backward"), &["h200"]) == first, "all was there");
     let with_sum = compiled(warm("h200", "forward,add_forward,backward"), &["h200"]);
     assert!(with_sum.len() > first.len() + 1, "forward of a sum, and its backward");
-    let others = compiled(warm("a100,t4", "forward"), &["a100", "t4"]);
-    assert!(others.len() > with_sum.len() + 1, "each has kernels of its own");
+    assert!(compiled(warm("h100", "forward,add_forward,backward"), &["h100"]) == with_sum, "those of the H200");
+    let with_a100 = compiled(warm("a100", "forward"), &["a100"]);
+    let with_both = compiled(warm("a100,t4", "forward"), &["a100", "t4"]);
+    assert!(with_sum.len() < with_a100.len() && with_a100.len() < with_both.len(), "each has kernels of its own");
+    // Nothing is said to be ready that was not kept.
+    folder.write("file", &[]);
+    let args = ["warm", "--gpu", "h200", "--cols", "64", "--op", "forward"];
+    let refused = folder.rmsnorm_with(&[("RMSNORM_CACHE_DIR", "file/folder")], &args);
+    assert!(refused.code != Some(0) && refused.stdout.is_empty(), "{refused:?}");
+    assert!(refused.stderr.contains("folder: is one that can be written, got file/folder"), "{}", refused.stderr);
 }
