@@ -7,10 +7,10 @@
 // (IS_READ_AGAIN).
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
-    let chunk = work_of(me);
+    let chunk = work_of(work);
     if (chunk >= params.chunks) { return; }
     // Chunks are interleaved, so that the whole device accesses neighbouring rows at the same time.
     let turn_rows = WORKGROUP / THREADS_PER_ROW * params.chunks;

@@ -2,12 +2,12 @@
 // thread of a workgroup owns one pair of columns; some rows of a chunk are processed side by side.
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let tiles = (params.cols + PAIR * THREADS_PER_ROW - 1u) / (PAIR * THREADS_PER_ROW);
-    let chunk = work_of(me) / tiles;
-    let k = work_of(me) % tiles;
+    let chunk = work_of(work) / tiles;
+    let k = work_of(work) % tiles;
     if (chunk >= params.chunks) { return; }
     let rows_of_step = WORKGROUP / THREADS_PER_ROW * params.chunks;
     let weight = load_weight_0(thread, k);

@@ -2,7 +2,7 @@
 // an encoder, has no command for this.
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
-    let byte = (work_of(me) * WORKGROUP + lane_of(me)) * 4u;
+fn main(me: Me, work: Work) {
+    let byte = (work_of(work) * WORKGROUP + lane_of(me)) * 4u;
     if (byte < params.cols) { clear(byte); }
 }

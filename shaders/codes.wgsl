@@ -32,7 +32,7 @@ fn halves_of(values: vec4<f32>) -> vec2<u32> {
 
 // Sets the highest bit of a half that is not a normal code or exceeds the largest code.
 fn beyond_normal(halves: vec2<u32>) -> vec2<u32> {
-    const MOST = (((LARGEST_CODE_BITS >> CODE_SHIFT) - (CODE_MIN_EXPONENT << 23u >> CODE_SHIFT) + 1u) << (CODE_SHIFT - 16u)) - 1u;
+    const MOST = (((LARGEST_CODE_BITS >> CODE_SHIFT) - ((CODE_MIN_EXPONENT << 23u) >> CODE_SHIFT) + 1u) << (CODE_SHIFT - 16u)) - 1u;
     return (halves & vec2(0x7fff7fffu)) + vec2((0x7fffu - MOST) * 0x10001u);
 }
 

@@ -59,12 +59,12 @@ fn write_columns(row: u32, col: u32, at: u32, a: vec4<f32>, b: vec4<f32>, c: vec
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
     let across = (params.cols + TILE_COLS - 1u) / TILE_COLS;
-    let first_row = work_of(me) / across * TILE_ROWS;
-    let k = work_of(me) % across;
+    let first_row = work_of(work) / across * TILE_ROWS;
+    let k = work_of(work) % across;
     for (var i = lane; i < TILE_COLS * SETS; i += WORKGROUP) { atomicStore(&magnitudes[i], 0u); }
     workgroupBarrier();
     let weight = load_weight_0(thread, k);

@@ -1,9 +1,9 @@
 // Copies x to y, to measure memory bandwidth. One row, PACKS pairs per thread.
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let thread = lane_of(me);
-    let first = work_of(me) * PACKS;
+    let first = work_of(work) * PACKS;
     @unroll(K) {
         let kept_K = load_x(0u, thread, first + K);
     }

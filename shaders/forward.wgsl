@@ -2,10 +2,10 @@
 // threads. N counts norms: the next norm is the same code on the sum that replaces the row.
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
-    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    let row = work_of(work) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     @unroll(K) {

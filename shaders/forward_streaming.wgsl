@@ -4,10 +4,10 @@
 // writing y. N counts norms, as in forward.wgsl.
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
-    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    let row = work_of(work) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     // Threads without a row also take part in the barriers of the sums.
     let exists = row < params.rows;
     let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);

@@ -1,9 +1,7 @@
-// The position of a thread, in programs that use no subgroups.
+// The position of a thread in its workgroup, in programs that use no subgroups.
 
 struct Me {
     @builtin(local_invocation_index) index: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
 }
 
 fn lane_of(me: Me) -> u32 { return me.index; }

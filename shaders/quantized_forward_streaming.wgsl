@@ -10,10 +10,10 @@ fn load_part(row: u32, exists: bool, thread: u32, k: u32) -> Kept_0 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let thread = lane % THREADS_PER_ROW;
-    let row = work_of(me) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
+    let row = work_of(work) * (WORKGROUP / THREADS_PER_ROW) + lane / THREADS_PER_ROW;
     let exists = row < params.rows;
     let turns = select(0u, (pairs_of(thread) + PACKS - 1u) / PACKS, exists);
     // The same number for every thread, since all meet at barriers and shuffles: the number of

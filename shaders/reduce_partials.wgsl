@@ -6,11 +6,11 @@
 var<workgroup> folded: array<vec4<f32>, WORKGROUP>;
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let lane = lane_of(me);
     let tiles = (params.cols + QUAD * THREADS_PER_ROW - 1u) / (QUAD * THREADS_PER_ROW);
-    let gradient = work_of(me) / tiles;
-    let col = (work_of(me) % tiles * THREADS_PER_ROW + lane % THREADS_PER_ROW) * QUAD;
+    let gradient = work_of(work) / tiles;
+    let col = (work_of(work) % tiles * THREADS_PER_ROW + lane % THREADS_PER_ROW) * QUAD;
     let groups = WORKGROUP / THREADS_PER_ROW;
     let stride = partial_stride();
     var sum = vec4(0.0);

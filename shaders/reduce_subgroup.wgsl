@@ -4,8 +4,6 @@
 struct Me {
     @builtin(subgroup_invocation_id) in_subgroup: u32,
     @builtin(subgroup_id) subgroup: u32,
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) grid: vec3<u32>,
 }
 
 // WGSL does not guarantee that subgroups follow the local index. Subgroups should be full; if one is

@@ -9,8 +9,15 @@ struct Pair {
     hi: vec4<f32>,
 }
 
+// The position of a workgroup. It is not a part of `Me`: to the compilers of browsers all of a
+// struct may differ between threads if one member may.
+struct Work {
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) grid: vec3<u32>,
+}
+
 // The index of the workgroup: two dimensions, because one cannot hold all workgroups.
-fn work_of(me: Me) -> u32 { return me.group.y * me.grid.x + me.group.x; }
+fn work_of(work: Work) -> u32 { return work.group.y * work.grid.x + work.group.x; }
 
 fn column(thread: u32, k: u32, quad: u32) -> u32 {
     if (IS_SPLIT) { return ((2u * k + quad) * THREADS_PER_ROW + thread) * 4u; }

@@ -19,10 +19,10 @@ fn gather(words: vec4<u32>, byte: u32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn main(me: Me) {
+fn main(me: Me, work: Work) {
     let across = (params.cols + SIDE - 1u) / SIDE;
-    let first_row = work_of(me) / across * SIDE;
-    let first_col = work_of(me) % across * SIDE;
+    let first_row = work_of(work) / across * SIDE;
+    let first_col = work_of(work) % across * SIDE;
     for (var i = lane_of(me); i < SIDE * WORDS; i += WORKGROUP) {
         let row = first_row + i / WORDS;
         let col = first_col + i % WORDS * 4u;

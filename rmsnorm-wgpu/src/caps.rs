@@ -167,6 +167,11 @@ impl Caps {
         }
     }
 
+    /// A device of Chromium, whose WebGPU offers wgpu no subgroups.
+    pub(crate) const fn browser() -> Self {
+        Caps { workgroup_bytes: 32 << 10, storage_buffers: 10, subgroup: None, f16: F16::Converts, ..Caps::laptop() }
+    }
+
     /// wgpu's downlevel limits, without subgroups.
     pub(crate) const fn phone() -> Self {
         Caps { workgroup_bytes: 16352, subgroup: None, ..Caps::laptop() }

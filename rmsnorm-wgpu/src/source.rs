@@ -190,7 +190,7 @@ fn files(key: &KernelKey) -> Vec<String> {
     }
     let schedule = file(key.program.info().stem).lines().map(|line| match included(line) {
         Some(stem) => file(stem).to_owned(),
-        None if key.has_groups && line == MAIN => format!("{line}\n    column_group = me.group.z;\n"),
+        None if key.has_groups && line == MAIN => format!("{line}\n    column_group = work.group.z;\n"),
         None => format!("{line}\n"),
     });
     let schedule = schedule.collect();
@@ -198,7 +198,7 @@ fn files(key: &KernelKey) -> Vec<String> {
 }
 
 /// The first line of every entry point.
-const MAIN: &str = "fn main(me: Me) {";
+const MAIN: &str = "fn main(me: Me, work: Work) {";
 
 /// The name of a piece's file. A gate has one for both places.
 const fn stem_of(piece: Piece) -> &'static str {

@@ -2,12 +2,15 @@
 //! properties that Rust assumes, and translate it to SPIR-V, MSL and HLSL.
 
 use std::collections::{BTreeMap, HashSet};
+use std::env;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use naga::back::{hlsl, msl, spv};
 use naga::front::wgsl;
 use naga::valid::{Capabilities, GlobalUse, ModuleInfo, ValidationFlags, Validator};
 use naga::{AddressSpace, BuiltIn, Expression, Literal, Module, ShaderStage, StorageAccess, TypeInner};
-use rmsnorm_conformance::testing::swept;
+use rmsnorm_conformance::testing::{skip_or_fail, swept};
 use rmsnorm_gpu::program::{CallKey, Form};
 use rmsnorm_gpu::testing::{Draw, weight_first};
 use rmsnorm_shaders::{self as shaders, Source};
@@ -68,7 +71,7 @@ fn in_groups(key: &KernelKey) -> Option<KernelKey> {
 /// Keys used by plans: the same number of calls for each device.
 fn planned() -> Vec<(Caps, KernelKey)> {
     let mut draw = Draw::new(2);
-    let devices = [Caps::h200(), Caps::laptop(), Caps::phone(), Caps::lavapipe()];
+    let devices = [Caps::h200(), Caps::laptop(), Caps::browser(), Caps::phone(), Caps::lavapipe()];
     let mut problems = Vec::new();
     for (is_gated, caps) in [false, true].into_iter().flat_map(|is_gated| devices.map(|caps| (is_gated, caps))) {
         for call in 0..CALLS_PER_DEVICE {
@@ -424,6 +427,34 @@ fn programs_of_a_wide_sample_translate() {
         written.unwrap_or_else(|error| panic!("{key:?}\n{error}"));
         assert!(text.contains("numthreads"));
     });
+}
+
+/// The variable that names the folder where `npm install webgpu` was run.
+const TINT_VARIABLE: &str = "RMSNORM_TINT";
+
+/// Tint, the compiler of Chromium, accepts each program without a message. It is stricter than naga
+/// where threads may diverge before a barrier.
+#[test]
+fn browsers_compile_a_wide_sample() {
+    let Some(folder) = env::var_os(TINT_VARIABLE) else {
+        return skip_or_fail("tint", format!("{TINT_VARIABLE} is not set")).unwrap();
+    };
+    let directive = |key: &KernelKey| match key.tile.reduction {
+        Reduction::Subgroup(_) => "enable subgroups;\n",
+        Reduction::Workgroup => "",
+    };
+    let conversions = [F16::Converts, F16::Unpacks, F16::Integers].into_iter().cycle();
+    let programs = sample().into_iter().zip(conversions);
+    let programs = programs.map(|(key, f16)| format!("{}{}\0", directive(&key), text(&key, f16)));
+    let programs: Vec<String> = programs.chain([check_f16() + "\0"]).collect();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/source/tint.mjs");
+    let mut node = Command::new("node");
+    let mut node = node.arg(script).arg(folder).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("node");
+    node.stdin.take().expect("a pipe").write_all(programs.concat().as_bytes()).expect("a reader");
+    let output = node.wait_with_output().expect("node");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let first: Vec<&str> = printed.lines().take(20).collect();
+    assert!(printed == format!("{} programs\n", programs.len()), "{}", first.join("\n"));
 }
 
 #[test]
