@@ -13,10 +13,15 @@ fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
     return sum_from(total(lo * lo + hi * hi), total(lo + hi));
 }
 
-// A first mean, from the threads' parts of sum(h). Each part is multiplied before the sum: if the
-// mean itself were a product, a compiler could contract it into one use and not into another, which
-// gives two different means.
-fn first_mean(part: f32, lane: u32) -> f32 { return sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x; }
+// A first mean, from the threads' parts of sum(h). It must not be a product, which a compiler could
+// contract into one use and not into another: there would be two different means. Each part is
+// multiplied before the sum. A single part goes through an integer sum with 0, which is unknown to
+// the compiler.
+fn first_mean(part: f32, lane: u32) -> f32 {
+    let mean = sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x;
+    if (THREADS_PER_ROW > 1u) { return mean; }
+    return bitcast<f32>(bitcast<u32>(mean) + params.zero);
+}
 
 // Mean and rstd, from the threads' sums about a first mean: math.md, 5.1.
 fn statistics_of(mean: f32, about: Sum, lane: u32) -> RowStatistics {
