@@ -70,7 +70,8 @@ def main():
         before = len(os.listdir(cache))
         rows = {cols: first_calls(args.rows, cols, args.device) for cols in COLS}
         compiled = "all" if is_off else len(os.listdir(cache)) - before
-    report = measure.report(rmsnorm.devices()[args.device][1], rows, torch=torch.__version__, compiled=compiled)
+    stored = {cols: {name: dict(us=us) for name, us in found.items()} for cols, found in rows.items()}
+    report = measure.report(rmsnorm.devices()[args.device][1], stored, torch=torch.__version__, compiled=compiled)
     for name in rows[COLS[0]]:
         times = [found[name] for found in rows.values()]
         print(f"{name:34s} median {statistics.median(times) / 1e3:8.2f} ms   most {max(times) / 1e3:8.2f} ms")
