@@ -13,14 +13,13 @@ fn about_mean(thread: u32, k: u32, h: Pair, mean: f32) -> Sum {
     return sum_from(total(lo * lo + hi * hi), total(lo + hi));
 }
 
-// A first mean, from the threads' parts of sum(h). It must not be a product, which a compiler could
-// contract into one use and not into another: there would be two different means. Each part is
-// multiplied before the sum. A single part goes through an integer sum with 0, which is unknown to
-// the compiler.
+// A first mean, from the threads' parts of sum(h). It must be one value in all its uses and in all
+// threads of the row. A compiler may contract a product into one use and not into another, so each
+// part is multiplied before the sum, and the product goes through an integer sum: `params.zero` is 0,
+// but the compiler cannot know that, and sees no product in what follows.
 fn first_mean(part: f32, lane: u32) -> f32 {
-    let mean = sum_parts(sum_threads(sum_from(part * params.share, 0.0), lane)).x;
-    if (THREADS_PER_ROW > 1u) { return mean; }
-    return bitcast<f32>(bitcast<u32>(mean) + params.zero);
+    let share_of_part = bitcast<f32>(bitcast<u32>(part * params.share) + params.zero);
+    return sum_parts(sum_threads(sum_from(share_of_part, 0.0), lane)).x;
 }
 
 // Mean and rstd, from the threads' sums about a first mean: math.md, 5.1.

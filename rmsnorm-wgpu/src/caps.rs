@@ -167,7 +167,7 @@ impl Caps {
         }
     }
 
-    /// A device of Chromium, whose WebGPU offers wgpu no subgroups.
+    /// Limits of Chromium on a desktop. wgpu offers no subgroups there.
     pub(crate) const fn browser() -> Self {
         Caps { workgroup_bytes: 32 << 10, storage_buffers: 10, subgroup: None, f16: F16::Converts, ..Caps::laptop() }
     }
