@@ -19,17 +19,10 @@ environment() {
 environment build 'maturin>=1.9.4,<2' ziglang
 
 # RMS norm in bf16, for H200 and H100 SXM; no other GPU was measured. NVRTC is that of PyTorch for CUDA 13.0, and of PyTorch 2.15.
-# `.ci/run` keeps the first in the target folder.
 rm -rf "$programs"
 for version in 13.0.88 13.2.86; do
-    nvrtc=${CARGO_TARGET_DIR:-target}/nvrtc-$version
-    if [[ ! -e $nvrtc ]]; then
-        rm -rf "$nvrtc.part"
-        "$work/build/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-            --target "$nvrtc.part" "nvidia-cuda-nvrtc==$version"
-        mv "$nvrtc.part" "$nvrtc"
-    fi
-    RMSNORM_NVRTC=$nvrtc/nvidia/cu13/lib RMSNORM_CACHE_DIR=$programs cargo run --release --locked --quiet -- \
+    nvrtc=$(.ci/nvrtc $version)
+    RMSNORM_NVRTC=$nvrtc RMSNORM_CACHE_DIR=$programs cargo run --release --locked --quiet -- \
         warm --gpu h200 --norm rms_norm --form plain,before_weight --dtype bf16 \
         --cols 64,128,256,512,1024,1536,2048,2560,2880,3072,3584,3840,4096,5120,6144,7168,8192
 done

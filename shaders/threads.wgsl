@@ -9,8 +9,8 @@ struct Pair {
     hi: vec4<f32>,
 }
 
-// The position of a workgroup. It is a struct of its own: Tint, Chromium's compiler, takes all members
-// of a struct for different between threads if one member is.
+// The position of a workgroup. It is a struct of its own: if one member of a struct may differ between
+// threads, Tint (Chromium's compiler) assumes that all members may.
 struct Work {
     @builtin(workgroup_id) group: vec3<u32>,
     @builtin(num_workgroups) grid: vec3<u32>,

@@ -16,7 +16,7 @@ use crate::{compile, launch, plan};
 pub enum Gpu {
     /// A100, of 40 or 80 GB.
     A100,
-    /// H100 SXM. Its kernels are those of the H200.
+    /// H100 SXM. It runs the kernels of the H200.
     H100,
     /// H200.
     H200,
