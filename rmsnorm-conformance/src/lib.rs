@@ -45,6 +45,6 @@ pub use run::harness::Harness;
 pub use run::named_tests::{
     test_bounds, test_determinism, test_metamorphic, test_misuse, test_norm, test_self_test, test_spans,
 };
-pub use run::{Options, RunError, list, run};
+pub use run::{Options, RunError, list, run, run_async};
 pub use selftest::{Caught, SelfTest, planted, self_test, simulate};
 pub use testing::TestFailure;

@@ -150,8 +150,8 @@ fn judged(group: &dyn Group, case: &impl Divided) -> Status {
         if let Some(finding) = poison_difference(&nan, &huge, |_| false) {
             return Err(Status::Fail(finding));
         }
-        let status = judge_stored(case.whole(), &inputs, &nan, &case.arithmetic(group.arithmetic()));
-        if status == Status::Pass { case.check(group, &inputs, &nan) } else { Err(status) }
+        judge_stored(case.whole(), &inputs, &nan, &case.arithmetic(group.arithmetic()))?;
+        case.check(group, &inputs, &nan)
     });
     judged.err().unwrap_or(Status::Pass)
 }

@@ -14,9 +14,11 @@ pub(crate) mod workers;
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
-use std::time::Instant;
 
+use futures_util::{StreamExt, stream};
+use pollster::block_on;
 use sha2::{Digest, Sha256};
+use web_time::Instant;
 
 use crate::Harness;
 use crate::case::coverage::Coverage;
@@ -28,7 +30,7 @@ use crate::report::{CaseReport, Counts};
 use crate::run::bad_call::BadCall;
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
-use crate::run::execute::{caught, execute_case, micros};
+use crate::run::execute::{caught, micros, run_case};
 use crate::run::memory::hexadecimal;
 use crate::run::misuse::bad_calls;
 use crate::selftest::self_test;
@@ -51,8 +53,9 @@ pub struct Options {
     pub self_test: bool,
     /// Whether the run ends at the first failed case.
     pub fail_fast: bool,
-    /// Number of cases that run at once, each on a thread: most cases wait for compilers and the
-    /// judge, not for the device. Cases of [`Profile::Stress`] need much memory and run one by one.
+    /// Number of cases that run at once: each on a thread in [`run`], all on the caller's in
+    /// [`run_async`]. Most cases wait for compilers, the judge or a copy, not for the device. Cases of
+    /// [`Profile::Stress`] need much memory and run one by one.
     pub jobs: usize,
 }
 
@@ -77,6 +80,10 @@ impl Options {
     fn is_whole(&self) -> bool {
         self.cases.is_empty() && self.most_cases.is_none() && self.part.is_none()
     }
+
+    fn jobs(&self) -> usize {
+        if self.profile == Profile::Stress { 1 } else { self.jobs.max(1) }
+    }
 }
 
 /// The error of a run that could not be made. A failed case is not such an error.
@@ -90,7 +97,7 @@ pub enum RunError {
     Report(#[from] io::Error),
 }
 
-/// Runs `options` against a backend.
+/// Runs `options` against a backend, and waits for it.
 ///
 /// `progress` is called with the number of finished cases and the total, before the first case and
 /// after each one. `jsonl` receives a line of JSON per case, in the order of the list, and one for
@@ -108,6 +115,20 @@ pub fn run<H: Harness>(
     run_device(harness, options, progress, jsonl)
 }
 
+/// As [`run`], on the caller's thread and without waiting. A browser has no threads for a program,
+/// and lets none wait.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_async<H: Harness>(
+    harness: &H,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize),
+    jsonl: Option<&mut dyn Write>,
+) -> Result<Summary, RunError> {
+    run_device_async(harness, options, progress, jsonl).await
+}
+
 /// The ids of everything that `options` would run against a backend, in order.
 ///
 /// # Errors
@@ -120,68 +141,116 @@ fn run_device(
     device: &dyn Device,
     options: &Options,
     progress: &mut dyn FnMut(usize, usize),
-    mut jsonl: Option<&mut dyn Write>,
+    jsonl: Option<&mut dyn Write>,
 ) -> Result<Summary, RunError> {
-    let start = Instant::now();
-    let About { name: backend, device: described, tuning, arithmetic, .. } = device.about();
-    let context = Context { device, arithmetic: &arithmetic };
-    let (items, list_hash) = items(device, options)?;
-    let mut summary = Summary {
-        backend,
-        device: described,
-        tuning,
-        profile: match (options.cases.is_empty(), options.is_whole()) {
-            (false, _) => "case",
-            (true, false) => "part",
-            (true, true) => options.profile.name(),
-        },
-        seed: options.seed,
-        list_hash,
-        digest: String::new(),
-        arithmetic,
-        self_test: options.self_test.then(|| self_test(options.jobs)),
-        counts: Counts::default(),
-        missing: Vec::new(),
-        quality: Default::default(),
-        not_executed: Default::default(),
-        failures: Vec::new(),
-        elapsed_us: 0,
-    };
-    let (total, mut done, mut coverage, mut digest) = (items.len(), 0, Coverage::default(), Sha256::new());
-    progress(done, total);
-    let execute = |item: Item| (item.case(), item.execute(context));
-    let jobs = if options.profile == Profile::Stress { 1 } else { options.jobs };
-    let ended = workers::in_order(items, jobs, execute, |(case, report)| {
-        summary.add(&report);
+    let context = Context { device, arithmetic: &device.about().arithmetic };
+    let (mut run, items) = Run::new(device, options, progress, jsonl.map(|writer| writer as _))?;
+    let flow = workers::in_order(items, options.jobs(), |item| block_on(item.run(context)), |done| run.take(done));
+    run.end(flow)
+}
+
+async fn run_device_async(
+    device: &dyn Device,
+    options: &Options,
+    progress: &mut dyn FnMut(usize, usize),
+    jsonl: Option<&mut dyn Write>,
+) -> Result<Summary, RunError> {
+    let context = Context { device, arithmetic: &device.about().arithmetic };
+    let (mut run, items) = Run::new(device, options, progress, jsonl.map(|writer| writer as _))?;
+    let mut reports = stream::iter(items).map(|item| item.run(context)).buffered(options.jobs());
+    let mut flow = ControlFlow::Continue(());
+    while let (ControlFlow::Continue(()), Some(done)) = (&flow, reports.next().await) {
+        flow = run.take(done);
+    }
+    run.end(flow)
+}
+
+/// A run, and what is known of it so far.
+struct Run<'a> {
+    options: &'a Options,
+    progress: &'a mut dyn FnMut(usize, usize),
+    jsonl: Option<&'a mut dyn Write>,
+    start: Instant,
+    total: usize,
+    done: usize,
+    summary: Summary,
+    coverage: Coverage,
+    digest: Sha256,
+}
+
+impl<'a> Run<'a> {
+    /// The run, and its items in order.
+    fn new(
+        device: &dyn Device,
+        options: &'a Options,
+        progress: &'a mut dyn FnMut(usize, usize),
+        jsonl: Option<&'a mut dyn Write>,
+    ) -> Result<(Self, Vec<Item>), ParseCaseError> {
+        let start = Instant::now();
+        let About { name: backend, device: described, tuning, arithmetic, .. } = device.about();
+        let (items, list_hash) = items(device, options)?;
+        let summary = Summary {
+            backend,
+            device: described,
+            tuning,
+            profile: match (options.cases.is_empty(), options.is_whole()) {
+                (false, _) => "case",
+                (true, false) => "part",
+                (true, true) => options.profile.name(),
+            },
+            seed: options.seed,
+            list_hash,
+            digest: String::new(),
+            arithmetic,
+            self_test: options.self_test.then(|| self_test(options.jobs)),
+            counts: Counts::default(),
+            missing: Vec::new(),
+            quality: Default::default(),
+            not_executed: Default::default(),
+            failures: Vec::new(),
+            elapsed_us: 0,
+        };
+        let (total, coverage, digest) = (items.len(), Coverage::default(), Sha256::new());
+        progress(0, total);
+        Ok((Run { options, progress, jsonl, start, total, done: 0, summary, coverage, digest }, items))
+    }
+
+    /// Adds the next report. Breaks if the run ends early, by an error of `jsonl` or a failed case.
+    fn take(&mut self, (case, report): (Option<Case>, CaseReport)) -> ControlFlow<io::Result<()>> {
+        self.summary.add(&report);
         if let Some(outputs) = &report.digest {
-            digest.update(format!("{} {outputs}\n", report.id));
+            self.digest.update(format!("{} {outputs}\n", report.id));
         }
         if let Some(case) = case {
-            coverage.add(&case, &report.status);
+            self.coverage.add(&case, &report.status);
         }
-        let written = jsonl.as_mut().map_or(Ok(()), |writer| report.write_json(*writer));
-        done += 1;
-        progress(done, total);
+        let written = self.jsonl.as_mut().map_or(Ok(()), |writer| report.write_json(*writer));
+        self.done += 1;
+        (self.progress)(self.done, self.total);
         match written {
-            Ok(()) if options.fail_fast && matches!(report.status, Status::Fail(_)) => ControlFlow::Break(Ok(())),
+            Ok(()) if self.options.fail_fast && matches!(report.status, Status::Fail(_)) => ControlFlow::Break(Ok(())),
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => ControlFlow::Break(Err(error)),
         }
-    });
-    if let ControlFlow::Break(ended) = ended {
-        ended?;
     }
-    progress(total, total);
-    coverage.refusals().for_each(|(case, rule, finding)| summary.refuse(case.to_string(), rule, finding));
-    if options.is_whole() && options.profile == Profile::Core {
-        summary.missing = coverage.missing();
+
+    fn end(self, flow: ControlFlow<io::Result<()>>) -> Result<Summary, RunError> {
+        let Run { options, progress, mut jsonl, start, total, mut summary, coverage, digest, .. } = self;
+        if let ControlFlow::Break(ended) = flow {
+            ended?;
+        }
+        progress(total, total);
+        coverage.refusals().for_each(|(case, rule, finding)| summary.refuse(case.to_string(), rule, finding));
+        if options.is_whole() && options.profile == Profile::Core {
+            summary.missing = coverage.missing();
+        }
+        summary.digest = hexadecimal(&digest.finalize());
+        summary.elapsed_us = micros(start.elapsed());
+        if let Some(writer) = &mut jsonl {
+            summary.write_json(*writer)?;
+        }
+        Ok(summary)
     }
-    summary.digest = hexadecimal(&digest.finalize());
-    summary.elapsed_us = micros(start.elapsed());
-    if let Some(writer) = &mut jsonl {
-        summary.write_json(*writer)?;
-    }
-    Ok(summary)
 }
 
 /// One line of a report.
@@ -208,12 +277,13 @@ impl Item {
     }
 
     /// Runs the item. A panic of the backend fails the case, not the run.
-    pub fn execute(self, context: Context<'_>) -> CaseReport {
-        match self {
-            Item::Spans => caught(SPANS.into(), |_| check_spans(context.device)),
-            Item::Case(case) => execute_case(context, &case),
-            Item::Misuse(call) => caught(call.id.clone(), |_| call.run(context)),
-        }
+    pub async fn run(self, context: Context<'_>) -> (Option<Case>, CaseReport) {
+        let report = match &self {
+            Item::Spans => caught(SPANS.into(), async |_| check_spans(context.device).await).await,
+            Item::Case(case) => run_case(context, case).await,
+            Item::Misuse(call) => caught(call.id.clone(), async |_| call.run(context).await).await,
+        };
+        (self.case(), report)
     }
 }
 
@@ -260,12 +330,9 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
 /// The id of the check of spans.
 const SPANS: &str = "spans";
 
-fn check_spans(device: &dyn Device) -> Status {
-    match device.check_spans() {
-        Ok(Ok(())) => Status::Pass,
-        Ok(Err(detail)) => Status::Fail(Finding { check: Check::Span, output: "a view", detail }),
-        Err(error) => error.status("a view"),
-    }
+async fn check_spans(device: &dyn Device) -> Result<(), Status> {
+    let checked = device.check_spans().await.map_err(|error| error.status("a view"))?;
+    checked.map_err(|detail| Status::Fail(Finding { check: Check::Span, output: "a view", detail }))
 }
 
 /// SHA-256 of the ids, one per line, in hexadecimal.
@@ -282,7 +349,7 @@ mod tests {
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
     use crate::selftest::simulate::SimulatedBackend;
-    use rmsnorm_spec::{Error, NormSpec, Tensor};
+    use rmsnorm_spec::{DType, Error, NormSpec, Tensor};
 
     fn summary(options: &Options) -> (Result<Summary, RunError>, String) {
         let mut lines = Vec::new();
@@ -507,9 +574,41 @@ mod tests {
         }
     }
 
+    /// As many cases as there are jobs are begun before one is done.
+    #[test]
+    fn awaited_run_has_the_report_of_the_other_one() {
+        let case = |cols| Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, cols).to_string();
+        let device = Faulty::correct();
+        let run = |jobs, is_awaited| {
+            let (mut lines, mut begun) = (Vec::new(), Vec::new());
+            let cases = [3, 4, 5, 6].map(case).to_vec();
+            let options = Options { cases, self_test: false, jobs, ..Options::default() };
+            let before = device.calls();
+            let progress = &mut |_, _| begun.push(device.calls() - before);
+            let summary = match is_awaited {
+                true => block_on(run_device_async(&device, &options, progress, Some(&mut lines))),
+                false => run_device(&device, &options, progress, Some(&mut lines)),
+            };
+            let Summary { digest, counts, .. } = summary.expect("the ids are valid");
+            let lines = String::from_utf8(lines).expect("JSON is UTF-8");
+            let ids: Vec<_> = lines
+                .lines()
+                .map(|line| line.split(',').find(|field| field.contains("id")).map(str::to_owned))
+                .collect();
+            (digest, counts, ids, begun)
+        };
+        let (digest, counts, ids, begun) = run(1, false);
+        assert_eq!((counts.passed, begun), (4, vec![0, 2, 4, 6, 8, 8]));
+        for jobs in [1, 3] {
+            let awaited = run(jobs, true);
+            assert_eq!((&awaited.0, awaited.1, &awaited.2), (&digest, counts, &ids));
+            assert_eq!(awaited.3[1] > 2, jobs > 1, "{jobs} jobs: {:?}", awaited.3);
+        }
+    }
+
     #[test]
     fn panic_of_a_backend_is_a_failed_case() {
-        let report = caught("id".into(), |_| panic!("index out of bounds"));
+        let report = block_on(caught("id".into(), async |_| panic!("index out of bounds")));
         let finding = Finding { check: Check::Panic, output: "the call", detail: "index out of bounds".into() };
         assert_eq!(report.status, Status::Fail(finding));
     }

@@ -80,6 +80,11 @@ pub(crate) fn drawn(seed: u64, count: usize, mut draw: impl FnMut(&mut Dice, usi
     cases
 }
 
+/// The same index on machines with 32-bit and with 64-bit addresses.
+pub(crate) fn index_of(draw: u64, len: usize) -> usize {
+    (draw % len as u64) as usize
+}
+
 /// A pseudorandom sequence of choices.
 pub(crate) struct Dice {
     pub(crate) state: u64,
@@ -92,7 +97,7 @@ impl Dice {
     }
 
     pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.roll() as usize % choices.len()]
+        choices[index_of(self.roll(), choices.len())]
     }
 
     pub(crate) fn one_in(&mut self, count: u64) -> bool {

@@ -455,7 +455,11 @@ pub(crate) fn far_apart() -> Vec<Case> {
     let before = Kind::BEFORE.map(|kind| (kind, ALL_PRESENT)).into_iter();
     let calls = before.chain(pieces::lists().flat_map(|lists| lists.calls.iter().copied()));
     for (i, ((kind, present), norm)) in each(calls, Norm::USUAL).enumerate() {
-        for (j, (rows, stride)) in [(2, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
+        for (j, (rows, stride)) in [(2_u64, (1 << 32) + 37), (3, (1 << 31) + 1029)].into_iter().enumerate() {
+            if usize::try_from(rows * stride).is_err() {
+                continue; // memory with 32-bit addresses has no such rows
+            }
+            let (rows, stride) = (rows as usize, stride as usize);
             let activation = if (i + j) % 2 == 0 { DType::Bf16 } else { DType::F16 };
             let dtypes = DTypes::uniform(activation).widened(true, j == 1);
             let plain = Case::plain(kind, norm, activation, rows, 45);

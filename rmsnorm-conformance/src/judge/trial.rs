@@ -24,15 +24,13 @@ use crate::run::memory::{Bits, Outputs, Poison};
 
 /// Runs a case and judges it. Adds the digest of its outputs and the reports of the judged outputs
 /// to `report`, for any status.
-pub(crate) fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) -> Status {
+pub(crate) async fn run(context: Context<'_>, case: &Case, report: &mut CaseReport) -> Result<(), Status> {
     if let Some(finding) = excessive_claim(context.arithmetic, case) {
-        return Status::Fail(finding);
+        return Err(Status::Fail(finding));
     }
     let mut judged = Judged { reports: &mut report.outputs, finding: None, vacuous: None };
-    match run_and_judge(context, case, &mut report.digest, &mut judged) {
-        Err(status) => status,
-        Ok(()) => judged.status(),
-    }
+    run_and_judge(context, case, &mut report.digest, &mut judged).await?;
+    judged.verdict()
 }
 
 /// Bounds follow from the declared arithmetic, so a declaration that would excuse anything is as
@@ -47,13 +45,13 @@ fn excessive_claim(arithmetic: &Arithmetic, case: &Case) -> Option<Finding> {
     Some(Finding { check: Check::Claim, output, detail })
 }
 
-fn run_and_judge(
+async fn run_and_judge(
     context: Context<'_>,
     case: &Case,
     digest: &mut Option<String>,
     judged: &mut Judged<'_>,
 ) -> Result<(), Status> {
-    let steps = Scenario::new(case).steps_from_both_poisons(context)?;
+    let steps = Scenario::new(case).steps_from_both_poisons(context).await?;
     *digest = Some(outputs(&steps).digest(|tensor| !may_vary(case, tensor)));
     let model = Model { arithmetic: context.arithmetic, mode: case.family.mode() };
     let mut forward = None;
@@ -62,7 +60,7 @@ fn run_and_judge(
             judged.add_backward(case, inputs, Statistics::Given, outputs, model);
             continue;
         }
-        let observed = observed_h(context, case, inputs, outputs)?;
+        let observed = observed_h(context, case, inputs, outputs).await?;
         let truth = truth_of(case, inputs, observed.as_deref(), model);
         judged.add_forward(case, &truth, outputs);
         judged.add_next(case, inputs, outputs, model);
@@ -84,7 +82,7 @@ fn run_and_judge(
 
 /// If additions may round to either neighbour, the reference starts from the sum that the backend
 /// stored. A second call stores the sum if this one does not.
-fn observed_h(
+async fn observed_h(
     context: Context<'_>,
     case: &Case,
     inputs: &Inputs,
@@ -97,20 +95,25 @@ fn observed_h(
         return Ok(Some(h));
     }
     let with_h = Case { present: case.present.with(Tensor::ResidualOut), ..*case };
-    let step = context.call(&with_h, case.kind.direction, inputs.clone(), Poison::Nan)?;
+    let step = context.call(&with_h, case.kind.direction, inputs.clone(), Poison::Nan).await?;
     Ok(step.outputs.values(Tensor::ResidualOut))
 }
 
 /// Judges the outputs of a call of a group of ranks, joined: a forward call, or a backward call
 /// with the statistics in `inputs`.
-pub(crate) fn judge_stored(case: &Case, inputs: &Inputs, stored: &Outputs, arithmetic: &Arithmetic) -> Status {
+pub(crate) fn judge_stored(
+    case: &Case,
+    inputs: &Inputs,
+    stored: &Outputs,
+    arithmetic: &Arithmetic,
+) -> Result<(), Status> {
     let mut judged = Judged { reports: &mut Vec::new(), finding: None, vacuous: None };
     let model = Model { arithmetic, mode: case.family.mode() };
     match case.kind.has_forward() {
         true => judged.add_forward(case, &truth_of(case, inputs, None, model), stored),
         false => judged.add_backward(case, inputs, Statistics::Given, stored, model),
     }
-    judged.status()
+    judged.verdict()
 }
 
 /// The expected result of a case's forward call. `observed` is the stored sum with the residual, if
@@ -133,11 +136,11 @@ struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    fn status(self) -> Status {
+    fn verdict(self) -> Result<(), Status> {
         match (self.finding, self.vacuous) {
-            (Some(finding), _) => Status::Fail(finding),
-            (None, Some(output)) => Status::Vacuous(output),
-            (None, None) => Status::Pass,
+            (Some(finding), _) => Err(Status::Fail(finding)),
+            (None, Some(output)) => Err(Status::Vacuous(output)),
+            (None, None) => Ok(()),
         }
     }
 
@@ -242,9 +245,11 @@ fn describe(failure: &judge::Failure) -> (Check, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pollster::block_on;
     use rmsnorm_spec::{DType, Norm};
 
     use crate::case::Kind;
+    use crate::run::execute::execute_case;
     use crate::selftest::simulate::SimulatedBackend;
 
     #[test]
@@ -252,13 +257,11 @@ mod tests {
         let arithmetic = Arithmetic { depth_cols: |cols| cols, ..Arithmetic::IEEE };
         let device = &SimulatedBackend::new(None);
         let case = Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 1000);
-        let status = run(Context { device, arithmetic: &arithmetic }, &case, &mut CaseReport::new(String::new()));
+        let status = execute_case(Context { device, arithmetic: &arithmetic }, &case).status;
         let detail = "the backend declares chains of 1000 additions, at most 48 are allowed".into();
         assert_eq!(status, Status::Fail(Finding { check: Check::Claim, output: "a sum over cols", detail }));
-        assert_eq!(
-            run(Context { device, arithmetic: &Arithmetic::IEEE }, &case, &mut CaseReport::new(String::new())),
-            Status::Pass
-        );
+        let context = Context { device, arithmetic: &Arithmetic::IEEE };
+        assert_eq!(execute_case(context, &case).status, Status::Pass);
     }
 
     fn judged(reports: &mut Vec<OutputReport>) -> Judged<'_> {
@@ -274,7 +277,7 @@ mod tests {
             let mut case = judged(&mut reports);
             let y = Bits { storage: DType::F32.into(), bits: Vec::new() };
             case.add(Tensor::Y, &Outputs { tensors: vec![(Tensor::Y, y)] }, |_| verdict);
-            case.status()
+            case.verdict().err().unwrap_or(Status::Pass)
         };
         assert_eq!(status(judged_as([1.0, 1.0], [f64::INFINITY, 0.0])), Status::Vacuous("y"));
         assert_eq!(status(judged_as([1.0, 1.0], [0.0, 0.0])), Status::Pass);
@@ -288,7 +291,7 @@ mod tests {
         let (scenario, device) =
             (Scenario::new(&Case::plain(Kind::FORWARD, Norm::Rms, DType::F32, 3, 4)), SimulatedBackend::new(None));
         let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
-        let steps = scenario.steps(context, Poison::Nan).expect("a correct call");
+        let steps = block_on(scenario.steps(context, Poison::Nan)).expect("a correct call");
         let mut reports = Vec::new();
         let status = judged(&mut reports).has_all(&steps).expect_err("nothing is judged");
         assert!(matches!(&status, Status::Fail(finding) if finding.output == "y"), "{status:?}");
@@ -299,9 +302,9 @@ mod tests {
     fn end_to_end_case_is_judged_twice() {
         let device = SimulatedBackend::new(None);
         let context = Context { device: &device, arithmetic: &Arithmetic::IEEE };
-        let mut report = CaseReport::new(String::new());
         let case = Case::plain(Kind::END_TO_END, Norm::Layer, DType::F32, 3, 40).normalized();
-        assert_eq!(run(context, &case, &mut report), Status::Pass);
+        let report = execute_case(context, &case);
+        assert_eq!(report.status, Status::Pass);
         assert_eq!(report.outputs.iter().filter(|report| report.output == "dx").count(), 2);
     }
 
@@ -316,7 +319,7 @@ mod tests {
         });
         let mut case = Case::plain(Kind::BACKWARD, Norm::Rms, DType::F32, 3, 4);
         case.present = case.present.with(Tensor::Dweight).with(Tensor::Dbias);
-        let status = run(device.context(), &case.normalized(), &mut CaseReport::new(String::new()));
+        let status = execute_case(device.context(), &case.normalized()).status;
         assert!(matches!(&status, Status::Fail(finding) if finding.output == "dbias"), "{status:?}");
     }
 }

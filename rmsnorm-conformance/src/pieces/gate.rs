@@ -21,6 +21,7 @@ use super::math::{
     Misuse, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
     round, weight_of_norm, with_norms,
 };
+use crate::case::dice::index_of;
 use crate::case::quantized;
 use crate::testing::splitmix;
 
@@ -416,7 +417,7 @@ fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
     let mut cases = Vec::new();
     for ((i, &size), (j, dtype)) in each(sizes.iter().enumerate(), DType::ALL.into_iter().enumerate()) {
         let drawn = splitmix((3 * i + j) as u64 ^ 0x6a7e);
-        let pick = |place: u32, count: usize| (drawn >> place) as usize % count;
+        let pick = |place: u32, count: usize| index_of(drawn >> place, count);
         let layout = if pick(0, 2) == 0 { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
         let dtypes = DTypes::uniform(dtype).widened(pick(1, 2) == 0, pick(2, 2) == 0);
         let activation = Activation::ALL[pick(3, 2)];

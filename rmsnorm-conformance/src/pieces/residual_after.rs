@@ -7,6 +7,7 @@ use super::math::{
     NEXT, NormKernel, OPTIONAL, PieceMath, Refusal, Tensors, Trial, alternate, bugs, drawn, each, is_meaningful,
     presence, round, with_norms,
 };
+use crate::case::dice::index_of;
 use crate::testing::splitmix;
 
 bugs! {
@@ -264,7 +265,7 @@ fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
         let kind = if bit(0) { Kind::FORWARD_AFTER } else { Kind::FORWARD_AFTER_IN_PLACE };
         let layout = if bit(1) { Layout::DENSE } else { Layout::Mixed((i + j) as u32) };
         let dtypes = DTypes::uniform(dtype).widened(bit(2), bit(3));
-        let present = presents[(drawn >> 4) as usize % presents.len()];
+        let present = presents[index_of(drawn >> 4, presents.len())];
         let plain = Case::plain(kind, Norm::USUAL[(i + j) % 2], dtype, rows, cols);
         cases.push(Case { layout, dtypes, present, ..plain });
     }

@@ -64,20 +64,20 @@ impl BadCall {
     }
 
     /// Makes the call, and checks its answer and its memory.
-    pub fn run(&self, context: Context<'_>) -> Status {
+    pub async fn run(&self, context: Context<'_>) -> Result<(), Status> {
         let mut falsified = GoodCall::new(context.device, self.kind);
         (self.falsify)(&mut falsified);
         let GoodCall { kind, spec, dtypes, reduction, mut call } = falsified;
-        let fail = |detail| Status::Fail(Finding { check: Check::Misuse, output: kind.name(), detail });
-        match context.device.make(&spec, dtypes, reduction, &mut call) {
-            Err(error) => error.status(kind.name()),
+        let fail = |detail| Err(Status::Fail(Finding { check: Check::Misuse, output: kind.name(), detail }));
+        match context.device.make(&spec, dtypes, reduction, &mut call).await {
+            Err(error) => Err(error.status(kind.name())),
             Ok(Ok(())) => fail(format!("accepted, expected {:?}", self.refusal)),
             Ok(Err(error)) if Refusal::of(&error) != Some(self.refusal) => {
                 fail(format!("expected {:?}, got: {error}", self.refusal))
             }
             Ok(Err(_)) => match call.tensors.iter().find(|tensor| !tensor.is_untouched()) {
                 Some(tensor) => fail(format!("the refused call changed {}", tensor.name.name())),
-                None => Status::Pass,
+                None => Ok(()),
             },
         }
     }

@@ -67,23 +67,26 @@ impl Scenario {
     }
 
     /// Makes the calls once, and checks their answers and their memory.
-    pub fn steps(&self, context: Context<'_>, poison: Poison) -> Result<Vec<Step>, Status> {
+    pub async fn steps(&self, context: Context<'_>, poison: Poison) -> Result<Vec<Step>, Status> {
         let Scenario { case, inputs } = self;
-        let first = context.call(case, case.kind.direction, inputs.clone(), poison)?;
+        let first = context.call(case, case.kind.direction, inputs.clone(), poison).await?;
         let of_first = |tensor| first.outputs.values(tensor);
-        let backward = |case: &Case, inputs| context.call(case, Direction::Backward, inputs, poison);
+        let backward = async |case: &Case, inputs| context.call(case, Direction::Backward, inputs, poison).await;
         let later = match case.kind.calls {
             Calls::One | Calls::InPlace => Vec::new(),
             Calls::Sums => {
                 let held = |inputs: Inputs, tensor| inputs.with(tensor, of_first(tensor));
-                vec![backward(case, held(held(inputs.clone(), Tensor::Dweight), Tensor::Dbias))?]
+                vec![backward(case, held(held(inputs.clone(), Tensor::Dweight), Tensor::Dbias)).await?]
             }
             Calls::EndToEnd if case.kind.is_after() => {
                 let saved = self.saved(&first.outputs, Tensor::ResidualOut, [Tensor::NextMean, Tensor::NextRstd]);
                 let present = case.present.set(Tensor::Weight, case.present.has(Tensor::NextWeight));
                 let next = Case { kind: Kind::BACKWARD, present, ..*case };
                 let saved = saved.with(Tensor::Weight, inputs.get(Tensor::NextWeight).map(<[f64]>::to_vec));
-                let last = case.present.has(Tensor::NextRstd).then(|| backward(&next, saved)).transpose()?;
+                let last = match case.present.has(Tensor::NextRstd) {
+                    true => Some(backward(&next, saved).await?),
+                    false => None,
+                };
                 // x of the norm that was added has the activations' dtype; no gradient is added.
                 let present = case.present.without(Tensor::DresidualOut).without(Tensor::Dresidual);
                 let dtypes = DTypes { residual: case.dtypes.activation, ..case.dtypes };
@@ -93,12 +96,12 @@ impl Scenario {
                     None => saved,
                 };
                 let case = Case { present, dtypes, ..*case };
-                let first = backward(&case, saved.with(Tensor::DresidualOut, None))?;
+                let first = backward(&case, saved.with(Tensor::DresidualOut, None)).await?;
                 last.into_iter().chain([first]).collect()
             }
             Calls::EndToEnd => {
                 let saved = self.saved(&first.outputs, Tensor::ResidualOut, [Tensor::Mean, Tensor::Rstd]);
-                vec![backward(case, saved)?]
+                vec![backward(case, saved).await?]
             }
         };
         Ok(std::iter::once(first).chain(later).collect())
@@ -114,15 +117,15 @@ impl Scenario {
     }
 
     /// The outputs of all calls, one after the other.
-    pub fn run(&self, context: Context<'_>, poison: Poison) -> Result<Outputs, Status> {
-        Ok(outputs(&self.steps(context, poison)?))
+    pub async fn run(&self, context: Context<'_>, poison: Poison) -> Result<Outputs, Status> {
+        Ok(outputs(&self.steps(context, poison).await?))
     }
 
     /// Makes the calls from both poisons, and returns the calls of the first run if the second run
     /// stored the same. The second run repeats all calls of the case, so its backward pass uses its
     /// own forward pass.
-    pub fn steps_from_both_poisons(&self, context: Context<'_>) -> Result<Vec<Step>, Status> {
-        let (nan, huge) = (self.steps(context, Poison::Nan)?, self.run(context, Poison::Huge)?);
+    pub async fn steps_from_both_poisons(&self, context: Context<'_>) -> Result<Vec<Step>, Status> {
+        let (nan, huge) = (self.steps(context, Poison::Nan).await?, self.run(context, Poison::Huge).await?);
         match poison_difference(&outputs(&nan), &huge, |name| may_vary(&self.case, name)) {
             Some(finding) => Err(Status::Fail(finding)),
             None => Ok(nan),
@@ -254,14 +257,20 @@ fn place(case: &Case, tensor: Tensor) -> Placement {
 
 impl Context<'_> {
     /// Makes a call and checks its memory.
-    pub fn call(&self, case: &Case, direction: Direction, inputs: Inputs, poison: Poison) -> Result<Step, Status> {
+    pub async fn call(
+        &self,
+        case: &Case,
+        direction: Direction,
+        inputs: Inputs,
+        poison: Poison,
+    ) -> Result<Step, Status> {
         let workspace_elements = |problem: &_| self.device.workspace_elements(problem);
         let mut call = call(case, direction, &inputs, workspace_elements, poison);
         let reduction = match direction {
             Direction::Backward => case.grad_reduction,
             Direction::Forward | Direction::QuantizedForward => GradReduction::Partials,
         };
-        let answer = self.device.make(&case.spec(), case.dtypes, reduction, &mut call);
+        let answer = self.device.make(&case.spec(), case.dtypes, reduction, &mut call).await;
         let outputs = checked(&call, answer, "")?;
         Ok(Step { case: *case, direction, inputs, outputs })
     }

@@ -13,20 +13,20 @@ use crate::run::memory::{Outputs, Poison};
 
 /// Makes the same call `repeats` times, with a call of another shape in between; then calls with
 /// parts of its rows, and with shares of its groups of columns.
-pub(crate) fn run(context: Context<'_>, case: &Case, repeats: u32) -> Status {
+pub(crate) async fn run(context: Context<'_>, case: &Case, repeats: u32) -> Result<(), Status> {
     let scenario = Scenario::new(case);
-    let outcome = repeat(context, &scenario, repeats)
-        .and_then(|first| batches(context, &scenario, &first).and_then(|()| shares(context, &scenario, &first)));
-    outcome.err().unwrap_or(Status::Pass)
+    let first = repeat(context, &scenario, repeats).await?;
+    batches(context, &scenario, &first).await?;
+    shares(context, &scenario, &first).await
 }
 
-fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Outputs, Status> {
+async fn repeat(context: Context<'_>, scenario: &Scenario, repeats: u32) -> Result<Outputs, Status> {
     let case = &scenario.case;
-    let first = scenario.run(context, Poison::Nan)?;
+    let first = scenario.run(context, Poison::Nan).await?;
     let other = Scenario::new(&Case { rows: 3, cols: case.cols + 1, ..*case }.normalized());
     for repeat in 1..repeats {
-        other.run(context, Poison::Huge)?;
-        let again = scenario.run(context, Poison::Huge)?;
+        other.run(context, Poison::Huge).await?;
+        let again = scenario.run(context, Poison::Huge).await?;
         // In the order of the calls, because several calls may have the same tensor.
         for ((tensor, bits), (_, again)) in first.tensors.iter().zip(&again.tensors) {
             if bits != again && !may_vary(case, *tensor) {
@@ -44,7 +44,7 @@ fn first_difference(a: &[u32], b: &[u32]) -> usize {
 }
 
 /// Layout and alignment stay as in the full batch; only the number of rows changes.
-fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
+async fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
     let rows = scenario.case.rows;
     if rows == 0 {
         return Ok(());
@@ -53,7 +53,7 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
     let several =
         [2, 7, 64, 255, 256, 257].into_iter().filter(|&count| count < rows).map(|n| (rows - n..rows).collect());
     for part in single.into_iter().chain(several) {
-        let alone = scenario.with_rows(&part).run(context, Poison::Nan)?;
+        let alone = scenario.with_rows(&part).run(context, Poison::Nan).await?;
         for ((tensor, bits), (_, whole)) in alone.tensors.iter().zip(&whole.tensors) {
             let Some(width) = row_width(*tensor, &scenario.case) else { continue };
             let in_batch = data::pick_rows(&whole.bits, &part, width);
@@ -71,14 +71,14 @@ fn batches(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result
 /// Ranks that have whole groups of columns, as under tensor parallelism, have the bits of one device
 /// that has all groups: two ranks, and one for each group. Open are sums over the rows, whose order
 /// follows from the size of the call, and codes, whose scale may be that of a whole row.
-fn shares(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
+async fn shares(context: Context<'_>, scenario: &Scenario, whole: &Outputs) -> Result<(), Status> {
     let case = &scenario.case;
     let of = |ranks: usize| (0..ranks).map(move |rank| rank * case.groups / ranks..(rank + 1) * case.groups / ranks);
     if case.groups == 1 || case.quant.is_some() {
         return Ok(());
     }
     for share in of(2).chain(of(case.groups)) {
-        let alone = scenario.with_groups(&share).run(context, Poison::Nan)?;
+        let alone = scenario.with_groups(&share).run(context, Poison::Nan).await?;
         for ((tensor, bits), (_, whole)) in alone.tensors.iter().zip(&whole.tensors) {
             let picked = data::pick_groups(&whole.bits, *tensor, &share, case);
             let Some(expected) = picked.filter(|_| tensor.shape() != TensorShape::Cols) else { continue };
@@ -117,15 +117,16 @@ fn row_width(tensor: Tensor, case: &Case) -> Option<usize> {
 /// Checks relations between two calls that a deterministic kernel satisfies bit for bit. Negation
 /// is exact, and so is scaling by powers of two if nothing underflows. A row does not depend on its
 /// place in the batch. The case is an end-to-end case.
-pub(crate) fn run_metamorphic(context: Context<'_>, case: &Case) -> Status {
+pub(crate) async fn run_metamorphic(context: Context<'_>, case: &Case) -> Result<(), Status> {
     let scenario = Scenario::new(case);
     // Scaling by powers of two is exact only without underflow, which f16 cannot guarantee.
     let scales = is_ieee(context.arithmetic) && case.dtypes.activation != DType::F16;
     let relations = if scales { &[NEGATED_X, DOUBLED_X, DOUBLED_DY][..] } else { &[NEGATED_X] };
-    let mut relations = relations.iter();
-    let outcome =
-        permute_rows(context, &scenario).and_then(|()| relations.try_for_each(|it| relate(context, &scenario, it)));
-    outcome.err().unwrap_or(Status::Pass)
+    permute_rows(context, &scenario).await?;
+    for relation in relations {
+        relate(context, &scenario, relation).await?;
+    }
+    Ok(())
 }
 
 fn is_ieee(arithmetic: &Arithmetic) -> bool {
@@ -182,11 +183,11 @@ const DOUBLED_DY: Relation = Relation {
 };
 
 /// If the rows are reversed, the outputs per row are reversed.
-fn permute_rows(context: Context<'_>, scenario: &Scenario) -> Result<(), Status> {
+async fn permute_rows(context: Context<'_>, scenario: &Scenario) -> Result<(), Status> {
     let case = &scenario.case;
     let reversed: Vec<usize> = (0..case.rows).rev().collect();
-    let original = scenario.run(context, Poison::Nan)?;
-    for (tensor, bits) in &scenario.with_rows(&reversed).run(context, Poison::Nan)?.tensors {
+    let original = scenario.run(context, Poison::Nan).await?;
+    for (tensor, bits) in &scenario.with_rows(&reversed).run(context, Poison::Nan).await?.tensors {
         let Some((width, original)) = row_width(*tensor, case).zip(original.get(*tensor)) else { continue };
         let expected = data::pick_rows(&original.bits, &reversed, width);
         if bits.bits != expected {
@@ -197,7 +198,7 @@ fn permute_rows(context: Context<'_>, scenario: &Scenario) -> Result<(), Status>
     Ok(())
 }
 
-fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Result<(), Status> {
+async fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Result<(), Status> {
     let Scenario { mut case, mut inputs } = scenario.clone();
     if let Some(without) = relation.without {
         case.present = case.present.without(without);
@@ -213,7 +214,8 @@ fn relate(context: Context<'_>, scenario: &Scenario, relation: &Relation) -> Res
     };
     let changed = Case { eps: case.eps * eps_factor, ..case };
     let changed = Scenario { case: changed, inputs: inputs.clone().map(scaled) };
-    let (before, after) = (Scenario { case, inputs }.run(context, Poison::Nan)?, changed.run(context, Poison::Nan)?);
+    let before = Scenario { case, inputs }.run(context, Poison::Nan).await?;
+    let after = changed.run(context, Poison::Nan).await?;
     for (tensor, factor) in SCALED.into_iter().zip(relation.factors).filter(|(tensor, _)| !may_vary(&case, *tensor)) {
         let Some((before, after)) = before.get(tensor).zip(after.get(tensor)) else { continue };
         // Compares values, not bits, so that both zeros are equal.
@@ -234,7 +236,8 @@ fn violated(check: Check, tensor: Tensor, detail: String) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::case::Kind;
+    use crate::case::{Kind, Trial};
+    use crate::run::execute::execute_case;
     use crate::run::memory::Call;
     use crate::selftest::faulty::Faulty;
     use rmsnorm_spec::{DTypes, NormSpec};
@@ -243,6 +246,14 @@ mod tests {
         let mut case = Case::plain(kind, Norm::Rms, DType::Bf16, 9, 33);
         case.present = case.present.with(Tensor::Weight).with(Tensor::Dweight);
         case.normalized()
+    }
+
+    fn run(device: &Faulty, case: &Case, repeats: u32) -> Status {
+        execute_case(device.context(), &Case { trial: Trial::Determinism { repeats }, ..*case }).status
+    }
+
+    fn metamorphic(device: &Faulty, case: &Case) -> Status {
+        execute_case(device.context(), &Case { trial: Trial::Metamorphic, ..*case }).status
     }
 
     /// Flips the last bit of the first element of an output.
@@ -263,10 +274,10 @@ mod tests {
                     spoil(call, Tensor::Y)
                 }
             };
-            let status = run(Faulty::new(fault).context(), &case(Kind::FORWARD), 7);
+            let status = run(&Faulty::new(fault), &case(Kind::FORWARD), 7);
             assert!(matches!(&status, Status::Fail(finding) if finding.check == Check::Repeat), "{repeat}: {status:?}");
         }
-        assert_eq!(run(Faulty::correct().context(), &case(Kind::FORWARD), 7), Status::Pass);
+        assert_eq!(run(&Faulty::correct(), &case(Kind::FORWARD), 7), Status::Pass);
     }
 
     /// A row with different bits when it is alone: the first, the middle or the last of its batch.
@@ -283,7 +294,7 @@ mod tests {
                     spoil(call, Tensor::Y);
                 }
             };
-            let status = run(Faulty::new(fault).context(), &case, 1);
+            let status = run(&Faulty::new(fault), &case, 1);
             let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::BatchInvariance);
             assert!(is_found, "{row}: {status:?}");
         }
@@ -301,14 +312,14 @@ mod tests {
             [(Tensor::Y, Kind::FORWARD), (Tensor::Rstd, Kind::FORWARD), (Tensor::Dx, Kind::END_TO_END)]
         {
             let case = grouped(kind);
-            assert_eq!(run(Faulty::correct().context(), &case, 1), Status::Pass);
+            assert_eq!(run(&Faulty::correct(), &case, 1), Status::Pass);
             for groups in [1, 2] {
                 let fault = move |_, spec: &NormSpec, call: &mut Call| {
                     if spec.groups == groups {
                         spoil(call, tensor);
                     }
                 };
-                let status = run(Faulty::new(fault).context(), &case, 1);
+                let status = run(&Faulty::new(fault), &case, 1);
                 let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::GroupInvariance);
                 assert!(is_found, "{tensor}, {groups}: {status:?}");
             }
@@ -322,7 +333,7 @@ mod tests {
         for (dtype, relations) in [(DType::F32, 4), (DType::Bf16, 4), (DType::F16, 2)] {
             let case = Case { dtypes: DTypes::uniform(dtype), ..case(Kind::END_TO_END) };
             let correct = Faulty::correct();
-            assert_eq!(run_metamorphic(correct.context(), &case), Status::Pass);
+            assert_eq!(metamorphic(&correct, &case), Status::Pass);
             // A forward and a backward call for each side of a relation.
             assert_eq!(correct.calls(), 4 * relations, "{dtype}");
             for relation in 0..relations {
@@ -331,7 +342,7 @@ mod tests {
                         spoil(call, Tensor::Dx);
                     }
                 };
-                let status = run_metamorphic(Faulty::new(fault).context(), &case);
+                let status = metamorphic(&Faulty::new(fault), &case);
                 let is_found = matches!(&status, Status::Fail(finding) if finding.check == Check::Metamorphic);
                 assert!(is_found, "{dtype}, relation {relation}: {status:?}");
             }

@@ -5,6 +5,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+use pollster::block_on;
 use rmsnorm_spec::quant::CodeType;
 use rmsnorm_spec::{
     AnyBackward, AnyCall, AnyElement, AnyForward, AnyIn, AnyOut, AnyQuantizedForward, Checked, DType, DTypes,
@@ -36,9 +39,15 @@ pub(crate) trait Device: Sync {
     fn shape_breakpoints(&self, dtype: DType) -> Vec<(usize, usize)>;
     fn workspace_elements(&self, problem: &Problem) -> usize;
     /// Checks that views lie where their spans say. The inner error is the finding, in words.
-    fn check_spans(&self) -> Result<Result<(), String>, TransferError>;
+    fn check_spans(&self) -> LocalBoxFuture<'_, Result<Result<(), String>, TransferError>>;
     /// Uploads the tensors, makes the call, and downloads all tensors, for any answer of the call.
-    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer;
+    fn make<'a>(
+        &'a self,
+        spec: &'a NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+        call: &'a mut Call,
+    ) -> LocalBoxFuture<'a, Answer>;
 }
 
 impl<H: Harness> Device for H {
@@ -61,12 +70,18 @@ impl<H: Harness> Device for H {
         self.backend().workspace_len(problem)
     }
 
-    fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
-        span::check(self)
+    fn check_spans(&self) -> LocalBoxFuture<'_, Result<Result<(), String>, TransferError>> {
+        span::check(self).boxed_local()
     }
 
-    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
-        call.make(self, spec, dtypes, reduction)
+    fn make<'a>(
+        &'a self,
+        spec: &'a NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+        call: &'a mut Call,
+    ) -> LocalBoxFuture<'a, Answer> {
+        async move { call.on_device(self, &Alone(self.backend()), spec, dtypes, reduction).await }.boxed_local()
     }
 }
 
@@ -75,7 +90,7 @@ trait Loaded<B: NormBackend> {
     fn view(&self) -> AnyIn<'_, B>;
     fn view_mut(&mut self) -> AnyOut<'_, B>;
     /// Downloads the whole buffer.
-    fn unload(&self, tensor: &mut Guarded) -> Result<(), TransferError>;
+    fn unload<'a>(&'a self, tensor: &'a mut Guarded) -> LocalBoxFuture<'a, Result<(), TransferError>>;
 }
 
 /// A tensor of one type.
@@ -111,18 +126,17 @@ impl<H: Harness, E: AnyElement> Loaded<H::Backend> for Elements<'_, H, E> {
         E::any_out(self.harness.view_mut(&mut self.buffer, self.range.clone()))
     }
 
-    fn unload(&self, tensor: &mut Guarded) -> Result<(), TransferError> {
-        let elements = match tensor.parts().as_slice() {
-            [_] => self.harness.download(&self.buffer),
-            parts => {
-                let part = |(there, here): &(usize, Range<usize>)| {
-                    self.harness.download_part(&self.buffer, *there..there + here.len())
-                };
-                parts.iter().map(part).collect::<Result<Vec<_>, _>>().map(|parts| parts.concat())
+    fn unload<'a>(&'a self, tensor: &'a mut Guarded) -> LocalBoxFuture<'a, Result<(), TransferError>> {
+        let unload = async {
+            let parts = tensor.parts();
+            tensor.after.clear();
+            for (there, here) in parts {
+                let part = self.harness.fetch_part(&self.buffer, there..there + here.len()).await;
+                tensor.after.extend(part.map_err(TransferError::Download)?.into_iter().map(AnyElement::bits));
             }
+            Ok(())
         };
-        tensor.after = elements.map_err(TransferError::Download)?.into_iter().map(AnyElement::bits).collect();
-        Ok(())
+        unload.boxed_local()
     }
 }
 
@@ -195,7 +209,7 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        self.on_device(harness, &Alone(harness.backend()), spec, dtypes, reduction)
+        block_on(self.on_device(harness, &Alone(harness.backend()), spec, dtypes, reduction))
     }
 
     /// Makes a forward or backward call through `norm` instead of the backend, and downloads all of
@@ -210,11 +224,11 @@ impl Call {
         spec: &NormSpec,
         dtypes: DTypes,
     ) -> Answer {
-        self.on_device(harness, norm, spec, dtypes, GradReduction::Partials)
+        block_on(self.on_device(harness, norm, spec, dtypes, GradReduction::Partials))
     }
 
     /// Uploads the tensors, makes the call, and downloads all tensors.
-    fn on_device<H: Harness>(
+    async fn on_device<H: Harness>(
         &mut self,
         harness: &H,
         norm: &impl Normalize<H::Backend>,
@@ -226,7 +240,7 @@ impl Call {
         let mut loaded = loaded?;
         let answer = self.launch::<H>(&mut loaded, norm, spec, dtypes, reduction).map_err(TransferError::Upload)?;
         for (tensor, loaded) in self.tensors.iter_mut().zip(loaded) {
-            loaded.unload(tensor)?;
+            loaded.unload(tensor).await?;
         }
         Ok(answer)
     }

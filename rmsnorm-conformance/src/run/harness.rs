@@ -118,6 +118,19 @@ pub trait Harness: Sync {
         Ok(self.download(buffer)?[range].to_vec())
     }
 
+    /// As [`download_part`](Self::download_part), for the runner, which awaits it. A program in a
+    /// browser cannot wait, so a backend for browsers overrides this method.
+    ///
+    /// # Errors
+    /// As [`download_part`](Self::download_part).
+    fn fetch_part<T: AnyElement>(
+        &self,
+        buffer: &Self::Buffer<T>,
+        range: Range<usize>,
+    ) -> impl Future<Output = Result<Vec<T>, Error>> {
+        std::future::ready(self.download_part(buffer, range))
+    }
+
     /// A read-only view of a range of elements.
     fn view<'a, T: AnyElement>(
         &self,

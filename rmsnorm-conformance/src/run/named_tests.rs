@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread::available_parallelism;
 
+use pollster::block_on;
 use rmsnorm_spec::{DType, Error, Norm};
 
 use crate::Harness;
@@ -134,8 +135,7 @@ fn test_items(device: &dyn Device, items: impl Iterator<Item = Item>) -> Result<
     let mut lacks_operation = true;
     let mut coverage = Coverage::default();
     for item in items {
-        let case = item.case();
-        let CaseReport { id, status, .. } = item.execute(context);
+        let (case, CaseReport { id, status, .. }) = block_on(item.run(context));
         if let Some(case) = case {
             coverage.add(&case, &status);
         }

@@ -1,8 +1,12 @@
 //! For tests of the suite: the simulated backend, with a fault that a test applies to chosen calls
 //! after they were made.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use rmsnorm_spec::{DType, DTypes, Error, GradReduction, NormSpec, Problem};
 
 use crate::Arithmetic;
@@ -65,16 +69,32 @@ impl Device for Faulty {
         self.correct.workspace_elements(problem)
     }
 
-    fn check_spans(&self) -> Result<Result<(), String>, TransferError> {
+    fn check_spans(&self) -> LocalBoxFuture<'_, Result<Result<(), String>, TransferError>> {
         self.correct.check_spans()
     }
 
-    fn make(&self, spec: &NormSpec, dtypes: DTypes, reduction: GradReduction, call: &mut Call) -> Answer {
-        if let Some(error) = self.refusal.as_ref().and_then(|refusal| refusal(call)) {
-            return Ok(Err(error));
-        }
-        let answer = self.correct.make(spec, dtypes, reduction, call);
-        (self.fault)(self.calls.fetch_add(1, Ordering::Relaxed), spec, call);
-        answer
+    fn make<'a>(
+        &'a self,
+        spec: &'a NormSpec,
+        dtypes: DTypes,
+        reduction: GradReduction,
+        call: &'a mut Call,
+    ) -> LocalBoxFuture<'a, Answer> {
+        let make = async move {
+            // As a device that is waited for.
+            let mut is_made = false;
+            poll_fn(|context| {
+                context.waker().wake_by_ref();
+                if std::mem::replace(&mut is_made, true) { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            if let Some(error) = self.refusal.as_ref().and_then(|refusal| refusal(call)) {
+                return Ok(Err(error));
+            }
+            let answer = Device::make(&self.correct, spec, dtypes, reduction, call).await;
+            (self.fault)(self.calls.fetch_add(1, Ordering::Relaxed), spec, call);
+            answer
+        };
+        make.boxed_local()
     }
 }

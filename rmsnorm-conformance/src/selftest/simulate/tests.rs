@@ -1,6 +1,7 @@
 //! Compares the correct kernel with the definition, and every bug with the correct kernel, in the
 //! suite's calls.
 
+use pollster::block_on;
 use rmsnorm_spec::{DType, DTypes, Norm, Slot, Tensor};
 
 use super::SimulatedBackend;
@@ -25,7 +26,7 @@ type AnyElement = Result<Vec<(Tensor, Bits)>, Status>;
 /// Two calls with the same inputs on the same backend.
 fn two_calls(bug: Option<Bug>, scenario: &Scenario) -> [AnyElement; 2] {
     on(bug, |context| {
-        [Poison::Nan, Poison::Huge].map(|poison| scenario.run(context, poison).map(|outputs| outputs.tensors))
+        [Poison::Nan, Poison::Huge].map(|poison| block_on(scenario.run(context, poison)).map(|outputs| outputs.tensors))
     })
 }
 
@@ -89,7 +90,7 @@ fn correct_kernel_is_within_bounds_and_writes_every_result_and_no_gap() {
 }
 
 fn outputs(case: &Case) -> Outputs {
-    on(None, |context| Scenario::new(case).run(context, Poison::Nan)).unwrap()
+    on(None, |context| block_on(Scenario::new(case).run(context, Poison::Nan))).unwrap()
 }
 
 #[test]
