@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rmsnorm_spec::Error;
 use wgpu::{
     Adapter, Backends, Device, DeviceDescriptor, DeviceType, DownlevelFlags, ExperimentalFeatures, Features, Instance,
-    InstanceDescriptor, InstanceFlags, MemoryHints, Queue, RequestAdapterOptions, Trace,
+    InstanceDescriptor, InstanceFlags, MemoryHints, PowerPreference, Queue, RequestAdapterOptions, Trace,
 };
 
-use crate::error::{WgpuFailure, unavailable};
+use crate::error::{IS_BROWSER, WgpuFailure, unavailable};
 
 /// Part of an adapter's name, case-insensitive. Other adapters are ignored.
 const NAME_VARIABLE: &str = "WGPU_ADAPTER_NAME";
@@ -42,17 +42,26 @@ impl Health {
 }
 
 /// The adapters that can run kernels: discrete GPUs, integrated, virtual, others, software;
-/// adapters of the same kind in wgpu's order. At least one.
+/// adapters of the same kind in wgpu's order. At least one. A browser gives only the one that it
+/// takes for the fastest.
 ///
 /// # Errors
 /// `Unavailable`, with the adapters that were tried, if none is left.
-pub(crate) fn adapters() -> Result<Vec<Adapter>, Error> {
+pub(crate) async fn adapters() -> Result<Vec<Adapter>, Error> {
     let instance = instance()?;
-    let listed = pollster::block_on(instance.enumerate_adapters(Backends::all()));
+    let mut listed = Vec::new();
+    if !IS_BROWSER {
+        listed = instance.enumerate_adapters(Backends::all()).await;
+    }
     if listed.is_empty() {
         // A request for one adapter returns an error that says what wgpu tried.
-        let tried = pollster::block_on(instance.request_adapter(&RequestAdapterOptions::default()));
-        let tried = tried.map_or_else(|error| without_absent(&error.to_string()), |_| "wgpu lists no adapter".into());
+        let fastest =
+            RequestAdapterOptions { power_preference: PowerPreference::HighPerformance, ..Default::default() };
+        let tried = match instance.request_adapter(&fastest).await {
+            Ok(adapter) if IS_BROWSER => return Ok(vec![adapter]),
+            Ok(_) => "wgpu lists no adapter".into(),
+            Err(error) => without_absent(&error.to_string()),
+        };
         return Err(unavailable(format!("{tried}; fix: {}", install())));
     }
     let (mut adapters, unfit): (Vec<_>, Vec<_>) = listed
@@ -92,6 +101,11 @@ fn without_absent(error: &str) -> String {
 /// The fix of a machine without an adapter.
 fn install() -> String {
     match env::var(BACKEND_VARIABLE) {
+        _ if IS_BROWSER => {
+            "use a browser with WebGPU (Chrome or Edge 113, Safari 26, Firefox 141, or later), open the page from \
+             https or localhost, and switch on graphics acceleration in the browser's settings"
+                .into()
+        }
         Ok(backend) => format!("unset {BACKEND_VARIABLE}, which is {backend:?}"),
         Err(_) if cfg!(target_os = "linux") => {
             "install the Vulkan loader and a driver (Debian and Ubuntu: apt install libvulkan1 mesa-vulkan-drivers, which \
@@ -129,7 +143,7 @@ fn instance() -> Result<&'static Instance, Error> {
 ///
 /// # Errors
 /// `Unavailable` if the adapter provides no device.
-pub(crate) fn open(adapter: &Adapter) -> Result<(Device, Queue, Arc<Health>), Error> {
+pub(crate) async fn open(adapter: &Adapter) -> Result<(Device, Queue, Arc<Health>), Error> {
     let descriptor = DeviceDescriptor {
         label: Some("rmsnorm"),
         required_features: adapter.features() & USEFUL,
@@ -138,7 +152,9 @@ pub(crate) fn open(adapter: &Adapter) -> Result<(Device, Queue, Arc<Health>), Er
         memory_hints: MemoryHints::Performance,
         trace: Trace::Off,
     };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor))
+    let (device, queue) = adapter
+        .request_device(&descriptor)
+        .await
         .map_err(|error| unavailable(format!("{} gives no device: {error}", name(adapter))))?;
     let health = Arc::new(Health::default());
     let kept = Arc::clone(&health);

@@ -13,7 +13,7 @@ use wgpu::{AdapterInfo, CommandEncoder, CommandEncoderDescriptor, Device, Device
 use crate::adapter::{self, Health};
 use crate::caps::{Caps, F16};
 use crate::check_f16;
-use crate::error::{BACKEND, device_error, scoped, unavailable};
+use crate::error::{BACKEND, device_error, scoped, scoped_async, unavailable, wait};
 use crate::kernel::Kernels;
 use crate::launch::{self, Target, Tensors, Work};
 use crate::plan::{self, KEPT, Tuning};
@@ -120,7 +120,15 @@ impl WgpuBackend {
     /// `Unavailable` if the device's limits are too low for any kernel, or `RMSNORM_TUNING` names a
     /// table that is invalid or for another device.
     pub fn from_device(device: Device, queue: Queue) -> Result<Self, Error> {
-        WgpuBackend::build(device, queue, None)
+        wait("WgpuBackend::from_device_async", WgpuBackend::from_device_async(device, queue))
+    }
+
+    /// As [`from_device`](Self::from_device), without waiting.
+    ///
+    /// # Errors
+    /// As [`from_device`](Self::from_device).
+    pub async fn from_device_async(device: Device, queue: Queue) -> Result<Self, Error> {
+        WgpuBackend::build(device, queue, None).await
     }
 
     /// A backend on a new device, on adapter `ordinal` of the machine, with all limits of the
@@ -134,13 +142,22 @@ impl WgpuBackend {
     /// `Unavailable` if there is no such adapter, with the adapters that were tried, or if it
     /// provides no device.
     pub fn new(ordinal: usize) -> Result<Self, Error> {
-        let adapters = adapter::adapters()?;
+        wait("WgpuBackend::new_async", WgpuBackend::new_async(ordinal))
+    }
+
+    /// As [`new`](Self::new), without waiting. A browser has one adapter, the one that it takes for
+    /// the fastest.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub async fn new_async(ordinal: usize) -> Result<Self, Error> {
+        let adapters = adapter::adapters().await?;
         let Some(adapter) = adapters.get(ordinal) else {
             let plural = if adapters.len() == 1 { "" } else { "s" };
             return Err(unavailable(format!("there is no adapter {ordinal}, only {} adapter{plural}", adapters.len())));
         };
-        let (device, queue, health) = adapter::open(adapter)?;
-        WgpuBackend::build(device, queue, Some(Own { ordinal, health }))
+        let (device, queue, health) = adapter::open(adapter).await?;
+        WgpuBackend::build(device, queue, Some(Own { ordinal, health })).await
     }
 
     /// Number of adapters that [`new`](Self::new) can choose from, at least 1.
@@ -148,17 +165,17 @@ impl WgpuBackend {
     /// # Errors
     /// `Unavailable` if there is none, with the adapters that were tried.
     pub fn device_count() -> Result<usize, Error> {
-        adapter::adapters().map(|adapters| adapters.len())
+        wait("WgpuBackend::new_async", adapter::adapters()).map(|adapters| adapters.len())
     }
 
-    fn build(device: Device, queue: Queue, own: Option<Own>) -> Result<Self, Error> {
+    async fn build(device: Device, queue: Queue, own: Option<Own>) -> Result<Self, Error> {
         let limits = device.limits();
         if limits.max_compute_invocations_per_workgroup == 0 || limits.max_storage_buffers_per_shader_stage == 0 {
             let reason = "the device was requested without compute: its limits have no invocations or storage buffers; fix: \
                           request it with required_limits: adapter.limits()";
             return Err(unavailable(reason));
         }
-        let caps = Caps::read(&device, check_f16::best_form(&device, &queue));
+        let caps = Caps::read(&device, check_f16::best_form(&device, &queue).await);
         let identity = identity(&device, &caps);
         let Chosen { table, source } = choose(&identity, Tuning::from_table).map_err(unavailable)?;
         let caps = Caps { tuning: table.map_or(caps.tuning, |table| KEPT.keep(table)), ..caps };
@@ -312,6 +329,20 @@ impl WgpuBackend {
         self.shared().kernels.len()
     }
 
+    /// Makes calls, and awaits the device's answer to them.
+    ///
+    /// On a native device every call returns its own errors. In a browser the device's errors (a
+    /// program it does not compile, no memory left) come later: the call returns `Ok`, and the next
+    /// call on a device of [`new_async`](Self::new_async) returns the error. This method returns it
+    /// for the calls that made it, on any device.
+    ///
+    /// # Errors
+    /// Errors of `calls`; `Device` with the device's error.
+    pub async fn catch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
+        self.check_health()?;
+        scoped_async(self.device(), "a call", || calls(self)).await
+    }
+
     pub(crate) fn encoder(&self) -> CommandEncoder {
         self.device().create_command_encoder(&CommandEncoderDescriptor { label: Some("rmsnorm") })
     }
@@ -459,17 +490,20 @@ fn describe(device: &Device, caps: &Caps) -> String {
         (true, least) if least == info.subgroup_max_size => format!("subgroups of {least}"),
         (true, least) => format!("subgroups of {least} to {}", info.subgroup_max_size),
     };
-    format!(
-        "{}, {}, driver {}, {subgroups}, {} invocations, {} of workgroup memory, bindings of {}, {} storage buffers, f16 by {}",
+    let storage = bytes(u64::from(limits.max_compute_workgroup_storage_size));
+    let parts = [
         info.name,
-        info.backend,
-        driver.trim(),
-        limits.max_compute_invocations_per_workgroup,
-        bytes(u64::from(limits.max_compute_workgroup_storage_size)),
-        bytes(limits.max_storage_buffer_binding_size),
-        limits.max_storage_buffers_per_shader_stage,
-        if caps.f16 == F16::Converts { "conversions" } else { "integers" },
-    )
+        info.backend.to_string(),
+        format!("driver {}", driver.trim()),
+        subgroups,
+        format!("{} invocations", limits.max_compute_invocations_per_workgroup),
+        format!("{storage} of workgroup memory"),
+        format!("bindings of {}", bytes(limits.max_storage_buffer_binding_size)),
+        format!("{} storage buffers", limits.max_storage_buffers_per_shader_stage),
+        format!("f16 by {}", if caps.f16 == F16::Converts { "conversions" } else { "integers" }),
+    ];
+    // A browser tells neither name nor driver.
+    parts.into_iter().filter(|part| !part.is_empty() && part != "driver ").collect::<Vec<_>>().join(", ")
 }
 
 /// A human-readable size: `48 KiB`, `2.0 GiB`.

@@ -5,12 +5,13 @@
 use rmsnorm_spec::Error;
 use wgpu::{
     BindGroupDescriptor, BindGroupEntry, Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor,
-    ComputePassDescriptor, ComputePipelineDescriptor, Device, Features, MapMode, PipelineCompilationOptions, PollType,
-    Queue, ShaderModuleDescriptor, ShaderSource,
+    ComputePassDescriptor, ComputePipelineDescriptor, Device, Features, PipelineCompilationOptions, Queue,
+    ShaderModuleDescriptor, ShaderSource,
 };
 
 use crate::caps::F16;
-use crate::error::{WgpuFailure, device_error, scoped};
+use crate::download::read;
+use crate::error::scoped_async;
 use crate::source;
 
 /// Magnitudes of f16; `check_f16.wgsl` uses a thread for each.
@@ -24,10 +25,10 @@ const BYTES: u64 = 8;
 
 /// The best form for a device. Only devices with `Features::SHADER_F16` have f16 instructions that
 /// are worth checking.
-pub(crate) fn best_form(device: &Device, queue: &Queue) -> F16 {
-    if !validates(device, source::UNPACKS_F16) {
+pub(crate) async fn best_form(device: &Device, queue: &Queue) -> F16 {
+    if !validates(device, source::UNPACKS_F16).await {
         F16::Integers
-    } else if device.features().contains(Features::SHADER_F16) && is_right(device, queue).unwrap_or(false) {
+    } else if device.features().contains(Features::SHADER_F16) && is_right(device, queue).await.unwrap_or(false) {
         F16::Converts
     } else {
         F16::Unpacks
@@ -36,19 +37,17 @@ pub(crate) fn best_form(device: &Device, queue: &Queue) -> F16 {
 
 /// Whether the device compiles this shader. wgpu reports WebGPU features that an adapter lacks, but
 /// not whether a device has this function.
-fn validates(device: &Device, wgsl: &'static str) -> bool {
+async fn validates(device: &Device, wgsl: &'static str) -> bool {
     let descriptor = ShaderModuleDescriptor { label: None, source: ShaderSource::Wgsl(wgsl.into()) };
-    scoped(device, "a question", || Ok(device.create_shader_module(descriptor))).is_ok()
+    scoped_async(device, "a question", || Ok(device.create_shader_module(descriptor))).await.is_ok()
 }
 
 /// Whether the device's conversions match integer arithmetic. Waits for all work submitted so far.
-fn is_right(device: &Device, queue: &Queue) -> Result<bool, Error> {
+async fn is_right(device: &Device, queue: &Queue) -> Result<bool, Error> {
     const OPERATION: &str = "checking conversions of f16";
-    let answer = scoped(device, OPERATION, || Ok(ask(device, queue)))?;
-    let failure = |error: &dyn std::error::Error| device_error(WgpuFailure::internal(OPERATION, error));
-    device.poll(PollType::wait_indefinitely()).map_err(|error| failure(&error))?;
-    let mapped = answer.get_mapped_range(..).map_err(|error| failure(&error))?;
-    Ok(mapped.iter().copied().eq(u64::from(MAGNITUDES).to_le_bytes()))
+    let answer = scoped_async(device, OPERATION, || Ok(ask(device, queue))).await?;
+    let bytes = read(device, &answer, OPERATION).await?;
+    Ok(bytes.iter().copied().eq(u64::from(MAGNITUDES).to_le_bytes()))
 }
 
 /// Runs the shader and returns the buffer that will hold its counter.
@@ -86,7 +85,5 @@ fn ask(device: &Device, queue: &Queue) -> Buffer {
     }
     encoder.copy_buffer_to_buffer(&right, 0, &answer, 0, BYTES);
     queue.submit([encoder.finish()]);
-    // `get_mapped_range` reports the outcome.
-    answer.map_async(MapMode::Read, .., |_| {});
     answer
 }

@@ -9,6 +9,10 @@ use wgpu::{Device, ErrorFilter};
 /// The name of the backend in every error.
 pub(crate) const BACKEND: &str = "wgpu";
 
+/// Whether this is a program in a browser: it must not wait for the device, and learns of the
+/// device's errors after the call that caused them.
+pub(crate) const IS_BROWSER: bool = cfg!(target_arch = "wasm32");
+
 /// An operation that wgpu refused or the device could not perform: the source of [`Error::Device`].
 ///
 /// # Example
@@ -114,12 +118,36 @@ pub(crate) fn unsupported(rule: impl Into<String>) -> Error {
     Error::Unsupported { rule: rule.into() }
 }
 
+/// Waits for `future`.
+///
+/// # Errors
+/// Errors of `future`; in a browser `Unavailable`, with the method to call `instead`.
+pub(crate) fn wait<O>(instead: &str, future: impl Future<Output = Result<O, Error>>) -> Result<O, Error> {
+    if IS_BROWSER {
+        return Err(unavailable(format!("a program in a browser cannot wait; fix: await `{instead}`")));
+    }
+    pollster::block_on(future)
+}
+
+/// As [`scoped_async`], without waiting for the device: native devices report errors during the
+/// call. In a browser errors of the device are left to the handler of uncaptured errors.
+///
+/// # Errors
+/// As [`scoped_async`]; in a browser errors of `work`.
+pub(crate) fn scoped<O>(
+    device: &Device,
+    operation: &'static str,
+    work: impl FnOnce() -> Result<O, Error>,
+) -> Result<O, Error> {
+    if IS_BROWSER { work() } else { pollster::block_on(scoped_async(device, operation, work)) }
+}
+
 /// Runs `work` and catches every device error of this thread. An error that wgpu reports takes
 /// precedence over the result of `work`, because failures in `work` follow from it.
 ///
 /// # Errors
 /// `Device` with wgpu's error; errors of `work`.
-pub(crate) fn scoped<O>(
+pub(crate) async fn scoped_async<O>(
     device: &Device,
     operation: &'static str,
     work: impl FnOnce() -> Result<O, Error>,
@@ -129,11 +157,10 @@ pub(crate) fn scoped<O>(
     let validation = device.push_error_scope(ErrorFilter::Validation);
     let internal = device.push_error_scope(ErrorFilter::Internal);
     let output = work();
-    // The futures are ready: native devices report errors during the call.
-    let [internal, validation, memory] = [internal, validation, memory].map(|scope| pollster::block_on(scope.pop()));
+    let [internal, validation, memory] = [internal, validation, memory].map(|scope| scope.pop());
     // The first error in this order is the cause: a buffer that could not be allocated is invalid
     // at its use.
-    match memory.or(internal).or(validation) {
+    match memory.await.or(internal.await).or(validation.await) {
         Some(error) => Err(device_error(WgpuFailure::caught(operation, &error))),
         None => output,
     }

@@ -6,9 +6,10 @@ use std::ops::Range;
 use rmsnorm_conformance::{Arithmetic, Harness, NonFinite, StoreRounding};
 use rmsnorm_spec::depth::{policy_depth_rows, sum_depth};
 use rmsnorm_spec::{AnyElement, Error, Problem};
-use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor, MapMode, PollType};
+use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor};
 
-use crate::error::{WgpuFailure, device_error, scoped};
+use crate::download::read;
+use crate::error::{WgpuFailure, device_error, scoped, wait};
 use crate::plan::Layout;
 use crate::{WgpuBackend, WgpuSlice, plan};
 
@@ -131,6 +132,10 @@ impl Harness for WgpuBackend {
     }
 
     fn download_part<T: AnyElement>(&self, buffer: &TestBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
+        wait("Harness::fetch_part", self.fetch_part(buffer, range))
+    }
+
+    async fn fetch_part<T: AnyElement>(&self, buffer: &TestBuffer<T>, range: Range<usize>) -> Result<Vec<T>, Error> {
         let device = self.device();
         let (first, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
         let from = first / WORD * WORD;
@@ -145,14 +150,12 @@ impl Harness for WgpuBackend {
             let mut encoder = device.create_command_encoder(&CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(&buffer.buffer, from as u64, &staging, 0, words as u64);
             self.queue().submit([encoder.finish()]);
-            // `get_mapped_range` below reports the outcome.
-            staging.map_async(MapMode::Read, .., |_| {});
             Ok(staging)
         })?;
-        let failure = |error: &dyn std::error::Error| device_error(WgpuFailure::internal("download", error));
         self.check_health()?;
-        device.poll(PollType::wait_indefinitely()).map_err(|error| failure(&error))?;
-        let mapped = staging.get_mapped_range(..).map_err(|error| failure(&error))?;
+        let mapped = read(device, &staging, "download").await?;
+        // A browser has reported the errors of earlier calls by now.
+        self.check_health()?;
         let bytes = mapped.get(first - from..end - from).unwrap_or_default();
         Ok(bytemuck::pod_collect_to_vec(bytes))
     }

@@ -1,10 +1,13 @@
 //! Fused RMSNorm and LayerNorm in WGSL, forward and backward, on every device that wgpu supports:
-//! Vulkan, Metal, Direct3D 12.
+//! Vulkan, Metal, Direct3D 12, and in browsers WebGPU.
 //!
 //! [`WgpuBackend`] implements [`rmsnorm_spec::NormBackend`] over views of the caller's
 //! [`wgpu::Buffer`]s, on the caller's device and queue, and can record into the caller's
 //! [`wgpu::CommandEncoder`]. Calls copy no matrix and do not wait. A call allocates a uniform
 //! buffer, and for weight gradients a workspace unless the caller passes one.
+//!
+//! In a browser, which lets no program wait, devices are opened by [`WgpuBackend::new_async`], and
+//! [`WgpuBackend::catch`] returns the device's errors.
 //!
 //! A device needs storage buffers and workgroup memory: WebGPU's default limits and features
 //! suffice, and most lower limits do. bf16 and f16 are converted by integer arithmetic, which needs
@@ -21,6 +24,7 @@
 //! | `view` | elements of a buffer |
 //! | `caps` | the capabilities of a device, read once |
 //! | `check_f16` | whether the device converts f16 exactly |
+//! | `download` | buffers read by the host |
 //! | `plan` | a pure function of problem, layout and caps: kernels, their sizes and their rows |
 //! | `params` | the uniform buffer of every kernel |
 //! | `source` | the text of a kernel: constants and accessors, then files of `shaders/` |
@@ -35,6 +39,7 @@ mod adapter;
 mod backend;
 mod caps;
 mod check_f16;
+mod download;
 mod error;
 #[cfg(feature = "conformance")]
 mod harness;
