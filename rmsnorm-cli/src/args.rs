@@ -59,6 +59,28 @@ pub enum Command {
     /// input file may hold settings in place of options. Tensors and metadata with other names are
     /// errors; only the metadata "format", which frameworks write, is ignored.
     Run(RunArgs),
+    /// Check reports of the test suite that others made
+    #[command(subcommand)]
+    Report(ReportCommand),
+}
+
+/// The commands of `rmsnorm report`.
+#[derive(Debug, Subcommand)]
+pub enum ReportCommand {
+    /// Check that reports are as the suite wrote them, and print what they prove
+    ///
+    /// Reads reports of `rmsnorm conformance --json` and of the page for browsers: all lines, or the
+    /// last one. Refuses a report that was changed, that is from another version of the suite, or
+    /// that covers no whole profile.
+    Check(CheckArgs),
+}
+
+/// Arguments of `rmsnorm report check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Reports
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
 }
 
 /// Arguments of `rmsnorm devices`.

@@ -1,7 +1,7 @@
 //! The program `rmsnorm`: lists the devices of a machine (`devices`), tests (`conformance`) and
 //! measures (`bench`) them, compares measurements (`compare`), compiles kernels in advance
-//! (`warm`), searches tile sizes (`tune`) and normalizes files (`run`). Without a command it does
-//! the first three in brief.
+//! (`warm`), searches tile sizes (`tune`), normalizes files (`run`) and checks reports (`report`).
+//! Without a command it does the first three in brief.
 //!
 //! Exit codes: 0 done; 1 a check failed; 2 bad input or a missing device, with one line on stderr.
 #![forbid(unsafe_code)]
@@ -49,5 +49,6 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
         Some(Command::Warm(args)) => commands::warm::run(args),
         Some(Command::Tune(args)) => commands::tune::run(args),
         Some(Command::Run(args)) => commands::run::run(args),
+        Some(Command::Report(command)) => commands::report::run(command),
     }
 }

@@ -3,6 +3,7 @@
 //! Nothing is skipped silently. A case that did not run has a reason, and a run that executed
 //! nothing has failed.
 
+pub(crate) mod check;
 pub(crate) mod summary;
 
 use std::io::{self, Write};
@@ -52,13 +53,12 @@ impl CaseReport {
     /// # Errors
     /// Errors of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
-        write_line(writer, self)
+        writer.write_all(self.line()?.as_bytes())
     }
-}
 
-pub(crate) fn write_line(writer: &mut dyn Write, line: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *writer, line)?;
-    writer.write_all(b"\n")
+    pub(crate) fn line(&self) -> io::Result<String> {
+        Ok(serde_json::to_string(self)? + "\n")
+    }
 }
 
 impl Serialize for CaseReport {

@@ -12,6 +12,7 @@ pub(crate) mod named_tests;
 pub(crate) mod span;
 pub(crate) mod workers;
 
+use std::env;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
@@ -31,7 +32,7 @@ use crate::run::bad_call::BadCall;
 use crate::run::calls::Context;
 use crate::run::device::{About, Device};
 use crate::run::execute::{caught, micros, run_case};
-use crate::run::memory::hexadecimal;
+use crate::run::memory::{hexadecimal, sha256};
 use crate::run::misuse::bad_calls;
 use crate::selftest::self_test;
 
@@ -57,6 +58,9 @@ pub struct Options {
     /// [`run_async`]. Most cases wait for compilers, the judge or a copy, not for the device. Cases of
     /// [`Profile::Stress`] need much memory and run one by one.
     pub jobs: usize,
+    /// The host, for the report: a browser and its adapter. `None` for the operating system and the
+    /// processor architecture.
+    pub host: Option<String>,
 }
 
 impl Default for Options {
@@ -71,6 +75,7 @@ impl Default for Options {
             self_test: true,
             fail_fast: false,
             jobs: 1,
+            host: None,
         }
     }
 }
@@ -176,6 +181,7 @@ struct Run<'a> {
     summary: Summary,
     coverage: Coverage,
     digest: Sha256,
+    lines: Sha256,
 }
 
 impl<'a> Run<'a> {
@@ -192,6 +198,7 @@ impl<'a> Run<'a> {
         let summary = Summary {
             backend,
             device: described,
+            host: options.host.clone().unwrap_or_else(|| format!("{} {}", env::consts::OS, env::consts::ARCH)),
             tuning,
             profile: match (options.cases.is_empty(), options.is_whole()) {
                 (false, _) => "case",
@@ -201,6 +208,7 @@ impl<'a> Run<'a> {
             seed: options.seed,
             list_hash,
             digest: String::new(),
+            cases_sha256: String::new(),
             arithmetic,
             self_test: options.self_test.then(|| self_test(options.jobs)),
             counts: Counts::default(),
@@ -210,9 +218,9 @@ impl<'a> Run<'a> {
             failures: Vec::new(),
             elapsed_us: 0,
         };
-        let (total, coverage, digest) = (items.len(), Coverage::default(), Sha256::new());
+        let (total, coverage, [digest, lines]) = (items.len(), Coverage::default(), [Sha256::new(), Sha256::new()]);
         progress(0, total);
-        Ok((Run { options, progress, jsonl, start, total, done: 0, summary, coverage, digest }, items))
+        Ok((Run { options, progress, jsonl, start, total, done: 0, summary, coverage, digest, lines }, items))
     }
 
     /// Adds the next report. Breaks if the run ends early, by an error of `jsonl` or a failed case.
@@ -224,7 +232,11 @@ impl<'a> Run<'a> {
         if let Some(case) = case {
             self.coverage.add(&case, &report.status);
         }
-        let written = self.jsonl.as_mut().map_or(Ok(()), |writer| report.write_json(*writer));
+        let written = self.jsonl.as_mut().map_or(Ok(()), |writer| {
+            let line = report.line()?;
+            self.lines.update(&line);
+            writer.write_all(line.as_bytes())
+        });
         self.done += 1;
         (self.progress)(self.done, self.total);
         match written {
@@ -235,7 +247,7 @@ impl<'a> Run<'a> {
     }
 
     fn end(self, flow: ControlFlow<io::Result<()>>) -> Result<Summary, RunError> {
-        let Run { options, progress, mut jsonl, start, total, mut summary, coverage, digest, .. } = self;
+        let Run { options, progress, mut jsonl, start, total, mut summary, coverage, digest, lines, .. } = self;
         if let ControlFlow::Break(ended) = flow {
             ended?;
         }
@@ -245,6 +257,7 @@ impl<'a> Run<'a> {
             summary.missing = coverage.missing();
         }
         summary.digest = hexadecimal(&digest.finalize());
+        summary.cases_sha256 = hexadecimal(&lines.finalize());
         summary.elapsed_us = micros(start.elapsed());
         if let Some(writer) = &mut jsonl {
             summary.write_json(*writer)?;
@@ -312,7 +325,7 @@ fn all_items(device: &dyn Device, options: &Options) -> Result<(Vec<Item>, Strin
         // Not every n-th case: lists alternate between dtypes.
         cases = (0..most).map(|index| cases[index * cases.len() / most]).collect();
     }
-    let list_hash = hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>());
+    let list_hash = hash_of(&cases);
     if options.most_cases.is_some() {
         return Ok((cases.into_iter().map(Item::Case).collect(), list_hash));
     }
@@ -335,9 +348,14 @@ async fn check_spans(device: &dyn Device) -> Result<(), Status> {
     checked.map_err(|detail| Status::Fail(Finding { check: Check::Span, output: "a view", detail }))
 }
 
+/// The hash of the cases' ids.
+pub(crate) fn hash_of(cases: &[Case]) -> String {
+    hash(&cases.iter().map(Case::to_string).collect::<Vec<_>>())
+}
+
 /// SHA-256 of the ids, one per line, in hexadecimal.
 fn hash(ids: &[String]) -> String {
-    hexadecimal(&Sha256::digest(ids.join("\n").as_bytes()))
+    sha256(ids.join("\n").as_bytes())
 }
 
 #[cfg(test)]
@@ -551,7 +569,7 @@ mod tests {
         assert!(summary.to_string().contains(&format!("rmsnorm conformance --backend simulated --case {id}\n")));
     }
 
-    /// Everything except the times is equal.
+    /// Everything except the times and their digests is equal.
     #[test]
     fn report_does_not_depend_on_the_jobs() {
         let report = |jobs| {
@@ -561,7 +579,9 @@ mod tests {
                 .lines()
                 .map(|line| {
                     let mut case: serde_json::Value = serde_json::from_str(line).expect("a line is JSON");
-                    case.as_object_mut().expect("an object").retain(|name, _| !name.contains("elapsed"));
+                    case.as_object_mut()
+                        .expect("an object")
+                        .retain(|name, _| !name.contains("elapsed") && !name.contains("sha256"));
                     case
                 })
                 .collect();

@@ -32,6 +32,7 @@ pub fn run(args: &ConformanceArgs) -> Result<(), Failure> {
         self_test: args.case.is_empty(),
         fail_fast: args.fail_fast,
         jobs: args.jobs.map_or_else(all_threads, NonZero::get),
+        host: None,
     };
 
     if args.list {

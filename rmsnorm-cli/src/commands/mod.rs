@@ -5,6 +5,7 @@ pub mod compare;
 pub mod conformance;
 pub mod devices;
 pub mod overview;
+pub mod report;
 pub mod run;
 pub mod tune;
 pub mod warm;

@@ -38,6 +38,39 @@ fn conformance_of_a_wrong_backend_exits_with_1_and_says_how_to_replay() {
     }
 }
 
+/// A good report, its summary, a changed one, one of a wrong backend, and one that is not there.
+#[test]
+fn report_is_checked() {
+    let folder = Folder::new();
+    let made = folder.rmsnorm(&["conformance", "--profile", "smoke", "--json", "report"]);
+    assert_eq!(made.code, Some(0), "{}", made.stdout);
+    let report = std::fs::read_to_string(folder.path("report")).unwrap();
+    let last = report.lines().last().unwrap();
+    std::fs::write(folder.path("summary"), last).unwrap();
+    let outcome = folder.rmsnorm(&["report", "check", "report", "summary"]);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    for name in ["report: cpu | ", "summary: cpu | "] {
+        let line = outcome.stdout.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line.contains(" | smoke | ") && line.ends_with(" | passed"), "{line}");
+    }
+
+    let changed = last.replacen("\"profile\":\"smoke\"", "\"profile\":\"core\"", 1);
+    assert_ne!(changed, last);
+    std::fs::write(folder.path("changed"), changed).unwrap();
+    let outcome = folder.rmsnorm(&["report", "check", "changed", "summary"]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.contains("changed: refused: ") && outcome.stdout.contains("summary: cpu"), "{outcome:?}");
+
+    planted(&folder, "forward", &["conformance", "--profile", "smoke", "--json", "wrong"]);
+    let outcome = folder.rmsnorm(&["report", "check", "wrong"]);
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.contains(" | failed: "), "{outcome:?}");
+
+    let outcome = folder.rmsnorm(&["report", "check", "nothing"]);
+    assert_eq!(outcome.code, Some(2), "{outcome:?}");
+    assert!(outcome.stderr.contains("nothing cannot be read"), "{outcome:?}");
+}
+
 #[test]
 fn conformance_that_fails_fast_has_one_failure() {
     let folder = Folder::new();

@@ -10,13 +10,17 @@ use serde_json::json;
 
 use crate::case::profiles::Profile;
 use crate::finding::{Finding, Status};
-use crate::report::{CaseReport, Counts, Quality, write_line};
+use crate::report::{CaseReport, Counts, Quality};
+use crate::run::memory::sha256;
 use crate::selftest::SelfTest;
 use crate::{Arithmetic, NonFinite, StoreRounding};
 
 /// Version of the suite. It is in every report, because results of different versions are not
 /// comparable.
 pub const SUITE_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The beginning of the last field of a summary.
+pub(crate) const SEAL: &str = r#","sha256":""#;
 
 /// A whole run.
 #[derive(Clone, Debug)]
@@ -25,6 +29,8 @@ pub struct Summary {
     pub backend: &'static str,
     /// The device, as the backend describes it.
     pub device: String,
+    /// The operating system and the processor architecture; or the browser and its adapter.
+    pub host: String,
     /// The tuning table of its plans, as the backend describes it. Empty without a table.
     pub tuning: String,
     /// The profile; `part` for a part of its cases, or `case` for cases given by their ids.
@@ -38,6 +44,8 @@ pub struct Summary {
     /// list (breakpoints included) have the same digest if and only if their outputs have the same
     /// bits.
     pub digest: String,
+    /// SHA-256 of the cases' lines of JSON, in hexadecimal. Of no bytes if none were written.
+    pub cases_sha256: String,
     /// The declared arithmetic.
     pub arithmetic: Arithmetic,
     /// The result of the self-test, if it was requested.
@@ -144,12 +152,15 @@ impl Summary {
         }
     }
 
-    /// Writes the summary as one line of JSON.
+    /// Writes the summary as one line of JSON. Its last field is a digest of the line without it,
+    /// which [`check_report`](crate::check_report) compares.
     ///
     /// # Errors
     /// Errors of the writer.
     pub fn write_json(&self, writer: &mut dyn Write) -> io::Result<()> {
-        write_line(writer, self)
+        let line = serde_json::to_string(self)?;
+        let fields = line.strip_suffix('}').unwrap_or(&line);
+        writeln!(writer, "{fields}{SEAL}{}\"}}", sha256(line.as_bytes()))
     }
 }
 
@@ -161,8 +172,8 @@ impl Serialize for Summary {
         let quality: BTreeMap<_, _> = self.quality.iter().map(quality).collect();
         let line = json!({
             "suite_version": SUITE_VERSION, "backend": self.backend, "device": self.device, "tuning": self.tuning,
-            "os": std::env::consts::OS, "arch": std::env::consts::ARCH, "profile": self.profile, "seed": self.seed,
-            "list_hash": self.list_hash, "digest": self.digest, "arithmetic": describe_arithmetic(&self.arithmetic),
+            "host": self.host, "profile": self.profile, "seed": self.seed,
+            "list_hash": self.list_hash, "digest": self.digest, "cases_sha256": self.cases_sha256, "arithmetic": describe_arithmetic(&self.arithmetic),
             "self_test_planted": self.self_test.as_ref().map(|test| test.planted),
             "self_test_caught": self.self_test.as_ref().map(|test| test.caught),
             "counts": self.counts, "success": self.is_success(), "conclusion": self.conclusion(),
@@ -197,9 +208,8 @@ fn describe_arithmetic(arithmetic: &Arithmetic) -> String {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (os, arch) = (std::env::consts::OS, std::env::consts::ARCH);
         writeln!(f, "conformance {SUITE_VERSION}, profile {}, list sha256 {}", self.profile, self.list_hash)?;
-        writeln!(f, "backend     {}: {}, {os} {arch}", self.backend, self.device)?;
+        writeln!(f, "backend     {}: {}, {}", self.backend, self.device, self.host)?;
         if !self.tuning.is_empty() {
             writeln!(f, "tuning      {}", self.tuning)?;
         }
@@ -247,11 +257,13 @@ mod tests {
         Summary {
             backend: "stub",
             device: String::new(),
+            host: String::new(),
             tuning: String::new(),
             profile: Profile::Smoke.name(),
             seed: 0,
             list_hash: String::new(),
             digest: String::new(),
+            cases_sha256: String::new(),
             arithmetic: Arithmetic::IEEE,
             self_test: None,
             counts: Counts::default(),
