@@ -1,4 +1,5 @@
-//! Checks the pages of the repository: every relative link has a target, and no page is too long.
+//! Checks the pages of the repository: every relative link has a target, no page is too long, and the
+//! table of proven devices is that of the reports.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;
@@ -6,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+use rmsnorm_core::conformance::check_report;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -70,6 +72,25 @@ fn relative_links_lead_to_files_and_headings() {
         }
     }
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Each report is as the suite wrote it, and has its row.
+#[test]
+fn proven_devices_are_those_of_the_reports() {
+    let folder = root().join("docs/reports");
+    let page = fs::read_to_string(folder.join("README.md")).unwrap();
+    let told = page.lines().filter(|line| line.starts_with("| ["));
+    let mut rows = Vec::new();
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let (file, text) = (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap());
+            let report = check_report(&text).unwrap_or_else(|reason| panic!("{file} is refused: {reason}"));
+            rows.push(format!("| [{}]({file}) | {report} |", file.trim_end_matches(".json")));
+        }
+    }
+    rows.sort();
+    assert_eq!(told.collect::<Vec<_>>(), rows, "the table of docs/reports/README.md, and the reports beside it");
 }
 
 #[test]
