@@ -102,7 +102,7 @@ fn without_absent(error: &str) -> String {
 fn install() -> String {
     match env::var(BACKEND_VARIABLE) {
         _ if IS_BROWSER => {
-            "use a browser with WebGPU (Chrome or Edge 113, Safari 26, Firefox 141, or later), open the page from \
+            "use a browser with WebGPU (Chrome or Edge 132, Safari 26, or Firefox 145, or later), open the page from \
              https or localhost, and switch on graphics acceleration in the browser's settings"
                 .into()
         }

@@ -13,7 +13,7 @@ use wgpu::{AdapterInfo, CommandEncoder, CommandEncoderDescriptor, Device, Device
 use crate::adapter::{self, Health};
 use crate::caps::{Caps, F16};
 use crate::check_f16;
-use crate::error::{BACKEND, device_error, scoped, scoped_async, unavailable, wait};
+use crate::error::{BACKEND, IS_BROWSER, device_error, scoped, scoped_async, unavailable, wait};
 use crate::kernel::Kernels;
 use crate::launch::{self, Target, Tensors, Work};
 use crate::plan::{self, KEPT, Tuning};
@@ -118,12 +118,14 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// `Unavailable` if the device's limits are too low for any kernel, or `RMSNORM_TUNING` names a
-    /// table that is invalid or for another device.
+    /// table that is invalid or for another device. In a browser always: await
+    /// [`from_device_async`](Self::from_device_async).
     pub fn from_device(device: Device, queue: Queue) -> Result<Self, Error> {
         wait("WgpuBackend::from_device_async", WgpuBackend::from_device_async(device, queue))
     }
 
-    /// As [`from_device`](Self::from_device), without waiting.
+    /// Async form of [`from_device`](Self::from_device), for browsers, where a program must not block.
+    /// On native devices it waits as `from_device` does.
     ///
     /// # Errors
     /// As [`from_device`](Self::from_device).
@@ -140,13 +142,14 @@ impl WgpuBackend {
     ///
     /// # Errors
     /// `Unavailable` if there is no such adapter, with the adapters that were tried, or if it
-    /// provides no device.
+    /// provides no device. In a browser always: await [`new_async`](Self::new_async).
     pub fn new(ordinal: usize) -> Result<Self, Error> {
         wait("WgpuBackend::new_async", WgpuBackend::new_async(ordinal))
     }
 
-    /// As [`new`](Self::new), without waiting. A browser has one adapter, the one that it takes for
-    /// the fastest.
+    /// Async form of [`new`](Self::new), for browsers, where a program must not block. On native
+    /// devices it waits as `new` does. A browser offers one adapter, number 0, which it takes for the
+    /// fastest.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -329,18 +332,26 @@ impl WgpuBackend {
         self.shared().kernels.len()
     }
 
-    /// Makes calls, and awaits the device's answer to them.
+    /// Makes calls, and waits until the device has reported their errors. The kernels may still run
+    /// then.
     ///
-    /// On a native device every call returns its own errors. In a browser the device's errors (a
-    /// program it does not compile, no memory left) come later: the call returns `Ok`, and the next
-    /// call on a device of [`new_async`](Self::new_async) returns the error. This method returns it
-    /// for the calls that made it, on any device.
+    /// On a native device every call returns its own errors. A browser reports errors of the device
+    /// (a program that it does not compile, no memory left) after the call has returned `Ok`: a
+    /// backend of [`new_async`](Self::new_async) returns them from its next call, and `catch` from
+    /// the calls that caused them.
     ///
     /// # Errors
-    /// Errors of `calls`; `Device` with the device's error.
+    /// Errors of `calls`; `Device` with the device's error. A lost device of
+    /// [`from_device_async`](Self::from_device_async) is reported to its owner alone. wgpu 30 panics
+    /// if a browser reports an internal error.
     pub async fn catch<O>(&self, calls: impl FnOnce(&Self) -> Result<O, Error>) -> Result<O, Error> {
         self.check_health()?;
-        scoped_async(self.device(), "a call", || calls(self)).await
+        let output = scoped_async(self.device(), "a call", || calls(self)).await;
+        if IS_BROWSER && output.is_err() {
+            self.shared().forget();
+        }
+        self.check_health()?;
+        output
     }
 
     pub(crate) fn encoder(&self) -> CommandEncoder {
@@ -373,8 +384,11 @@ impl WgpuBackend {
 
     /// Returns an error reported outside of calls, on a device that this crate opened.
     pub(crate) fn check_health(&self) -> Result<(), Error> {
-        let failure = self.opened.own.as_ref().and_then(|own| own.health.failure());
-        failure.map_or(Ok(()), |failure| Err(device_error(failure)))
+        let Some(failure) = self.opened.own.as_ref().and_then(|own| own.health.failure()) else { return Ok(()) };
+        if IS_BROWSER {
+            self.shared().forget();
+        }
+        Err(device_error(failure))
     }
 
     /// The commands of a call.

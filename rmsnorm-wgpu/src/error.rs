@@ -52,6 +52,9 @@ impl WgpuFailure {
     /// An error caught by a scope.
     pub(crate) fn caught(operation: &'static str, error: &wgpu::Error) -> Self {
         let (kind, description) = match error {
+            // wgpu's sources say nothing in a browser.
+            wgpu::Error::OutOfMemory { .. } if IS_BROWSER => (Kind::OutOfMemory, "out of memory".into()),
+            wgpu::Error::Validation { description, .. } if IS_BROWSER => (Kind::Validation, description.clone()),
             wgpu::Error::OutOfMemory { source } => (Kind::OutOfMemory, chain(source.as_ref())),
             wgpu::Error::Validation { source, .. } => (Kind::Validation, chain(source.as_ref())),
             wgpu::Error::Internal { source, .. } => (Kind::Internal, chain(source.as_ref())),

@@ -9,7 +9,7 @@ use rmsnorm_spec::{AnyElement, Error, Problem};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, CommandEncoderDescriptor};
 
 use crate::download::read;
-use crate::error::{WgpuFailure, device_error, scoped, wait};
+use crate::error::{IS_BROWSER, WgpuFailure, device_error, scoped, wait};
 use crate::plan::Layout;
 use crate::{WgpuBackend, WgpuSlice, plan};
 
@@ -95,6 +95,10 @@ impl Harness for WgpuBackend {
     }
 
     fn upload<T: AnyElement>(&self, data: &[T]) -> Result<TestBuffer<T>, Error> {
+        // A browser that cannot map a new buffer throws, which ends the program.
+        if IS_BROWSER {
+            return self.upload_parts(data.len(), &[(0, data)]);
+        }
         let bytes = bytemuck::cast_slice::<T, u8>(data);
         let buffer = scoped(self.device(), "upload", || {
             let buffer = make(self, size::<T>(data.len()), true);
@@ -153,11 +157,16 @@ impl Harness for WgpuBackend {
             Ok(staging)
         })?;
         self.check_health()?;
-        let mapped = read(device, &staging, "download").await?;
-        // A browser has reported the errors of earlier calls by now.
+        let mapped = read(device, &staging, "download").await;
+        // A browser has reported its errors by now, with their reasons.
         self.check_health()?;
+        let mapped = mapped?;
         let bytes = mapped.get(first - from..end - from).unwrap_or_default();
         Ok(bytemuck::pod_collect_to_vec(bytes))
+    }
+
+    async fn caught<O>(&self, work: impl FnOnce() -> Result<O, Error>) -> Result<O, Error> {
+        if IS_BROWSER { self.catch(|_| work()).await } else { work() }
     }
 
     fn view<'a, T: AnyElement>(&self, buffer: &'a TestBuffer<T>, range: Range<usize>) -> WgpuSlice<'a, T> {

@@ -61,6 +61,11 @@ impl Kernels {
         self.made.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// Forgets all kernels.
+    pub(crate) fn forget(&self) {
+        self.made.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// The kernel of a key in a plan. If it is not compiled yet, all missing kernels of the plan
     /// are compiled first, in parallel.
     ///

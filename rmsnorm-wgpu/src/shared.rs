@@ -25,6 +25,12 @@ impl Shared {
         Shared { device, caps, kernels, workspace: Mutex::default() }
     }
 
+    /// Forgets what the device made. In a browser its error comes after the object, which is not valid.
+    pub(crate) fn forget(&self) {
+        self.kernels.forget();
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
     /// The backend's workspace, at least `len` f32. Each call's use is contiguous in one encoder,
     /// and encoders of a queue run in order, so calls can share it. wgpu would zero a new buffer
     /// each time.
@@ -39,7 +45,7 @@ impl Shared {
             let rule = format!("a buffer of this device has at most {most} bytes, got a workspace of {size}");
             return Err(unsupported(rule));
         }
-        // Only a buffer that was created is kept.
+        // Only a buffer that was created is kept; in a browser until its error is known.
         let buffer = scoped(&self.device, "making the workspace", || {
             let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;
             let label = Some("rmsnorm workspace");

@@ -5,7 +5,7 @@
 
 use rmsnorm_spec::{Activation, CastOrder, DType, DTypes, Norm, Tensor, TensorSet};
 
-use crate::case::dice::{Dice, Lists, drawn, each, is_meaningful, with_norms};
+use crate::case::dice::{Dice, Lists, drawn, each, index_of, is_meaningful, with_norms};
 use crate::case::presence::ALL_PRESENT;
 use crate::case::{Case, Family, Kind, Layout, Trial};
 use crate::selftest::planted::bugs;
@@ -75,7 +75,7 @@ fn one(dice: &mut Dice, most: usize, turn: usize, change: impl Fn(Case) -> Case)
 }
 
 /// The settings that a list varies from case to case.
-fn varied(i: usize, case: Case) -> Case {
+fn varied(i: u64, case: Case) -> Case {
     let cast_order = if i.is_multiple_of(3) { CastOrder::BeforeWeight } else { CastOrder::AtStore };
     let layout = match i % 4 {
         0 => Layout::DENSE,
@@ -83,9 +83,9 @@ fn varied(i: usize, case: Case) -> Case {
         2 => Layout::Mixed(i as u32),
         _ => Layout::Grouped { rows: 2, seed: i as u32 },
     };
-    let present = [USUAL, BIASED, TensorSet::NONE, ALL, USUAL.without(Tensor::Weight)][i % 5];
-    let weight_offset = [0.0, 1.0, 0.3][i % 3];
-    Case { cast_order, layout, present, weight_offset, activation: Activation::ALL[i / 2 % 2], ..case }
+    let present = [USUAL, BIASED, TensorSet::NONE, ALL, USUAL.without(Tensor::Weight)][index_of(i, 5)];
+    let weight_offset = [0.0, 1.0, 0.3][index_of(i, 3)];
+    Case { cast_order, layout, present, weight_offset, activation: Activation::ALL[index_of(i / 2, 2)], ..case }
 }
 
 /// Results of `x` in f32 that f16 cannot hold.
@@ -102,7 +102,7 @@ fn smoke() -> Vec<Case> {
         // Two mixes have their turn in another size.
         for (j, dtypes) in DTypes::CASTS.into_iter().enumerate().filter(|(j, _)| *j != i % 6) {
             let cols = COLS[(5 * i + 3 * j + i / 6) % 9];
-            cases.push(varied(5 * i + j, plain(kind, norm, dtypes, ([3, 5, 9][(i + j) % 3], cols))));
+            cases.push(varied((5 * i + j) as u64, plain(kind, norm, dtypes, ([3, 5, 9][(i + j) % 3], cols))));
         }
         if kind.first() == kind {
             cases.push(Case { family: Family::Nonfinite, ..plain(kind, norm, DTypes::CASTS[i % 6], (11, 13)) });
@@ -133,14 +133,14 @@ fn core() -> Vec<Case> {
     for (i, (kind, norm)) in with_norms(&KINDS).enumerate() {
         for (j, cols) in COLS.into_iter().enumerate() {
             let rows = if cols > 10_000 { 2 } else { [3, 9, 33][(i + j) % 3] };
-            cases.push(varied(i + j, plain(kind, norm, DTypes::CASTS[(i + j) % 6], (rows, cols))));
+            cases.push(varied((i + j) as u64, plain(kind, norm, DTypes::CASTS[(i + j) % 6], (rows, cols))));
         }
         for (j, &family) in Family::OF_FLOATS.iter().enumerate().filter(|(j, _)| (i + j) % 3 == 0) {
             let dtypes = DTypes::CASTS[(i + j) % 6];
             cases.extend(one(&mut dice, 1 << 13, i + j, |case| Case { kind, norm, family, dtypes, ..case }));
         }
         let groups = Case { groups: 8, ..plain(kind, norm, DTypes::CASTS[(i + 1) % 6], (9, 1024)) };
-        cases.push(varied(i, groups));
+        cases.push(varied(i as u64, groups));
         cases.push(plain(kind, norm, DTypes::CASTS[i % 6], (0, 33)));
         cases.push(plain(kind, norm, DTypes::CASTS[(i + 2) % 6], (1025, 129)));
         cases.push(overflowing(kind, norm));
@@ -162,8 +162,8 @@ fn core() -> Vec<Case> {
 /// A case at each size at which a backend's plan changes. Kind, dtypes and settings are drawn.
 fn breakpoints(sizes: &[(usize, usize)]) -> Vec<Case> {
     let case = |(i, &size): (usize, &(usize, usize))| {
-        let drawn = splitmix(i as u64 ^ 0xca57) as usize;
-        let kind = [Kind::FORWARD, Kind::BACKWARD][drawn % 2];
+        let drawn = splitmix(i as u64 ^ 0xca57);
+        let kind = [Kind::FORWARD, Kind::BACKWARD][index_of(drawn, 2)];
         varied(drawn >> 8, plain(kind, Norm::USUAL[i % 2], DTypes::CASTS[i / 2 % 6], size))
     };
     sizes.iter().enumerate().map(case).map(Case::normalized).filter(is_good).collect()

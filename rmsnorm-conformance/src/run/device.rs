@@ -103,7 +103,7 @@ struct Elements<'h, H: Harness, E: AnyElement> {
 type AnyLoaded<'h, H> = Box<dyn Loaded<<H as Harness>::Backend> + 'h>;
 
 impl<'h, H: Harness, E: AnyElement> Elements<'h, H, E> {
-    fn load(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, TransferError> {
+    fn load(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, Error> {
         let elements: Vec<E> = tensor.before.iter().map(|&bits| E::from_bits(bits)).collect();
         let buffer = match tensor.parts().as_slice() {
             [_] => harness.upload(&elements),
@@ -112,8 +112,7 @@ impl<'h, H: Harness, E: AnyElement> Elements<'h, H, E> {
                 harness.upload_parts(tensor.buffer_len(), &parts)
             }
         };
-        let buffer = buffer.map_err(TransferError::Upload)?;
-        Ok(Box::new(Elements { harness, buffer, range: tensor.view.clone() }))
+        Ok(Box::new(Elements { harness, buffer: buffer?, range: tensor.view.clone() }))
     }
 }
 
@@ -140,7 +139,7 @@ impl<H: Harness, E: AnyElement> Loaded<H::Backend> for Elements<'_, H, E> {
     }
 }
 
-fn load<'h, H: Harness>(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, TransferError> {
+fn load<'h, H: Harness>(harness: &'h H, tensor: &Guarded) -> Result<AnyLoaded<'h, H>, Error> {
     match tensor.storage {
         Storage::Float(DType::F32) => Elements::<H, f32>::load(harness, tensor),
         Storage::Float(DType::F16) => Elements::<H, f16>::load(harness, tensor),
@@ -236,9 +235,13 @@ impl Call {
         dtypes: DTypes,
         reduction: GradReduction,
     ) -> Answer {
-        let loaded: Result<Vec<_>, _> = self.tensors.iter().map(|tensor| load(harness, tensor)).collect();
-        let mut loaded = loaded?;
-        let answer = self.launch::<H>(&mut loaded, norm, spec, dtypes, reduction).map_err(TransferError::Upload)?;
+        let load = || self.tensors.iter().map(|tensor| load(harness, tensor)).collect::<Result<Vec<_>, _>>();
+        let mut loaded = harness.caught(load).await.map_err(TransferError::Upload)?;
+        let launch = || Ok(self.launch::<H>(&mut loaded, norm, spec, dtypes, reduction));
+        let answer = match harness.caught(launch).await {
+            Ok(answer) => answer.map_err(TransferError::Upload)?,
+            Err(error) => Err(error),
+        };
         for (tensor, loaded) in self.tensors.iter_mut().zip(loaded) {
             loaded.unload(tensor).await?;
         }

@@ -131,6 +131,15 @@ pub trait Harness: Sync {
         std::future::ready(self.download_part(buffer, range))
     }
 
+    /// Does `work` with the device, and awaits the device's errors. For a device that reports them
+    /// after the call that caused them, as browsers do; others report errors in `work`.
+    ///
+    /// # Errors
+    /// Errors of `work`, and of the device.
+    fn caught<O>(&self, work: impl FnOnce() -> Result<O, Error>) -> impl Future<Output = Result<O, Error>> {
+        std::future::ready(work())
+    }
+
     /// A read-only view of a range of elements.
     fn view<'a, T: AnyElement>(
         &self,
