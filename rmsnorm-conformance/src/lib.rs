@@ -37,7 +37,7 @@ pub use case::{Case, Family, Kind, Layout, ParseCaseError, Trial};
 pub use finding::{Check, Finding, Status};
 pub use judge::arithmetic::{Arithmetic, NonFinite, StoreRounding};
 pub use judge::bounds;
-pub use report::check::{CheckedReport, ReportError, check_report};
+pub use report::check::{CheckedReport, ReportError, check_report, read_report};
 pub use report::summary::{SUITE_VERSION, Summary};
 pub use report::{CaseReport, Counts, OutputReport, Quality};
 #[doc(no_inline)]

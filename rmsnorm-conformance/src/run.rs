@@ -58,8 +58,8 @@ pub struct Options {
     /// [`run_async`]. Most cases wait for compilers, the judge or a copy, not for the device. Cases of
     /// [`Profile::Stress`] need much memory and run one by one.
     pub jobs: usize,
-    /// The host, for the report: a browser and its adapter. `None` for the operating system and the
-    /// processor architecture.
+    /// The host, for the report: a browser and its adapter. `None` stands for the operating system
+    /// and the processor architecture.
     pub host: Option<String>,
 }
 
@@ -120,8 +120,7 @@ pub fn run<H: Harness>(
     run_device(harness, options, progress, jsonl)
 }
 
-/// As [`run`], on the caller's thread and without waiting. A browser has no threads for a program,
-/// and lets none wait.
+/// Async form of [`run`], for browsers: all cases run on the caller's thread, which never blocks.
 ///
 /// # Errors
 /// As [`run`].
@@ -170,6 +169,9 @@ async fn run_device_async(
     run.end(flow)
 }
 
+/// The profile of a run that has not all cases.
+const PART: &str = "part";
+
 /// A run, and what is known of it so far.
 struct Run<'a> {
     options: &'a Options,
@@ -202,7 +204,7 @@ impl<'a> Run<'a> {
             tuning,
             profile: match (options.cases.is_empty(), options.is_whole()) {
                 (false, _) => "case",
-                (true, false) => "part",
+                (true, false) => PART,
                 (true, true) => options.profile.name(),
             },
             seed: options.seed,
@@ -250,6 +252,7 @@ impl<'a> Run<'a> {
         let Run { options, progress, mut jsonl, start, total, mut summary, coverage, digest, lines, .. } = self;
         if let ControlFlow::Break(ended) = flow {
             ended?;
+            summary.profile = PART;
         }
         progress(total, total);
         coverage.refusals().for_each(|(case, rule, finding)| summary.refuse(case.to_string(), rule, finding));
@@ -289,7 +292,7 @@ impl Item {
         }
     }
 
-    /// Runs the item. A panic of the backend fails the case, not the run.
+    /// Runs the item. A panic of the backend fails the case, not the run, where panics unwind.
     pub async fn run(self, context: Context<'_>) -> (Option<Case>, CaseReport) {
         let report = match &self {
             Item::Spans => caught(SPANS.into(), async |_| check_spans(context.device).await).await,
@@ -611,10 +614,8 @@ mod tests {
             };
             let Summary { digest, counts, .. } = summary.expect("the ids are valid");
             let lines = String::from_utf8(lines).expect("JSON is UTF-8");
-            let ids: Vec<_> = lines
-                .lines()
-                .map(|line| line.split(',').find(|field| field.contains("id")).map(str::to_owned))
-                .collect();
+            let line = |line| serde_json::from_str::<serde_json::Value>(line).expect("a line is JSON");
+            let ids: Vec<_> = lines.lines().map(|text| line(text)["id"].clone()).collect();
             (digest, counts, ids, begun)
         };
         let (digest, counts, ids, begun) = run(1, false);

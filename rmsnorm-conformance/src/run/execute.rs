@@ -1,4 +1,4 @@
-//! Runs one case. A panic of the backend fails the case, not the run.
+//! Runs one case. A panic of the backend fails the case, not the run, where panics unwind.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
