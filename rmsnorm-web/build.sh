@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the page into rmsnorm-web/dist: static files for any web server. Installs what is missing into the target folder, and by
-# apt-get a compiler for WebAssembly where Rust's own has no standard library for it (Debian; `rustup target add
-# wasm32-unknown-unknown` is the other way).
+# Builds the page into rmsnorm-web/dist: static files for any web server. Installs wasm-bindgen into the target folder. Where Rust has
+# no standard library for WebAssembly (`rustup target add wasm32-unknown-unknown` installs it), Debian's compiler for it by apt-get.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PATH:$HOME/.cargo/bin"
-target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/web
+mkdir -p "${CARGO_TARGET_DIR:-target}/web"
+target=$(cd "${CARGO_TARGET_DIR:-target}/web" && pwd)
 triple=wasm32-unknown-unknown
 export CARGO_TARGET_DIR=$target CARGO_INCREMENTAL=0
 
@@ -19,12 +19,16 @@ fi
 sysroot=$(rustc --print sysroot)
 options=(--release --package rmsnorm-web --target "$triple")
 if [[ ! -d $sysroot/lib/rustlib/$triple ]]; then
+    linker=$(find "$sysroot/lib/rustlib" -name rust-lld -print -quit)
+    if ! command -v apt-get >/dev/null || [[ -z $linker ]]; then
+        echo "Rust has no standard library for $triple; fix: rustup target add $triple" >&2
+        exit 1
+    fi
     if [[ ! -d /usr/lib/rustlib/src/rust/library ]]; then
         apt-get update -q
         apt-get install -yq --no-install-recommends rustc-web rust-web-src
     fi
     # Debian's compiler for the web comes with the sources of its standard library, which is built first.
-    linker=$(find "$sysroot/lib/rustlib" -name rust-lld -print -quit)
     export RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER=$linker
     options+=(-Zbuild-std=std,panic_abort)
 fi

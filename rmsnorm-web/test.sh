@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the page, opens it in headless Chromium on its software adapter, and judges what it shows and saves:
-#   bash rmsnorm-web/test.sh           the quick test, 12 minutes on two cores
-#   bash rmsnorm-web/test.sh core      the full test, an hour
-# Installs what is missing: Chromium by apt-get, playwright-core by npm into the target folder. Report and pictures are left there.
+#   bash rmsnorm-web/test.sh           with the quick test, 20 minutes on two cores
+#   bash rmsnorm-web/test.sh core      with the full test, more than an hour
+# For Debian. Installs what is missing: Chromium by apt-get, playwright-core by npm into the target folder. Report and pictures are left there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 profile=${1:-smoke}

@@ -1,24 +1,27 @@
 const $ = id => document.getElementById(id);
 const buttons = ['look', 'smoke', 'core', 'bench', 'train'].map($);
-let worker, report;
 const results = (window.results = {}); // for programs that open the page
+let worker, report;
 
-// Starts a job of the worker. `progress` gets what the job reports.
-function run(job, options = {}, progress = () => {}) {
+// Starts a job of the worker. `progress` gets what the job reports, `line` each line of a report.
+function run(job, options = {}, progress = () => {}, line = () => {}) {
   worker ??= new Worker('worker.js', { type: 'module' });
   buttons.forEach(button => (button.disabled = true));
   return new Promise((resolve, reject) => {
+    let panic;
     worker.onmessage = ({ data }) => {
       if (data.progress) progress(...data.progress);
+      else if (data.line) line(data.line);
+      else if (data.panic) panic = data.panic;
       else if (data.error) reject(new Error(data.error));
-      else resolve(data.done);
+      else if (data.done) resolve(data.done);
     };
     // The program stopped in the middle: only a new worker can go on.
     worker.onerror = event => {
       event.preventDefault();
       worker.terminate();
       worker = undefined;
-      reject(new Error(event.message || 'the program stopped'));
+      reject(new Error(`the program stopped: ${panic ?? event.message}`));
     };
     worker.postMessage({ job, ...options });
   }).finally(() => buttons.forEach(button => (button.disabled = false)));
@@ -44,7 +47,7 @@ function table(head, rows) {
 
 // A progress bar in `place`, and the function that moves it.
 function bar(place) {
-  const moved = element('progress', [], { max: 1, value: 0 });
+  const moved = element('progress', [], { max: 1, value: 0, 'aria-label': 'progress' });
   const text = element('p', 'Starting…', { class: 'note' });
   place.replaceChildren(moved, text);
   const start = performance.now();
@@ -62,12 +65,22 @@ const percent = share => `${(100 * share).toFixed(0)} %`;
 const cases = new URLSearchParams(location.search).getAll('case');
 
 async function prove(profile) {
-  const { isSuccess, summary, text, report: lines } = await run('prove', { profile, cases }, bar($('proof')));
-  const { counts, quality, failures, elapsed_us, digest } = summary;
+  const lines = [];
   report = { name: `rmsnorm-${profile}.jsonl`, lines };
-  $('save').disabled = false;
-  const executed = `${counts.passed} cases passed, ${counts.failed} failed, ${counts.unsupported + counts.skipped} not possible on this device`;
-  if (isSuccess) verdict('good', 'Your GPU passed', `${executed}. Result: ${summary.conclusion}.`);
+  $('save').disabled = true;
+  const move = bar($('proof'));
+  const made = run('prove', { profile, cases }, move, line => lines.push(line));
+  // After an error the report has the cases until then.
+  const { summary, text, lost } = await made.finally(() => ($('save').disabled = lines.length === 0));
+  const { counts, quality, failures, elapsed_us, digest } = summary;
+  const others = [['unsupported', 'not supported by these kernels'], ['skipped', 'skipped for want of memory'], ['vacuous', 'without a meaningful bound']];
+  const executed = [`${counts.passed} cases passed`, `${counts.failed} failed`]
+    .concat(others.filter(([name]) => counts[name]).map(([name, words]) => `${counts[name]} ${words}`))
+    .join(', ');
+  const titles = { core: 'Your GPU passed the full test', smoke: 'Your GPU passed the quick test' };
+  const passed = (cases.length === 0 && titles[profile]) || 'No error was found';
+  if (lost) verdict('bad', 'The browser lost the GPU', `${lost}. Cases after that failed for this reason. A press of a button opens the GPU again.`);
+  else if (summary.success) verdict('good', passed, `${executed}. Result: ${summary.conclusion}.`);
   else verdict('bad', 'Your GPU did not pass', `${executed}. Result: ${summary.conclusion}. Please save the report and send it to us.`);
   const rows = Object.entries(quality).map(([name, { checked, budget }]) => [name, checked, `${(100 * budget).toFixed(1)} %`]);
   $('proof').replaceChildren(
@@ -76,7 +89,7 @@ async function prove(profile) {
     element('p', `Digest of all results: ${digest.slice(0, 16)}…`, { class: 'note' }),
     element('details', [element('summary', failures.length ? 'The failures' : 'Everything that the program says'), element('pre', text)]),
   );
-  results.proof = { isSuccess, summary, lines };
+  results.proof = { summary, lines: lines.join('') };
 }
 
 // Bars of shares: `rows` are [label, first, second].
@@ -89,12 +102,12 @@ function bars(rows, names) {
   ]);
   const legend = names.map(([color, name], i) => `<rect x="${158 + 130 * i}" y="4" width="10" height="10" fill="var(--${color})"/><text x="${173 + 130 * i}" y="14">${name}</text>`);
   const full = `<line x1="558" x2="558" y1="20" y2="${height}" stroke="var(--faint)" stroke-dasharray="3"/><text x="562" y="14">100 %</text>`;
-  return picture(`0 0 680 ${height}`, [...legend, full, ...parts]);
+  return picture('speeds, as in the table below', `0 0 680 ${height}`, [...legend, full, ...parts]);
 }
 
-function picture(box, parts) {
+function picture(label, box, parts) {
   const made = element('div', []);
-  made.innerHTML = `<svg viewBox="${box}" role="img">${parts.join('')}</svg>`;
+  made.innerHTML = `<svg viewBox="${box}" role="img" aria-label="${label}">${parts.join('')}</svg>`;
   return made;
 }
 
@@ -105,9 +118,10 @@ async function bench() {
   $('speed').replaceChildren(
     bars(rows.map(row => [label(row), row.forward_of_copy, row.backward_of_copy]), [['first', 'forward'], ['second', 'backward']]),
     table(
-      ['norm, rows x columns', 'copy', 'forward', 'backward', 'forward / copy', 'backward / copy'],
+      ['norm, rows x columns', 'copy', 'forward', 'backward', 'forward: share of the copy’s speed', 'backward: share'],
       rows.map(row => [label(row), ...[row.copy_us, row.forward_us, row.backward_us].map(time => `${us(time)} µs`), percent(row.forward_of_copy), percent(row.backward_of_copy)]),
     ),
+    element('p', 'The share is the time of the copy divided by that of the norm. A backward pass moves 1.5 times the bytes of the copy, so its share is multiplied by 1.5.', { class: 'note' }),
   );
   results.bench = rows;
 }
@@ -124,12 +138,15 @@ function curves({ every, fused, plain }) {
   const lines = series.map(([color, , losses, dash]) => `<polyline fill="none" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}" points="${losses.map((loss, i) => `${x(i * every)},${y(loss)}`).join(' ')}"/>`);
   const legend = series.map(([color, name, , dash], i) => `<line x1="${60 + 190 * i}" x2="${90 + 190 * i}" y1="12" y2="12" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}"/><text x="${96 + 190 * i}" y="16">${name}</text>`);
   const axis = `<text x="620" y="272" text-anchor="end">${steps} steps</text><text x="60" y="272">loss, logarithmic</text>`;
-  return picture(`0 0 640 280`, [...grid, ...lines, ...legend, axis]);
+  return picture('curves of the loss', '0 0 640 280', [...grid, ...lines, ...legend, axis]);
 }
 
 async function train() {
   const result = await run('train', {}, bar($('training')));
   const { fused, plain } = result;
+  if ([...fused.losses, ...plain.losses].includes(null)) {
+    throw new Error('a loss is not a number: this GPU computes wrongly; fix: run the full test, and send us its report');
+  }
   const row = (name, { losses, step_ms }) => [name, losses[0].toFixed(3), losses.at(-1).toPrecision(2), `${step_ms.toFixed(2)} ms`];
   $('training').replaceChildren(
     curves(result),
@@ -140,29 +157,27 @@ async function train() {
 }
 
 function save() {
-  const url = URL.createObjectURL(new Blob([report.lines], { type: 'application/json' }));
+  const url = URL.createObjectURL(new Blob(report.lines, { type: 'application/json' }));
   element('a', [], { href: url, download: report.name }).click();
-  URL.revokeObjectURL(url);
 }
 
-// Reports the error of a job in words.
-const guarded = job => async (...args) => {
+// Runs a job, and reports its error in words: in its place, and at the top if there is no result yet.
+const guarded = (place, job) => async () => {
   try {
-    await job(...args);
-  } catch (error) {
-    for (const moved of document.querySelectorAll('progress')) moved.remove();
-    verdict('bad', 'It stopped with an error', `${error.message}. Press a button to try again.`);
+    await job();
+  } catch ({ message }) {
+    const next = message.includes('fix: ') ? '' : ' A press of a button opens the GPU again.';
+    place.replaceChildren(element('p', `It stopped with an error: ${message}.${next}`));
+    if (place === $('proof')) verdict('bad', 'It stopped with an error', `${message}.${next}`);
   }
 };
 
-$('look').onclick = guarded(() => prove('look'));
-$('smoke').onclick = guarded(() => prove('smoke'));
-$('core').onclick = guarded(() => prove('core'));
-$('bench').onclick = guarded(bench);
-$('train').onclick = guarded(train);
+for (const profile of ['look', 'smoke', 'core']) $(profile).onclick = guarded($('proof'), () => prove(profile));
+$('bench').onclick = guarded($('speed'), bench);
+$('train').onclick = guarded($('training'), train);
 $('save').onclick = save;
 
-guarded(async () => {
+guarded($('proof'), async () => {
   const { device, host } = await run('open');
   verdict('', 'Not tested yet', `${host.split(';')[0]}: ${device}`);
 })();

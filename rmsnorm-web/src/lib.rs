@@ -1,7 +1,7 @@
 //! rmsnorm in a browser, for the worker of the page: [`Device`] opens the GPU, proves the kernels by
 //! the conformance suite, and measures them.
 
-use std::io::Write;
+use std::io::{self, Write};
 
 use js_sys::Function;
 use rmsnorm_conformance::{Options, Profile, run_async};
@@ -14,8 +14,9 @@ mod bench;
 mod plain;
 mod train;
 
-/// Cases that run at once: while one waits for its results, others are prepared and judged.
-const JOBS: usize = 16;
+/// Cases that run at once: while one waits for its results, others are prepared and judged. The
+/// largest cases need some hundred MB each, of the 4 GB that a program in a browser has.
+const JOBS: usize = 4;
 
 /// The name of a first look at a device.
 const LOOK: &str = "look";
@@ -48,8 +49,8 @@ impl Device {
     }
 
     /// Runs a profile of the suite, or `cases` if there are any, or for the profile `look` some cases of
-    /// the smoke profile, and calls `progress` with the
-    /// numbers of finished and of all cases. `host` is the browser and its adapter, for the report.
+    /// the smoke profile. Calls `progress` with the numbers of finished and of all cases, and `line`
+    /// with each line of the report. `host` is the browser and its adapter, for the report.
     ///
     /// # Errors
     /// If there is no such profile, or an id of a case cannot be parsed.
@@ -59,6 +60,7 @@ impl Device {
         cases: Vec<String>,
         host: String,
         progress: &Function,
+        line: &Function,
     ) -> Result<Proof, JsError> {
         let most_cases = (profile == LOOK).then_some(LOOK_CASES);
         let known = Profile::ALL.into_iter().find(|known| known.name() == profile);
@@ -67,20 +69,13 @@ impl Device {
         let self_test = most_cases.is_none() && cases.is_empty();
         let options =
             Options { profile, most_cases, cases, self_test, jobs: JOBS, host: Some(host), ..Options::default() };
-        let mut progress = |done: usize, total: usize| {
-            // An error of the page's function does not end the run.
-            let _ = progress.call2(&JsValue::NULL, &done.into(), &total.into());
-        };
-        let mut lines = Vec::new();
-        let writer: &mut dyn Write = &mut lines;
-        let summary = run_async(&self.backend, &options, &mut progress, Some(writer)).await?;
-        // Cases fail on a device that is lost, and say nothing about it.
-        self.backend.catch(|_| Ok(())).await?;
+        let writer: &mut dyn Write = &mut Lines(line);
+        let summary = run_async(&self.backend, &options, &mut calls(progress), Some(writer)).await?;
         Ok(Proof {
-            is_success: summary.is_success(),
             summary: serde_json::to_string(&summary)?,
             text: summary.to_string(),
-            report: String::from_utf8(lines)?,
+            // Cases fail on a device that is lost, and say nothing about it.
+            lost: self.backend.catch(|_| Ok(())).await.err().map(|error| error.to_string()),
         })
     }
 
@@ -90,10 +85,7 @@ impl Device {
     /// # Errors
     /// Errors of the device.
     pub async fn bench(&self, progress: &Function) -> Result<String, JsError> {
-        let mut progress = |done: usize, total: usize| {
-            let _ = progress.call2(&JsValue::NULL, &done.into(), &total.into());
-        };
-        Ok(serde_json::to_string(&bench::run(&self.backend, &mut progress).await?)?)
+        Ok(serde_json::to_string(&bench::run(&self.backend, &mut calls(progress)).await?)?)
     }
 
     /// Trains a small network with fused norms, then with norms by plain operations. Calls
@@ -102,14 +94,38 @@ impl Device {
     /// # Errors
     /// Errors of the device.
     pub async fn train(&self, progress: &Function) -> Result<String, JsError> {
-        let mut curves = Vec::new();
+        let (mut curves, mut progress) = (Vec::new(), calls(progress));
         for (i, norms) in [Norms::Fused, Norms::Plain].into_iter().enumerate() {
-            let mut progress = |step: usize| {
-                let _ = progress.call2(&JsValue::NULL, &(i * STEPS + step).into(), &(2 * STEPS).into());
-            };
+            let mut progress = |step| progress(i * STEPS + step, 2 * STEPS);
             curves.push(train::train(&self.backend, norms, &mut progress).await?);
         }
         Ok(serde_json::to_string(&serde_json::json!({ "every": EVERY, "fused": curves[0], "plain": curves[1] }))?)
+    }
+
+    /// Frees the device's memory. The device is lost then.
+    pub fn close(&self) {
+        self.backend.device().destroy();
+    }
+}
+
+/// The calls of a function of the page with two numbers. Its errors do not end a run.
+fn calls(progress: &Function) -> impl FnMut(usize, usize) {
+    move |done, total| {
+        let _ = progress.call2(&JsValue::NULL, &done.into(), &total.into());
+    }
+}
+
+/// Gives each line to a function of the page.
+struct Lines<'f>(&'f Function);
+
+impl Write for Lines<'_> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let _ = self.0.call1(&JsValue::NULL, &String::from_utf8_lossy(text).as_ref().into());
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -117,13 +133,10 @@ impl Device {
 #[wasm_bindgen(getter_with_clone)]
 #[derive(Debug)]
 pub struct Proof {
-    /// Whether the run proves as much as its profile can.
-    #[wasm_bindgen(js_name = isSuccess)]
-    pub is_success: bool,
-    /// The summary in JSON: the last line of the report.
+    /// The summary in JSON.
     pub summary: String,
     /// The summary for people.
     pub text: String,
-    /// The report of `rmsnorm conformance --json`: a line of JSON per case, and the summary.
-    pub report: String,
+    /// How the device was lost, if it was.
+    pub lost: Option<String>,
 }

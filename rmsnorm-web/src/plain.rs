@@ -12,6 +12,18 @@ use rmsnorm_wgpu::wgpu::{
 /// Threads of a workgroup.
 const THREADS: usize = 64;
 
+/// The term of `a b`, a matrix product.
+pub(crate) const AB: &str = "a[row * numbers.depth + k] * b[k * numbers.cols + col]";
+
+/// The term of `relu(a) b`.
+pub(crate) const RELU_AB: &str = "max(a[row * numbers.depth + k], 0.0) * b[k * numbers.cols + col]";
+
+/// The term of `a^T b`.
+pub(crate) const AT_B: &str = "a[k * u32(numbers.x) + row] * b[k * numbers.cols + col]";
+
+/// The term of `a b^T`.
+pub(crate) const A_BT: &str = "a[row * numbers.depth + k] * b[col * numbers.depth + k]";
+
 /// Rows and columns of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
@@ -132,51 +144,19 @@ fn main(@builtin(global_invocation_id) me: vec3<u32>) {{
         made
     }
 
-    fn sum(&self, encoder: &mut CommandEncoder, term: &str, [a, b]: [&Matrix; 2], c: &Matrix, [m, k, n]: [usize; 3]) {
+    /// A matrix product: the columns of `c` are `shape[2]`, its rows `shape[0]`, and each number is the
+    /// sum of `shape[1]` terms.
+    pub(crate) fn product(
+        &self,
+        encoder: &mut CommandEncoder,
+        term: &str,
+        [a, b]: [&Matrix; 2],
+        c: &Matrix,
+        [rows, depth, cols]: [usize; 3],
+    ) {
         let body = format!("var sum = 0.0; for (var k = 0u; k < numbers.depth; k++) {{ sum += {term}; }} p[i] = sum;");
-        let factors = [m as f32, 0.0, 0.0];
-        self.run(encoder, &body, &[a, b], &[c], Numbers { threads: m * n, cols: n, depth: k, factors });
-    }
-
-    /// `c = a b`, with the rows and columns of `a`, and the columns of `c`.
-    pub(crate) fn product(&self, encoder: &mut CommandEncoder, a: &Matrix, b: &Matrix, c: &Matrix, shape: [usize; 3]) {
-        self.sum(encoder, "a[row * numbers.depth + k] * b[k * numbers.cols + col]", [a, b], c, shape);
-    }
-
-    /// `c = relu(a) b`.
-    pub(crate) fn relu_product(
-        &self,
-        encoder: &mut CommandEncoder,
-        a: &Matrix,
-        b: &Matrix,
-        c: &Matrix,
-        shape: [usize; 3],
-    ) {
-        self.sum(encoder, "max(a[row * numbers.depth + k], 0.0) * b[k * numbers.cols + col]", [a, b], c, shape);
-    }
-
-    /// `c = a^T b`, with the rows of `c`, the depth of the sums, and the columns of `c`.
-    pub(crate) fn product_of_transposed(
-        &self,
-        encoder: &mut CommandEncoder,
-        a: &Matrix,
-        b: &Matrix,
-        c: &Matrix,
-        shape: [usize; 3],
-    ) {
-        self.sum(encoder, "a[k * u32(numbers.x) + row] * b[k * numbers.cols + col]", [a, b], c, shape);
-    }
-
-    /// `c = a b^T`.
-    pub(crate) fn product_by_transposed(
-        &self,
-        encoder: &mut CommandEncoder,
-        a: &Matrix,
-        b: &Matrix,
-        c: &Matrix,
-        shape: [usize; 3],
-    ) {
-        self.sum(encoder, "a[row * numbers.depth + k] * b[col * numbers.depth + k]", [a, b], c, shape);
+        let factors = [rows as f32, 0.0, 0.0];
+        self.run(encoder, &body, &[a, b], &[c], Numbers { threads: rows * cols, cols, depth, factors });
     }
 
     pub(crate) fn relu(&self, encoder: &mut CommandEncoder, a: &Matrix, len: usize) -> Matrix {
@@ -256,8 +236,7 @@ fn main(@builtin(global_invocation_id) me: vec3<u32>) {{
         self.run(encoder, body, &[gradient], &[values, first, second], numbers);
     }
 
-    /// RMS norm of `h` by seven operations; or of `h`, which becomes the sum of two matrices, by six
-    /// and the sum.
+    /// RMS norm of `h` by five operations, after `h` became the sum of two matrices, if any.
     #[expect(clippy::too_many_arguments, reason = "the tensors of a norm")]
     pub(crate) fn norm(
         &self,

@@ -14,7 +14,7 @@ use rmsnorm_wgpu::wgpu::CommandEncoder;
 use rmsnorm_wgpu::{Backward, Forward, TestBuffer, WgpuBackend, WgpuSlice};
 use web_time::Instant;
 
-use crate::plain::{Matrix, Plain, Shape};
+use crate::plain::{A_BT, AB, AT_B, Matrix, Plain, RELU_AB, Shape};
 
 const POINTS: usize = 128;
 const WIDTH: usize = 32;
@@ -28,6 +28,9 @@ pub(crate) const STEPS: usize = 200;
 
 /// Steps between two points of the loss curve.
 pub(crate) const EVERY: usize = 4;
+
+/// Steps after which the host waits for the device.
+const WAIT: usize = 20;
 
 const LEARNING_RATE: f32 = 2e-3;
 
@@ -45,7 +48,7 @@ pub(crate) enum Norms {
 pub(crate) struct Curve {
     /// The mean cross entropy, before each step that is a multiple of [`EVERY`].
     pub(crate) losses: Vec<f32>,
-    /// Time of a step in ms, with the transfer of the loss to the host.
+    /// Time of a step in ms.
     pub(crate) step_ms: f64,
 }
 
@@ -81,9 +84,10 @@ struct Network<'b> {
     last: Block,
     output: Parameter,
     logits: Matrix,
-    /// The loss of each point, and their mean.
+    /// The loss of each point, their mean, and the means of all steps.
     losses: Matrix,
-    loss: TestBuffer<f32>,
+    loss: Matrix,
+    curve: TestBuffer<f32>,
 }
 
 /// Trains, and calls `progress` with the number of steps.
@@ -99,17 +103,18 @@ pub(crate) async fn train(
     // Compiles all kernels.
     backend.catch(|backend| Network::new(backend, &plain, norms)?.step(LEARNING_RATE, 1)).await?;
     let network = Network::new(backend, &plain, norms)?;
-    let (mut losses, start) = (Vec::new(), Instant::now());
+    let start = Instant::now();
     for step in 0..STEPS {
         backend.catch(|_| network.step(LEARNING_RATE, step + 1)).await?;
-        if step % EVERY == 0 {
-            losses.extend(backend.fetch_part(&network.loss, 0..1).await?);
+        if step % WAIT == 0 {
+            backend.fetch_part(&network.curve, 0..1).await?;
             progress(step);
         }
     }
-    losses.extend(backend.fetch_part(&network.loss, 0..1).await?);
+    backend.catch(|_| network.end()).await?;
+    let losses = backend.fetch_part(&network.curve, 0..STEPS + 1).await?;
     let step_ms = start.elapsed().as_secs_f64() * 1e3 / STEPS as f64;
-    Ok(Curve { losses, step_ms })
+    Ok(Curve { losses: losses.into_iter().step_by(EVERY).collect(), step_ms })
 }
 
 /// Two spirals, which turn once, and their numbers.
@@ -178,14 +183,23 @@ impl<'b> Network<'b> {
             output: Parameter::random(plain, 2, WIDTH, CLASSES),
             logits: plain.matrix(POINTS * CLASSES),
             losses: plain.matrix(POINTS),
-            loss: TestBuffer::new(backend, 1)?,
+            loss: plain.matrix(1),
+            curve: TestBuffer::new(backend, STEPS + 1)?,
         })
     }
 
-    /// One step of gradient descent, in one submission.
+    /// The loss after all steps.
+    fn end(&self) -> Result<(), Error> {
+        let mut encoder = self.backend.device().create_command_encoder(&Default::default());
+        self.forward(&mut encoder, STEPS)?;
+        self.backend.queue().submit([encoder.finish()]);
+        Ok(())
+    }
+
+    /// One step of gradient descent, in one submission. Steps are counted from 1.
     fn step(&self, rate: f32, number: usize) -> Result<(), Error> {
         let mut encoder = self.backend.device().create_command_encoder(&Default::default());
-        self.forward(&mut encoder)?;
+        self.forward(&mut encoder, number - 1)?;
         self.backward(&mut encoder)?;
         let blocks = self.blocks.iter().flat_map(|block| [&block.norm, &block.up, &block.down]);
         for parameter in blocks.chain([&self.input, &self.last.norm, &self.output]) {
@@ -196,18 +210,20 @@ impl<'b> Network<'b> {
         Ok(())
     }
 
-    fn forward(&self, encoder: &mut CommandEncoder) -> Result<(), Error> {
+    /// The forward pass, and its loss into the curve.
+    fn forward(&self, encoder: &mut CommandEncoder, steps: usize) -> Result<(), Error> {
         let plain = self.plain;
-        plain.product(encoder, &self.points, &self.input.values, &self.blocks[0].h, [POINTS, 2, WIDTH]);
+        plain.product(encoder, AB, [&self.points, &self.input.values], &self.blocks[0].h, [POINTS, 2, WIDTH]);
         for (i, block) in self.blocks.iter().enumerate() {
             self.norm(encoder, block, i.checked_sub(1).map(|before| &self.blocks[before]))?;
-            plain.product(encoder, &block.n, &block.up.values, &block.a, [POINTS, WIDTH, HIDDEN]);
-            plain.relu_product(encoder, &block.a, &block.down.values, &block.branch, [POINTS, HIDDEN, WIDTH]);
+            plain.product(encoder, AB, [&block.n, &block.up.values], &block.a, [POINTS, WIDTH, HIDDEN]);
+            plain.product(encoder, RELU_AB, [&block.a, &block.down.values], &block.branch, [POINTS, HIDDEN, WIDTH]);
         }
         self.norm(encoder, &self.last, self.blocks.last())?;
-        plain.product(encoder, &self.last.n, &self.output.values, &self.logits, [POINTS, WIDTH, CLASSES]);
+        plain.product(encoder, AB, [&self.last.n, &self.output.values], &self.logits, [POINTS, WIDTH, CLASSES]);
         plain.cross_entropy(encoder, &self.logits, &self.labels, &self.losses, Shape { rows: POINTS, cols: CLASSES });
-        plain.row_mean(encoder, &self.losses, self.loss.buffer(), Shape { rows: 1, cols: POINTS });
+        plain.row_mean(encoder, &self.losses, &self.loss, Shape { rows: 1, cols: POINTS });
+        encoder.copy_buffer_to_buffer(&self.loss, 0, self.curve.buffer(), 4 * steps as u64, 4);
         Ok(())
     }
 
@@ -233,22 +249,22 @@ impl<'b> Network<'b> {
         let plain = self.plain;
         let Network { last, output, logits, labels, .. } = self;
         let dlogits = plain.cross_entropy_gradient(encoder, logits, labels, Shape { rows: POINTS, cols: CLASSES });
-        plain.product_of_transposed(encoder, &last.n, &dlogits, &output.gradient, [WIDTH, POINTS, CLASSES]);
+        plain.product(encoder, AT_B, [&last.n, &dlogits], &output.gradient, [WIDTH, POINTS, CLASSES]);
         let dn = plain.matrix(POINTS * WIDTH);
-        plain.product_by_transposed(encoder, &dlogits, &output.values, &dn, [POINTS, CLASSES, WIDTH]);
+        plain.product(encoder, A_BT, [&dlogits, &output.values], &dn, [POINTS, CLASSES, WIDTH]);
         let mut dh = self.norm_backward(encoder, last, &dn, None)?;
         for block in self.blocks.iter().rev() {
             let relu = plain.relu(encoder, &block.a, POINTS * HIDDEN);
-            plain.product_of_transposed(encoder, &relu, &dh, &block.down.gradient, [HIDDEN, POINTS, WIDTH]);
+            plain.product(encoder, AT_B, [&relu, &dh], &block.down.gradient, [HIDDEN, POINTS, WIDTH]);
             let dr = plain.matrix(POINTS * HIDDEN);
-            plain.product_by_transposed(encoder, &dh, &block.down.values, &dr, [POINTS, WIDTH, HIDDEN]);
+            plain.product(encoder, A_BT, [&dh, &block.down.values], &dr, [POINTS, WIDTH, HIDDEN]);
             let da = plain.relu_gradient(encoder, &dr, &block.a, POINTS * HIDDEN);
-            plain.product_of_transposed(encoder, &block.n, &da, &block.up.gradient, [WIDTH, POINTS, HIDDEN]);
+            plain.product(encoder, AT_B, [&block.n, &da], &block.up.gradient, [WIDTH, POINTS, HIDDEN]);
             let dn = plain.matrix(POINTS * WIDTH);
-            plain.product_by_transposed(encoder, &da, &block.up.values, &dn, [POINTS, HIDDEN, WIDTH]);
+            plain.product(encoder, A_BT, [&da, &block.up.values], &dn, [POINTS, HIDDEN, WIDTH]);
             dh = self.norm_backward(encoder, block, &dn, Some(&dh))?;
         }
-        plain.product_of_transposed(encoder, &self.points, &dh, &self.input.gradient, [2, POINTS, WIDTH]);
+        plain.product(encoder, AT_B, [&self.points, &dh], &self.input.gradient, [2, POINTS, WIDTH]);
         Ok(())
     }
 
