@@ -95,14 +95,14 @@ async function prove(profile) {
 // Bars of shares: `rows` are [label, first, second].
 function bars(rows, names) {
   const height = rows.length * 26 + 30;
-  const scale = share => 400 * Math.min(share, 1.2);
+  const width = share => 230 * Math.min(share, 1.2);
   const parts = rows.flatMap(([label, ...shares], row) => [
     `<text x="150" y="${row * 26 + 37}" text-anchor="end">${label}</text>`,
-    ...shares.map((share, i) => `<rect x="158" y="${row * 26 + 26 + 9 * i}" width="${scale(share)}" height="8" fill="var(--${names[i][0]})"/>`),
+    ...shares.map((share, i) => `<rect x="156" y="${row * 26 + 26 + 9 * i}" width="${width(share)}" height="8" fill="var(--${names[i][0]})"/>`),
   ]);
-  const legend = names.map(([color, name], i) => `<rect x="${158 + 130 * i}" y="4" width="10" height="10" fill="var(--${color})"/><text x="${173 + 130 * i}" y="14">${name}</text>`);
-  const full = `<line x1="558" x2="558" y1="20" y2="${height}" stroke="var(--faint)" stroke-dasharray="3"/><text x="562" y="14">100 %</text>`;
-  return picture('speeds, as in the table below', `0 0 680 ${height}`, [...legend, full, ...parts]);
+  const legend = names.map(([color, name], i) => `<rect x="${156 + 90 * i}" y="4" width="10" height="10" fill="var(--${color})"/><text x="${171 + 90 * i}" y="14">${name}</text>`);
+  const full = `<line x1="386" x2="386" y1="20" y2="${height}" stroke="var(--faint)" stroke-dasharray="3"/><text x="386" y="14" text-anchor="middle">100 %</text>`;
+  return picture('speeds, as in the table below', `0 0 440 ${height}`, [...legend, full, ...parts]);
 }
 
 function picture(label, box, parts) {
@@ -118,7 +118,7 @@ async function bench() {
   $('speed').replaceChildren(
     bars(rows.map(row => [label(row), row.forward_of_copy, row.backward_of_copy]), [['first', 'forward'], ['second', 'backward']]),
     table(
-      ['norm, rows x columns', 'copy', 'forward', 'backward', 'forward: share of the copy’s speed', 'backward: share'],
+      ['norm, rows x columns', 'copy', 'forward', 'backward', 'forward, of copy', 'backward, of copy'],
       rows.map(row => [label(row), ...[row.copy_us, row.forward_us, row.backward_us].map(time => `${us(time)} µs`), percent(row.forward_of_copy), percent(row.backward_of_copy)]),
     ),
     element('p', 'The share is the time of the copy divided by that of the norm. A backward pass moves 1.5 times the bytes of the copy, so its share is multiplied by 1.5.', { class: 'note' }),
@@ -131,14 +131,14 @@ function curves({ every, fused, plain }) {
   const series = [['first', 'our fused norms', fused.losses, ''], ['second', 'plain operations', plain.losses, '6 4']];
   const [low, high] = [Math.min, Math.max].map(of => Math.log10(of(...fused.losses, ...plain.losses)));
   const steps = every * (fused.losses.length - 1);
-  const x = step => 60 + (560 * step) / steps;
-  const y = loss => 30 + (220 * (high - Math.log10(loss))) / (high - low || 1);
+  const x = step => 50 + (380 * step) / steps;
+  const y = loss => 30 + (190 * (high - Math.log10(loss))) / (high - low || 1);
   const marks = [...Array(9).keys()].map(i => 10 ** (i - 7)).filter(mark => Math.log10(mark) >= low && Math.log10(mark) <= high);
-  const grid = marks.map(mark => `<line x1="60" x2="620" y1="${y(mark)}" y2="${y(mark)}" stroke="var(--line)"/><text x="52" y="${y(mark) + 4}" text-anchor="end">${mark}</text>`);
+  const grid = marks.map(mark => `<line x1="50" x2="430" y1="${y(mark)}" y2="${y(mark)}" stroke="var(--line)"/><text x="44" y="${y(mark) + 4}" text-anchor="end">${mark}</text>`);
   const lines = series.map(([color, , losses, dash]) => `<polyline fill="none" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}" points="${losses.map((loss, i) => `${x(i * every)},${y(loss)}`).join(' ')}"/>`);
-  const legend = series.map(([color, name, , dash], i) => `<line x1="${60 + 190 * i}" x2="${90 + 190 * i}" y1="12" y2="12" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}"/><text x="${96 + 190 * i}" y="16">${name}</text>`);
-  const axis = `<text x="620" y="272" text-anchor="end">${steps} steps</text><text x="60" y="272">loss, logarithmic</text>`;
-  return picture('curves of the loss', '0 0 640 280', [...grid, ...lines, ...legend, axis]);
+  const legend = series.map(([color, name, , dash], i) => `<line x1="${50 + 160 * i}" x2="${80 + 160 * i}" y1="12" y2="12" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}"/><text x="${86 + 160 * i}" y="16">${name}</text>`);
+  const axis = `<text x="430" y="242" text-anchor="end">${steps} steps</text><text x="50" y="242">loss, logarithmic</text>`;
+  return picture('curves of the loss', '0 0 440 250', [...grid, ...lines, ...legend, axis]);
 }
 
 async function train() {
