@@ -2,6 +2,7 @@
 
 use wgpu::{Device, DeviceType, Features};
 
+use crate::error::IS_BROWSER;
 use crate::plan::tuning::Tuning;
 use crate::unfit::PlanError;
 
@@ -75,6 +76,9 @@ impl Caps {
             workgroups: match info.device_type {
                 // Four for each of an H200's 132 multiprocessors.
                 DeviceType::DiscreteGpu => 528,
+                // A browser does not tell what a GPU is; too few workgroups cost a large one more than too
+                // many cost a small one.
+                DeviceType::Other if IS_BROWSER => 528,
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,
             },
@@ -169,7 +173,8 @@ impl Caps {
 
     /// Limits of Chromium on a desktop. wgpu offers no subgroups there.
     pub(crate) const fn browser() -> Self {
-        Caps { workgroup_bytes: 32 << 10, storage_buffers: 10, subgroup: None, f16: F16::Converts, ..Caps::laptop() }
+        let f16 = F16::Converts;
+        Caps { workgroup_bytes: 32 << 10, storage_buffers: 10, subgroup: None, workgroups: 528, f16, ..Caps::laptop() }
     }
 
     /// wgpu's downlevel limits, without subgroups.
