@@ -22,7 +22,7 @@ const JOBS: usize = 4;
 const LOOK: &str = "look";
 
 /// Its number of cases: a software adapter takes half a minute.
-const LOOK_CASES: usize = 40;
+const LOOK_CASES: usize = 36;
 
 /// The GPU of the browser.
 #[wasm_bindgen]
