@@ -1,5 +1,5 @@
 //! Checks the pages of the repository: every relative link has a target, no page is too long, and the
-//! table of proven devices is that of the reports.
+//! table of proven devices matches the reports.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;

@@ -172,7 +172,7 @@ async fn run_device_async(
 /// The profile of a run that has not all cases.
 const PART: &str = "part";
 
-/// A run, and what is known of it so far.
+/// The state of a run.
 struct Run<'a> {
     options: &'a Options,
     progress: &'a mut dyn FnMut(usize, usize),

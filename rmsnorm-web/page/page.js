@@ -132,13 +132,13 @@ function curves({ every, fused, plain }) {
   const [low, high] = [Math.min, Math.max].map(of => Math.log10(of(...fused.losses, ...plain.losses)));
   const steps = every * (fused.losses.length - 1);
   const x = step => 50 + (380 * step) / steps;
-  const y = loss => 30 + (190 * (high - Math.log10(loss))) / (high - low || 1);
+  const y = loss => 30 + (220 * (high - Math.log10(loss))) / (high - low || 1);
   const marks = [...Array(9).keys()].map(i => 10 ** (i - 7)).filter(mark => Math.log10(mark) >= low && Math.log10(mark) <= high);
   const grid = marks.map(mark => `<line x1="50" x2="430" y1="${y(mark)}" y2="${y(mark)}" stroke="var(--line)"/><text x="44" y="${y(mark) + 4}" text-anchor="end">${mark}</text>`);
   const lines = series.map(([color, , losses, dash]) => `<polyline fill="none" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}" points="${losses.map((loss, i) => `${x(i * every)},${y(loss)}`).join(' ')}"/>`);
   const legend = series.map(([color, name, , dash], i) => `<line x1="${50 + 160 * i}" x2="${80 + 160 * i}" y1="12" y2="12" stroke="var(--${color})" stroke-width="2" stroke-dasharray="${dash}"/><text x="${86 + 160 * i}" y="16">${name}</text>`);
-  const axis = `<text x="430" y="242" text-anchor="end">${steps} steps</text><text x="50" y="242">loss, logarithmic</text>`;
-  return picture('curves of the loss', '0 0 440 250', [...grid, ...lines, ...legend, axis]);
+  const axis = `<text x="430" y="272" text-anchor="end">${steps} steps</text><text x="50" y="272">loss, logarithmic</text>`;
+  return picture('curves of the loss', '0 0 440 280', [...grid, ...lines, ...legend, axis]);
 }
 
 async function train() {

@@ -1,4 +1,4 @@
-//! Times of forward and backward passes, beside those of a copy by the same backend: what the
+//! Measures forward and backward passes, and a copy by the same backend. The copy shows what the
 //! device's memory allows.
 
 use rmsnorm_conformance::Harness;
@@ -30,7 +30,7 @@ const TIMES: usize = 5;
 pub(crate) async fn run(backend: &WgpuBackend, progress: &mut dyn FnMut(usize, usize)) -> Result<Value, Error> {
     let (mut table, total) = (Vec::new(), 4 * COLS.len());
     progress(0, total);
-    // The only tensors and queries: a browser frees what a program has dropped much later.
+    // All rows share the tensors and queries, because a browser frees dropped ones late.
     let bench = backend.catch(Bench::new).await?;
     for norm in Norm::USUAL {
         for cols in COLS {
@@ -131,8 +131,8 @@ impl Bench {
         }))
     }
 
-    /// Time of several calls by the device's clock. Without one, or if it stands still: the time until
-    /// the host learns of their end, less that of no calls.
+    /// Time of several calls by the device's clock. If there is none, or it stands still: the host's
+    /// time until their end, minus its time for no calls.
     async fn elapsed_ms(&self, call: &Call<'_>, calls: u32) -> Result<f64, Error> {
         let (by_device, by_host) = self.submit(call, calls).await?;
         if by_device > 0.0 {

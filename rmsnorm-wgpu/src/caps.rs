@@ -76,8 +76,8 @@ impl Caps {
             workgroups: match info.device_type {
                 // Four for each of an H200's 132 multiprocessors.
                 DeviceType::DiscreteGpu => 528,
-                // A browser does not tell what a GPU is; too few workgroups cost a large one more than too
-                // many cost a small one.
+                // A browser does not tell the type of a GPU. This is the number of a large one
+                // (docs/internals/tried.md).
                 DeviceType::Other if IS_BROWSER => 528,
                 DeviceType::IntegratedGpu | DeviceType::VirtualGpu | DeviceType::Other => 128,
                 DeviceType::Cpu => 8,

@@ -25,7 +25,8 @@ impl Shared {
         Shared { device, caps, kernels, workspace: Mutex::default() }
     }
 
-    /// Forgets what the device made. In a browser its error comes after the object, which is not valid.
+    /// Drops the compiled kernels and the workspace. A browser reports an invalid object only after it
+    /// was kept.
     pub(crate) fn forget(&self) {
         self.kernels.forget();
         self.workspace.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -191,7 +191,7 @@ mod tests {
         assert!(reason(&[&lines[..1], &lines].concat().join("\n")).contains("lines of the cases"));
     }
 
-    /// What a program wrote that is not this version, or ran less.
+    /// Reports of another version, of another list, and of a part of a profile.
     #[test]
     fn report_of_something_else_is_refused() {
         assert!(reason("").contains("no JSON"));
