@@ -4,8 +4,9 @@
 //! filled, reads each slot and empties it. The blocks of a call run concurrently; a call begins
 //! when all blocks of the previous call have ended. Slots alternate between calls. If rows have
 //! owners, a rank writes its part of a block's rows into the owner's slot. When the owner has all
-//! parts, it writes the result into the slots of the other ranks. Memory is sequentially consistent
-//! in this model, which covers slots and epochs, not fences.
+//! parts, it writes the result into the slots of the other ranks. A block may have several rows, send
+//! parts some rows ahead and receive results one row behind. Memory is sequentially consistent in
+//! this model, which covers slots and epochs, not fences.
 
 use std::collections::HashSet;
 
@@ -33,6 +34,9 @@ enum Kind {
     Owners,
     /// The same, but the owner keeps the result.
     OwnersKeep,
+    /// One block has all rows, in the slots of the blocks, and an owner for each: it sends its parts
+    /// so many rows ahead of the row that it adds, and receives the results of the row before.
+    OwnersAhead(usize),
 }
 
 #[derive(Clone, Copy)]
@@ -78,20 +82,51 @@ impl Group {
             Kind::Parts => self.steps_of_parts(rank, block, call),
             Kind::Owners => self.steps_of_owners(rank, block, call, true),
             Kind::OwnersKeep => self.steps_of_owners(rank, block, call, false),
+            Kind::OwnersAhead(ahead) if block == 0 => self.steps_ahead(rank, call, ahead),
+            Kind::OwnersAhead(_) => Vec::new(),
         }
     }
 
     fn steps_of_owners(&self, rank: usize, block: usize, call: u8, sends: bool) -> Vec<Step> {
-        let (slot, owner) = (usize::from(call) % self.slots, block % self.ranks);
-        let take = |peer| self.cell(rank, slot, peer, block);
-        let give = |peer| Step::Fill(self.cell(peer, slot, rank, block));
-        if rank != owner {
-            let result = if sends { vec![Step::Read(take(owner)), Step::Empty(take(owner))] } else { Vec::new() };
-            return [vec![give(owner)], result].concat();
+        let take = if sends { self.take(rank, block, call) } else { Vec::new() };
+        [self.part(rank, block, call), self.add(rank, block, call, sends), take].concat()
+    }
+
+    fn steps_ahead(&self, rank: usize, call: u8, ahead: usize) -> Vec<Step> {
+        let rows = 0..self.blocks;
+        let part = |row: usize| if rows.contains(&row) { self.part(rank, row, call) } else { Vec::new() };
+        let step = |now: usize| {
+            let add = if rows.contains(&now) { self.add(rank, now, call, true) } else { Vec::new() };
+            let take = if now > 0 { self.take(rank, now - 1, call) } else { Vec::new() };
+            [part(now + ahead), add, take].concat()
+        };
+        (0..ahead).flat_map(part).chain((0..=self.blocks).flat_map(step)).collect()
+    }
+
+    /// Sends this rank's part of a row to the owner, if that is another rank.
+    fn part(&self, rank: usize, row: usize, call: u8) -> Vec<Step> {
+        let owner = row % self.ranks;
+        let to = Step::Fill(self.cell(owner, usize::from(call) % self.slots, rank, row));
+        if rank == owner { Vec::new() } else { vec![to] }
+    }
+
+    /// Receives the parts of a row that this rank owns, and sends the result.
+    fn add(&self, rank: usize, row: usize, call: u8, sends: bool) -> Vec<Step> {
+        if rank != row % self.ranks {
+            return Vec::new();
         }
+        let slot = usize::from(call) % self.slots;
         let peers = || (0..self.ranks).filter(|peer| *peer != rank);
-        let parts = peers().flat_map(|peer| [Step::Read(take(peer)), Step::Empty(take(peer))]);
-        parts.chain(peers().filter(|_| sends).map(give)).collect()
+        let from = |peer| self.cell(rank, slot, peer, row);
+        let parts = peers().flat_map(|peer| [Step::Read(from(peer)), Step::Empty(from(peer))]);
+        parts.chain(peers().filter(|_| sends).map(|peer| Step::Fill(self.cell(peer, slot, rank, row)))).collect()
+    }
+
+    /// Receives the result of a row that another rank owns.
+    fn take(&self, rank: usize, row: usize, call: u8) -> Vec<Step> {
+        let owner = row % self.ranks;
+        let from = self.cell(rank, usize::from(call) % self.slots, owner, row);
+        if rank == owner { Vec::new() } else { vec![Step::Read(from), Step::Empty(from)] }
     }
 
     fn steps_of_parts(&self, rank: usize, block: usize, call: u8) -> Vec<Step> {
@@ -230,6 +265,27 @@ fn owners_are_right_in_every_order() {
     }
     // One rank for each of three blocks.
     explore_kinds(&[OwnersKeep, Owners], (3, 3, 2)).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Blocks with several rows, whose parts are sent one row ahead, or two.
+#[test]
+fn owners_of_several_rows_are_right_in_every_order() {
+    use Kind::{OwnersAhead, Parts};
+
+    let check = |kinds: &'static [Kind], group| {
+        let states = explore_kinds(kinds, group).unwrap_or_else(|error| panic!("{kinds:?} {group:?}: {error}"));
+        assert!(states > 25, "{kinds:?} {group:?}: {states} states are no exploration");
+    };
+    for kinds in [&[OwnersAhead(1)] as &'static [Kind], &[OwnersAhead(2)], &[OwnersAhead(2), OwnersAhead(1)]] {
+        for group in [(2, 1, 5), (2, 2, 5), (2, 7, 5), (3, 1, 5), (3, 4, 4), (3, 7, 3)] {
+            check(kinds, group);
+        }
+    }
+    for kinds in [&[OwnersAhead(1), Parts] as &'static [Kind], &[OwnersAhead(2), OwnersAhead(2), Parts, Parts]] {
+        for group in [(2, 1, 5), (2, 2, 5), (3, 1, 4)] {
+            check(kinds, group);
+        }
+    }
 }
 
 /// A rank without rows receives nothing and gets two calls ahead. This is why missing rows have
