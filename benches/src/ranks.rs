@@ -89,6 +89,8 @@ pub enum Place {
 /// A measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct RanksRow {
+    /// The number of ranks.
+    pub ranks: usize,
     /// The operation's name.
     pub op: &'static str,
     /// The method of the call.
@@ -155,7 +157,7 @@ trait Way {
 
     /// Measures the microseconds per call of each trial on this rank, and the outputs of a call
     /// before and after the trials. All ranks must call it at once.
-    fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError>;
+    fn measure(&mut self, case: &RanksCase, inputs: &Inputs, meeting: &Meeting) -> Result<Measured, BenchError>;
 }
 
 /// The guarantee of a method's outputs.
@@ -187,21 +189,37 @@ impl<D: Measurable> Parameters<D> {
     }
 }
 
+/// The values of a rank's matrices, for all methods and sets of tensors.
+struct Inputs {
+    rank: usize,
+    x: Bits,
+    /// `None` where columns are divided: the case has no residual.
+    residual: Option<Bits>,
+}
+
+impl Inputs {
+    fn new(rank: usize, case: &RanksCase) -> Self {
+        let matrix = |seed| values(case.dtype, seed, 0..case.shape.elements());
+        let residual = (case.op != RanksOp::ForwardColumns).then(|| matrix(data::RESIDUAL));
+        Inputs { rank, x: matrix(rank as u64), residual }
+    }
+}
+
 /// A rank's tensors for one call.
 struct Tensors<D: Measurable> {
     x: Buffer<D>,
-    residual: Buffer<D>,
     y: Buffer<D>,
-    sum: Buffer<D>,
+    /// The residual and the sum.
+    stream: Option<[Buffer<D>; 2]>,
 }
 
 impl<D: Measurable> Tensors<D> {
-    fn new(device: &D, rank: usize, case: &RanksCase) -> Result<Self, BenchError> {
-        let len = case.shape.elements();
-        let matrix = |seed| Buffer::upload(device, &values(case.dtype, seed, 0..len));
+    fn new(device: &D, case: &RanksCase, inputs: &Inputs) -> Result<Self, BenchError> {
         // Outputs are NaN, so that elements that are not written fail.
-        let unset = || Buffer::nan(device, case.dtype, len);
-        Ok(Tensors { x: matrix(rank as u64)?, residual: matrix(data::RESIDUAL)?, y: unset()?, sum: unset()? })
+        let unset = || Buffer::nan(device, case.dtype, case.shape.elements());
+        let stream = |residual| Ok::<_, BenchError>([Buffer::upload(device, residual)?, unset()?]);
+        let stream = inputs.residual.as_ref().map(stream).transpose()?;
+        Ok(Tensors { x: Buffer::upload(device, &inputs.x)?, y: unset()?, stream })
     }
 
     /// The arguments of a rank's call. `stream`: the elements of the residual and the sum that the
@@ -219,16 +237,18 @@ impl<D: Measurable> Tensors<D> {
         args.dtypes = DTypes::uniform(case.dtype);
         args.weight = Some(parameters.weight.view(device, row.clone()));
         args.bias = parameters.bias.as_ref().map(|bias| bias.view(device, row));
-        if case.op != RanksOp::ForwardColumns {
-            args.residual = Some(Source::Read(self.residual.view(device, stream.clone()).into()));
-            args.residual_out = Some(self.sum.view_mut(device, stream).into());
+        if let Some([residual, sum]) = &mut self.stream {
+            args.residual = Some(Source::Read(residual.view(device, stream.clone()).into()));
+            args.residual_out = Some(sum.view_mut(device, stream).into());
         }
         args
     }
 
     fn outputs(&self, device: &D, case: &RanksCase) -> Result<Outputs, BenchError> {
         let all = 0..case.shape.elements();
-        Ok([self.sum.download(device, all.clone())?, self.y.download(device, all)?])
+        let none = Bits { storage: case.dtype.into(), bits: Vec::new() };
+        let sum = self.stream.as_ref().map_or(Ok(none), |[_, sum]| sum.download(device, all.clone()))?;
+        Ok([sum, self.y.download(device, all)?])
     }
 }
 
@@ -314,8 +334,9 @@ struct Seat<'a> {
 fn run_rank(ways: &mut [Box<dyn Way>], seat: Seat<'_>, cases: &[RanksCase]) -> Result<(), BenchError> {
     let (rank, meeting, ranks) = (seat.rank, seat.meeting, seat.meeting.ranks());
     for case in DType::ALL.iter().flat_map(|dtype| cases.iter().filter(|case| case.dtype == *dtype)) {
+        let inputs = Inputs::new(rank, case);
         for way in &mut *ways {
-            let Measured { us, outputs } = way.measure(rank, case, meeting)?;
+            let Measured { us, outputs } = way.measure(case, &inputs, meeting)?;
             for outputs in outputs {
                 let of_ranks = meeting.gather(rank, outputs)?;
                 if rank == 0 {
@@ -352,6 +373,7 @@ fn row(case: &RanksCase, way: &dyn Way, ranks: usize, trials: &[[f64; TRIALS]]) 
         }
     };
     RanksRow {
+        ranks,
         op: case.op.name(),
         way: way.name(case.op),
         norm: case.norm.name(),

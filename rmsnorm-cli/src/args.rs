@@ -185,14 +185,14 @@ pub struct BenchArgs {
     /// [default: partials]
     #[arg(long, value_name = "REDUCTION,..", value_delimiter = ',')]
     pub reduction: Vec<String>,
-    /// Measure a group of N ranks: threads on the cpu, GPUs on cuda
+    /// Measure groups of N ranks: threads on the cpu, GPUs on cuda
     ///
     /// forward_reduced is the norm of a sum over the ranks, forward_reduced_rows the same with the
     /// residual divided by rows, and forward_columns the norm of rows whose columns are divided
     /// among the ranks. Shapes are per rank. GPUs run one fused kernel and, if NCCL is found, NCCL
     /// followed by rmsnorm's kernels. Each time is the time of the slowest rank.
-    #[arg(long, value_name = "N", conflicts_with_all = ["sweep", "form", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
-    pub ranks: Option<NonZero<usize>>,
+    #[arg(long, value_name = "N,..", value_delimiter = ',', conflicts_with_all = ["sweep", "form", "reduction", "quant", "list", "append", "compare", "plot", "seconds"])]
+    pub ranks: Vec<NonZero<usize>>,
     /// The shapes to measure, rows x columns, such as 4096x1024; @NAME is a list of
     /// benches/shapes.toml, such as @h200-forward [default: a list for each backend]
     #[arg(long, value_name = "MxN,..", value_delimiter = ',')]

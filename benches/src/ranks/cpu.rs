@@ -8,7 +8,9 @@ use rmsnorm_dist::{Sharded, ShardedNorm, ThreadGroup};
 
 use super::data::spec;
 use super::meeting::Meeting;
-use super::{Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group};
+use super::{
+    Inputs, Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group,
+};
 use crate::BenchError;
 
 /// The approximate duration of a trial, in seconds.
@@ -39,10 +41,11 @@ impl Way for Threads {
         }
     }
 
-    fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError> {
+    fn measure(&mut self, case: &RanksCase, inputs: &Inputs, meeting: &Meeting) -> Result<Measured, BenchError> {
+        let rank = inputs.rank;
         let (spec, backend, stream) = (spec(case), self.0.backend(), case.of_stream(rank, self.0.ranks()));
         let parameters = Parameters::new(backend, case)?;
-        let mut tensors = Tensors::new(backend, rank, case)?;
+        let mut tensors = Tensors::new(backend, case, inputs)?;
         let call = |tensors: &mut Tensors<CpuBackend>| {
             call_of_group(&self.0, case.op, &spec, tensors.args(backend, case, &parameters, stream.clone()))
         };

@@ -16,7 +16,9 @@ use rmsnorm_dist::{Sharded, ShardedNorm};
 
 use super::data::spec;
 use super::meeting::Meeting;
-use super::{Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group};
+use super::{
+    Inputs, Make, Measured, Parameters, Promise, Ranks, RanksCase, RanksOp, TRIALS, Tensors, Way, call_of_group,
+};
 use crate::BenchError;
 use crate::buffer::{Buffer, both};
 use crate::devices::cuda::capturable;
@@ -180,15 +182,15 @@ impl Way for Gpu {
         }
     }
 
-    fn measure(&mut self, rank: usize, case: &RanksCase, meeting: &Meeting) -> Result<Measured, BenchError> {
-        let (spec, backend) = (spec(case), &self.backend);
+    fn measure(&mut self, case: &RanksCase, inputs: &Inputs, meeting: &Meeting) -> Result<Measured, BenchError> {
+        let (rank, spec, backend) = (inputs.rank, spec(case), &self.backend);
         let stream = backend.stream();
         let parameters = Parameters::new(backend, case)?;
         let reduced = Buffer::nan(backend, case.dtype, case.shape.elements())?;
         let mut common = Common { case: *case, spec, parameters, reduced };
         // Large calls use four sets, which together exceed the L2.
         let is_small = case.shape.rows < FEW_ROWS;
-        let set = |_| Tensors::new(backend, rank, case);
+        let set = |_| Tensors::new(backend, case, inputs);
         let mut sets = (0..if is_small { 2 } else { 4 }).map(set).collect::<Result<Vec<_>, _>>()?;
         self.prepare(case, &spec)?;
         stream.synchronize().map_err(failed)?;

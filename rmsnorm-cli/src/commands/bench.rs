@@ -23,8 +23,8 @@ use crate::progress::Progress;
 /// Measures each backend and prints its table, then all backends side by side with earlier
 /// measurements.
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    if let Some(ranks) = args.ranks {
-        return ranks::run(args, ranks.get());
+    if !args.ranks.is_empty() {
+        return ranks::run(args);
     }
     let given = given_shapes(args)?;
     if args.list {

@@ -29,16 +29,16 @@ fn every_row_tells_what_it_ran() {
     }
 }
 
-/// A group of threads on the cpu has a row for each shape and norm, on stdout and as JSON.
+/// Groups of threads on the cpu have a row for each shape and norm, on stdout and as JSON.
 #[test]
-fn a_group_is_measured() {
+fn groups_are_measured() {
     let folder = Folder::new();
     let group = [
         "bench",
         "--op",
         "forward_reduced,forward_reduced_rows,forward_columns",
         "--ranks",
-        "3",
+        "3,2",
         "--backend",
         "cpu",
         "--norm",
@@ -47,14 +47,19 @@ fn a_group_is_measured() {
     let outcome = folder.rmsnorm(&[&group[..], &["--shapes", "3x64,1x100", "--json", "ranks.json"]].concat());
     assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
     let document: Value = serde_json::from_slice(&std::fs::read(folder.path("ranks.json")).unwrap()).unwrap();
-    assert_eq!(document["ranks"], 3);
     let rows = document["rows"].as_array().unwrap();
+    let ranks: Vec<_> = rows.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [[3; 12], [2; 12]].concat());
     let shapes: Vec<_> =
         rows.iter().map(|row| (row["norm"].as_str().unwrap(), row["rows"].as_u64().unwrap())).collect();
-    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)].repeat(3));
+    assert_eq!(shapes, [("rms_norm", 3), ("layer_norm", 3), ("rms_norm", 1), ("layer_norm", 1)].repeat(6));
     let ops = [0, 4, 8].map(|row: usize| rows[row]["op"].as_str().unwrap());
     assert_eq!(ops, ["forward_reduced", "forward_reduced_rows", "forward_columns"]);
-    for (row, line) in rows.iter().zip(outcome.stdout.lines().skip(2)) {
+    let is_head = |line: &&str| line.contains("ranks on") || line.starts_with("operation");
+    let (heads, lines): (Vec<_>, Vec<_>) = outcome.stdout.lines().partition(is_head);
+    assert_eq!([heads[0], heads[2]].map(|head| &head[..10]), ["3 ranks on", "2 ranks on"]);
+    assert_eq!(lines.len(), rows.len());
+    for (row, line) in rows.iter().zip(lines) {
         assert!(row["us"].as_f64().unwrap() > 0.0 && row["dtype"] == "bf16" && row["way"] == "threads", "{row}");
         assert!(line.starts_with(row["norm"].as_str().unwrap()) && line.ends_with("threads"), "{line}");
     }

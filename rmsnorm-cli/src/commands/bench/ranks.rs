@@ -18,12 +18,11 @@ struct Report {
     suite: &'static str,
     revision: &'static str,
     machine: Machine,
-    ranks: usize,
     rows: Vec<RanksRow>,
 }
 
-/// Measures and prints a row for each shape, dtype, norm and implementation.
-pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
+/// Measures and prints a row for each number of ranks, shape, dtype, norm and implementation.
+pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().map(Output::new).transpose()?;
     let to_stdout = matches!(json, Some(Output::Stdout));
     let backend = open(args)?;
@@ -35,23 +34,26 @@ pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
         }
     };
     let cases = cases(args)?;
-    if !to_stdout {
-        let plural = if ranks == 1 { "" } else { "s" };
-        print(&format!(
-            "{ranks} rank{plural} on {backend}\n{:26} {:>5} {:>12} {:>10} {:>10}  way\n",
-            "operation", "dtype", "rows x cols", "time, us", "GB/s sent"
-        ))?;
-    }
-    let mut shown = Ok(());
-    let rows = measure(&place, ranks, &cases, &mut |row| {
-        if !to_stdout && shown.is_ok() {
-            shown = print(&line(row));
+    let mut rows = Vec::new();
+    for ranks in args.ranks.iter().map(|ranks| ranks.get()) {
+        if !to_stdout {
+            let plural = if ranks == 1 { "" } else { "s" };
+            print(&format!(
+                "{ranks} rank{plural} on {backend}\n{:26} {:>5} {:>12} {:>10} {:>10}  way\n",
+                "operation", "dtype", "rows x cols", "time, us", "GB/s sent"
+            ))?;
         }
-    })?;
-    shown?;
+        let mut shown = Ok(());
+        rows.extend(measure(&place, ranks, &cases, &mut |row| {
+            if !to_stdout && shown.is_ok() {
+                shown = print(&line(row));
+            }
+        })?);
+        shown?;
+    }
     if let Some(output) = json {
         let (suite, machine) = (concat!("rmsnorm ", env!("CARGO_PKG_VERSION")), Machine::this(&[backend]));
-        let report = Report { suite, revision: REVISION, machine, ranks, rows };
+        let report = Report { suite, revision: REVISION, machine, rows };
         let text = serde_json::to_string_pretty(&report).map_err(|error| format!("cannot write JSON: {error}"))?;
         output.write(format!("{text}\n").as_bytes())?;
     }
@@ -59,7 +61,7 @@ pub fn run(args: &BenchArgs, ranks: usize) -> Result<(), Failure> {
 }
 
 fn line(row: &RanksRow) -> String {
-    let RanksRow { op, way, norm, dtype, rows, cols, us, sent } = row;
+    let RanksRow { op, way, norm, dtype, rows, cols, us, sent, .. } = row;
     let name = format!("{norm} {op}");
     let rate = *sent as f64 / us / 1e3;
     format!("{name:26} {dtype:>5} {:>12} {us:10.2} {rate:10.1}  {way}\n", format!("{rows}x{cols}"))
