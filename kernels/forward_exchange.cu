@@ -25,6 +25,7 @@ forward_exchange(const __grid_constant__ Params p, const __grid_constant__ Peers
     RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
 
+    admit_next(g);
     Group group(g, PACK);
     // `row` counts from the first row of this launch; `of_call` converts it to a row of the
     // tensors.

@@ -25,6 +25,7 @@ gather_numbers(const __grid_constant__ Params p, const __grid_constant__ Peers g
             if (i < numbers) slot.words[i] = __float_as_uint(own[i]);
         group.send(group.slot(row, 0), without_empty(slot));
     }
+    admit_next(g);
     for (unsigned long long row = first; row < g.rows; row += step) {
         Pack<T> slots[1][RANKS];
         group.receive(group.slot(row, 0), [](int) { return true; }, slots);

@@ -45,6 +45,7 @@ rmsnorm_gpu::sources! {
     QUANTIZED_ROWS = "quantized_rows.cuh",
     REDUCE = "reduce.cuh",
     REDUCE_FORWARD = "reduce_forward.cu",
+    REDUCE_FORWARD_PACKS = "reduce_forward_packs.cu",
     REDUCE_FORWARD_ROWS = "reduce_forward_rows.cu",
     REDUCE_PARTIALS = "reduce_partials.cu",
     RESIDUAL = "pieces/residual.cuh",

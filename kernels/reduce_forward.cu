@@ -1,11 +1,11 @@
 // Forward of the sum of all ranks' x: math.md, equations (1') and (2) to (6), in one kernel per
 // rank.
 //
-// A block has one row at a time, and a thread the same columns in each of its rows. The next row is
-// sent before the block waits for this one. All blocks are resident at once (plan.rs) and take
-// their rows in order, so the first row that is incomplete on some rank has been sent by its blocks
-// on every rank. For the same reason no other kernel is admitted early: it would take room from
-// blocks that others wait for.
+// A block, or a cluster of blocks, has one row at a time, and a thread the same columns in each of
+// its rows. The next row is sent before the block waits for this one. All blocks are resident at
+// once (plan.rs) and take their rows in order, so the first row that is incomplete on some rank has
+// been sent by its blocks on every rank. The next kernel is admitted early only where a rank has its
+// device alone: blocks of other ranks that do not run yet would have no room.
 //
 // KEEPS_ROW: sent parts, h and the parameters stay in registers. Otherwise, for longer rows, the
 // sent part is read again, and h lies in shared memory. There a thread reads back only data that it
@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g) {
     extern __shared__ __align__(16) char shared[];
     __shared__ float exchange[2][GROUPS][SUMS_ABOUT_MEAN][SENDERS];
-    const unsigned first = threadIdx.x * PACK;
+    const unsigned first = (cluster_rank() * THREADS + threadIdx.x) * PACK;
+    const unsigned block = blockIdx.x / CLUSTER, blocks = gridDim.x / CLUSTER;
     const int left = columns_left(p.cols, first);
     RowSums<SUMS_ABOUT_MEAN> sums(exchange, 0, threadIdx.x);
     wait_for_earlier_kernels();
@@ -51,7 +52,8 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     };
 
     Pack<T> own[PACKS] = {}, next[PACKS] = {};
-    send(blockIdx.x, own);
+    send(block, own);
+    admit_next(g);
     const Parameters<KEEPS_ROW> parameters(p, first, left);
 #if KEEPS_ROW
     Pack<R> held[PACKS];
@@ -61,13 +63,13 @@ reduce_forward(const __grid_constant__ Params p, const __grid_constant__ Peers g
     const auto h = [&](int k) -> Pack<R>& { return held[k * THREADS]; };
 #endif
 
-    for (unsigned long long row = blockIdx.x; row < g.rows; row += gridDim.x) {
+    for (unsigned long long row = block; row < g.rows; row += blocks) {
         Before::Addend addends[PACKS];
         if constexpr (KEEPS_ROW) {
             #pragma unroll
             for (int k = 0; k < PACKS; ++k) addends[k] = Before::load_addend<Hint::EvictFirst>(at(row), k);
         }
-        if (row + gridDim.x < g.rows) send(row + gridDim.x, next);
+        if (row + blocks < g.rows) send(row + blocks, next);
 
         const unsigned long long slot = group.slot(row, first);
         #pragma unroll (KEEPS_ROW ? PACKS : 1)

@@ -3,6 +3,9 @@
 // Packs that are loaded and waited for together.
 constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
 
+// Whether an owner keeps the parameters in registers for the whole kernel.
+constexpr bool HOLDS_PARAMETERS = KEEPS_ROW && RANKS <= 4 && !IS_LAYER;
+
 // h from the parts in rank order and the residual: additions in f32, one rounding. `own` is the
 // part of rank `rank`.
 __device__ inline Pack<R> add_parts(const Pack<T>& own, unsigned rank, const Pack<T> (&others)[RANKS], const Before::Addend& addend) {

@@ -22,6 +22,7 @@ mod reads;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward;
 #[cfg(feature = "peers")]
+pub(crate) mod reduce_forward_packs;
 pub(crate) mod reduce_forward_rows;
 #[cfg(test)]
 mod tests;
@@ -124,6 +125,9 @@ rmsnorm_gpu::programs! {
     /// `reduce_forward.cu`: the norm of a sum over ranks.
     #[cfg(feature = "peers")]
     ReduceForward = ("reduce_forward", Forward, FORWARD);
+    /// `reduce_forward_packs.cu`: the same; each rank adds the packs of a row that it owns.
+    #[cfg(feature = "peers")]
+    ReduceForwardPacks = ("reduce_forward_packs", Forward, FORWARD);
     /// `reduce_forward_rows.cu`: the same; each rank adds the rows that it owns.
     #[cfg(feature = "peers")]
     ReduceForwardRows = ("reduce_forward_rows", Forward, FORWARD);
@@ -172,8 +176,8 @@ impl Program {
     /// Whether the kernel sends data to other ranks through slots.
     #[cfg(feature = "peers")]
     pub(crate) const fn has_peers(self) -> bool {
-        use Program::{ForwardExchange, GatherNumbers, ReduceForward, ReduceForwardRows};
-        matches!(self, ReduceForward | ReduceForwardRows | GatherNumbers | ForwardExchange)
+        use Program::{ForwardExchange, GatherNumbers, ReduceForward, ReduceForwardPacks, ReduceForwardRows};
+        matches!(self, ReduceForward | ReduceForwardPacks | ReduceForwardRows | GatherNumbers | ForwardExchange)
     }
 }
 

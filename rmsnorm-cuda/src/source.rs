@@ -65,6 +65,8 @@ const fn files(program: Program) -> &'static [Source] {
         #[cfg(feature = "peers")]
         Program::ReduceForward => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD],
         #[cfg(feature = "peers")]
+        Program::ReduceForwardPacks => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_PACKS],
+        #[cfg(feature = "peers")]
         Program::ReduceForwardRows => &[kernels::PEERS, kernels::SUM_OVER_RANKS, kernels::REDUCE_FORWARD_ROWS],
         #[cfg(feature = "peers")]
         Program::GatherNumbers => &[kernels::PEERS, kernels::GATHER_NUMBERS],

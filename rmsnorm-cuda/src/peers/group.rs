@@ -14,7 +14,7 @@ use super::params::{MOST_RANKS, Peers};
 use super::workspace::{Layout, Parts};
 use crate::backend::CudaBackend;
 use crate::error::BACKEND;
-use crate::plan::ranks::Group;
+use crate::plan::ranks::{Group, Round};
 
 /// The default time that a kernel waits for another rank's data.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -233,7 +233,7 @@ impl PeerGroup {
             first_row: 0,
             rows: 0,
             rank: rank as u32,
-            unused: 0,
+            admits_next: 0,
         };
         Ok(PeerGroup {
             backend: backend.clone(),
@@ -272,10 +272,11 @@ impl PeerGroup {
         (self.rank, self.group.ranks as usize)
     }
 
-    /// The second argument of a launch for these rows.
-    pub(super) fn peers(&self, first_row: usize, rows: usize) -> Peers {
+    /// The second argument of a launch.
+    pub(super) fn peers(&self, round: &Round) -> Peers {
         let deadline = u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX);
-        Peers { deadline, first_row: first_row as u64, rows: rows as u64, ..self.peers }
+        let (first_row, rows) = (round.first_row as u64, round.rows as u64);
+        Peers { deadline, first_row, rows, admits_next: round.admits_next.into(), ..self.peers }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::device_error;
 use crate::launch::{Launch, argument};
 use crate::params::Params;
 use crate::plan::KernelKey;
-use crate::plan::ranks::{Plan, Round};
+use crate::plan::ranks::Plan;
 
 /// Refuses calls that have no kernel across ranks.
 pub(super) fn check(problem: &Problem) -> Result<(), Error> {
@@ -64,10 +64,11 @@ pub(super) unsafe fn enqueue<const N: usize>(
     let kernel = load(group, &plan.key)?;
     let params = params.pack(&plan.key);
     let overlap = group.backend.kernels().caps().arch >= Arch::HOPPER;
-    plan.rounds(rows).try_for_each(|Round { first_row, rows, grid }| {
-        let (threads, shared_bytes) = (plan.threads(), plan.shared_bytes);
-        let launch = Launch { kernel, grid, groups: 1, threads, shared_bytes, cluster: 1, is_cooperative: false };
-        let peers = group.peers(first_row, rows);
+    let (threads, shared_bytes, cluster) = (plan.threads(), plan.shared_bytes, plan.key.tile.cluster);
+    plan.rounds(rows).try_for_each(|round| {
+        let grid = round.grid;
+        let launch = Launch { kernel, grid, groups: 1, threads, shared_bytes, cluster, is_cooperative: false };
+        let peers = group.peers(&round);
         let mut arguments = [std::ptr::null_mut(); 6];
         arguments[..2].copy_from_slice(&[params.address(), argument(&peers)]);
         arguments[2..2 + N].copy_from_slice(&others);

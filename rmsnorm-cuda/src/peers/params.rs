@@ -35,8 +35,8 @@ pub(crate) struct Peers {
     pub(crate) first_row: u64,
     pub(crate) rows: u64,
     pub(crate) rank: u32,
-    /// Padding, so that Rust and CUDA agree on the size.
-    pub(crate) unused: u32,
+    /// Whether the next kernel may start as soon as all blocks of this one run: 0 or 1.
+    pub(crate) admits_next: u32,
 }
 
 #[cfg(test)]

@@ -37,7 +37,10 @@ pub(super) fn of_row(program: Program, tile: &Tile, cols: usize) -> Option<u64> 
             serial(packs) + deviations
         }
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => serial(packs) + deviations,
+        Program::ReduceForward
+        | Program::ReduceForwardPacks
+        | Program::ReduceForwardRows
+        | Program::ForwardExchange => serial(packs) + deviations,
         // Two more additions join the sums of the warps.
         Program::ForwardCluster => serial(packs) + deviations + 2,
         // Each pack has its own sum.

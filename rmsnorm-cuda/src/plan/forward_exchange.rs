@@ -26,8 +26,8 @@ pub(crate) fn plan(
     let tile = Tile { access_bytes, ..tile };
     let rows_per_launch = group.slots()?;
     let key = KernelKey { ranks: group.ranks, ..key(problem, Program::ForwardExchange, tile) };
-    let most_blocks = group.most_blocks(&tile, caps);
-    Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: 1, most_blocks })
+    let (most_blocks, most_admitting) = (group.most_blocks(&tile, caps), group.most_admitting(caps));
+    Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: 1, most_blocks, most_admitting })
 }
 
 /// The tile of a call's rows, which depends on columns and dtypes alone; `None` if rows are too
@@ -120,7 +120,8 @@ mod tests {
     fn launches_have_the_rows_that_there_are_slots_for() {
         let small = Group { bytes: 16 * 100, sharers: 2, ..GROUP };
         let plan = planned(4096, BF16, &small).expect("a plan");
-        let rounds: Vec<_> = plan.rounds(250).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+        let rounds: Vec<_> =
+            plan.rounds(250).map(|Round { first_row, rows, grid, .. }| (first_row, rows, grid)).collect();
         assert_eq!(rounds, [(0, 100, 100), (100, 100, 100), (200, 50, 50)]);
         let all = planned(4096, BF16, &GROUP).expect("a plan");
         assert_eq!(all.rounds(4096).map(|round| round.grid).collect::<Vec<_>>(), [264]);

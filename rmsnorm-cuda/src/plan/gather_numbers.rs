@@ -29,8 +29,16 @@ pub(crate) fn plan(group: &Group, caps: &Caps) -> Result<Plan, Error> {
     // All calls share one kernel.
     let problem = Problem::forward(Norm::Rms, 0, 0, DType::F32, &[]);
     let key = KernelKey { ranks: group.ranks, ..key(&problem, Program::GatherNumbers, tile) };
-    let most_blocks = group.most_blocks(&tile, caps);
-    Ok(Plan { key, shared_bytes: 0, rows_per_launch, owners: 1, rows_per_block: THREADS as usize, most_blocks })
+    let (most_blocks, most_admitting) = (group.most_blocks(&tile, caps), group.most_admitting(caps));
+    Ok(Plan {
+        key,
+        shared_bytes: 0,
+        rows_per_launch,
+        owners: 1,
+        rows_per_block: THREADS as usize,
+        most_blocks,
+        most_admitting,
+    })
 }
 
 #[cfg(test)]
@@ -50,7 +58,7 @@ mod tests {
         ] {
             let plan = plan(&group, &Caps::h200()).expect("a plan");
             let rounds: Vec<_> =
-                plan.rounds(rows).map(|Round { first_row, rows, grid }| (first_row, rows, grid)).collect();
+                plan.rounds(rows).map(|Round { first_row, rows, grid, .. }| (first_row, rows, grid)).collect();
             assert_eq!(rounds, expected, "{rows} rows, {group:?}");
         }
         assert!(matches!(plan(&group(15, 1), &Caps::h200()), Err(Error::Unsupported { .. })));

@@ -38,6 +38,15 @@ impl Group {
     pub(super) fn most_blocks(&self, tile: &Tile, caps: &Caps) -> usize {
         (caps.sms * tile.blocks_per_sm / self.sharers).max(1) as usize
     }
+
+    /// The most blocks of a launch that lets the next kernel start early: if that has room beside
+    /// them, and if there is no other rank on the device, whose blocks it would keep from starting.
+    ///
+    /// One row of 8192 bf16 takes 3.23 us on two H200s, on a cluster of four blocks, without it 3.96;
+    /// 4096 rows on 132 blocks take 193.3 us, without it 192.6 (2026-11-27).
+    pub(super) fn most_admitting(&self, caps: &Caps) -> usize {
+        if self.sharers == 1 { caps.sms as usize / 2 } else { 0 }
+    }
 }
 
 /// The launches of one call.
@@ -51,8 +60,10 @@ pub(crate) struct Plan {
     pub(super) owners: usize,
     /// Rows that a block handles concurrently.
     pub(super) rows_per_block: usize,
-    /// The most blocks of a launch.
+    /// The most blocks of a launch, or clusters of blocks.
     pub(super) most_blocks: usize,
+    /// The most blocks of a launch that lets the next kernel start early.
+    pub(super) most_admitting: usize,
 }
 
 /// One launch of a call.
@@ -61,16 +72,19 @@ pub(crate) struct Round {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     pub(crate) grid: u32,
+    /// Whether the next kernel may start as soon as all blocks of this one run.
+    pub(crate) admits_next: bool,
 }
 
 impl Plan {
     /// The launches of a call with this many rows, in order.
     pub(crate) fn rounds(&self, rows: usize) -> impl Iterator<Item = Round> + use<> {
-        let Plan { rows_per_launch, owners, rows_per_block, most_blocks, .. } = *self;
+        let Plan { rows_per_launch, owners, rows_per_block, most_blocks, most_admitting, .. } = *self;
+        let cluster = self.key.tile.cluster as usize;
         (0..rows).step_by(rows_per_launch).map(move |first_row| {
             let rows = rows_per_launch.min(rows - first_row);
-            let blocks = (rows * owners).div_ceil(rows_per_block);
-            Round { first_row, rows, grid: blocks.min(most_blocks) as u32 }
+            let blocks = (rows * owners).div_ceil(rows_per_block).min(most_blocks) * cluster;
+            Round { first_row, rows, grid: blocks as u32, admits_next: blocks <= most_admitting }
         })
     }
 

@@ -93,6 +93,7 @@ fn some_rows_are_right_every_time() {
     let Some(machine) = Machine::open() else { return };
     stress(&machine, Case::new(2, NormSpec::rms(64, 4096, 1e-6)), 60, 25);
     stress(&machine, Case::new(4, NormSpec::layer(30, 1001, 1e-5)), 60, 25);
+    stress(&machine, Case::new(8, NormSpec::layer(12, 8192, 1e-5)), 60, 25);
     // In pieces, and in shared memory.
     let case = Case::new(2, NormSpec::rms(20, 10_000, 1e-6));
     stress(&machine, Case { bytes: 7 * 20_000, ..case }, 30, 15);

@@ -78,7 +78,11 @@ fn rows_of_every_length_are_right() {
         (2, 150, 8192),
         (4, 150, 4096),
         (8, 70, 4096),
+        (8, 5, 8192),
         (8, 40, 8192),
+        // Packs have owners, some ranks none in some rows.
+        (3, 300, 1000),
+        (8, 400, 100),
         (2, 3, 16384),
         (2, 140, 12288),
         (4, 40, 20_000),
@@ -143,6 +147,12 @@ fn every_set_of_tensors_is_right() {
         let case = Case::new(2 + number as usize % 3, spec(Norm::USUAL[number as usize % 2], 6, 768));
         let case = Case { has_residual: has(1), has_weight: has(2), has_bias: has(4), is_in_place: has(8), ..case };
         check_mixes(&machine, case);
+        // Few long rows, on clusters, and more, whose packs have owners.
+        for rows in [2, 40] {
+            let case = Case { ranks: 4, spec: spec(Norm::USUAL[number as usize % 2], rows, 8192), ..case };
+            let bytes = Case::new(case.ranks, case.spec).bytes;
+            check::<bf16, bf16, bf16>(&machine, Case { bytes, ..case });
+        }
     }
 }
 
@@ -189,7 +199,7 @@ fn values_that_are_no_numbers_come_through() {
         with_specials::<f16, f32>(&machine, cols);
         with_specials::<f32, f32>(&machine, cols);
     }
-    // Rows so long that their owners add.
+    // Rows so long that packs have owners.
     with_specials::<bf16, bf16>(&machine, 40_961);
     with_specials::<f32, f32>(&machine, 20_481);
 }
@@ -198,7 +208,7 @@ fn values_that_are_no_numbers_come_through() {
 fn calls_that_exceed_the_memory_go_in_pieces() {
     let Some(machine) = Machine::open() else { return };
     for (ranks, rows, cols, rows_at_once) in
-        // In the last case the owners of rows add.
+        // In the last case packs have owners.
         [(2, 50, 4096, 3), (4, 33, 1001, 1), (2, 10, 9000, 4), (3, 7, 8192, 6_usize), (4, 60, 8192, 9)]
     {
         let row_bytes = (size_of::<bf16>() * cols).next_multiple_of(16);
@@ -268,13 +278,21 @@ fn calls_of_all_kinds_follow_each_other() {
 #[test]
 fn a_row_alone_has_the_bits_that_it_has_among_others() {
     let Some(machine) = Machine::open() else { return };
-    for (norm, cols) in [(Norm::Rms, 4096), (Norm::Layer, 8192), (Norm::Layer, 1001), (Norm::Rms, 12_288)] {
-        let case = Case::new(2, spec(norm, 300, cols));
+    for (ranks, norm, cols) in [
+        (2, Norm::Rms, 4096),
+        (2, Norm::Layer, 8192),
+        (2, Norm::Layer, 1001),
+        (2, Norm::Rms, 12_288),
+        (4, Norm::Rms, 8192),
+        (8, Norm::Layer, 8192),
+        (8, Norm::Rms, 5120),
+    ] {
+        let case = Case::new(ranks, spec(norm, 300, cols));
         let data = Data::<bf16, bf16, bf16>::new(&case);
-        for backends in machine.places(2) {
+        for backends in machine.places(ranks) {
             let all = run(&backends, &case, &data);
             for row in [0, 131, 299] {
-                let alone = Case::new(2, spec(norm, 1, cols));
+                let alone = Case::new(ranks, spec(norm, 1, cols));
                 let of_row = |values: &Vec<bf16>| values[row * cols..(row + 1) * cols].to_vec();
                 let data =
                     Data { x: data.x.iter().map(of_row).collect(), residual: of_row(&data.residual), ..data.clone() };

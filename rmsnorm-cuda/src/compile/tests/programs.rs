@@ -815,14 +815,14 @@ fn wide_sample_of_ranks() -> Vec<Job> {
 }
 
 #[cfg(feature = "peers")]
-fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> [Job; 2] {
-    use crate::plan::{ranks::Group, reduce_forward, reduce_forward_rows};
+fn of_ranks(problem: &Problem, access_bytes: u32, ranks: u32, caps: &Caps) -> Vec<Job> {
+    use crate::plan::{ranks::Group, reduce_forward_packs, reduce_forward_rows};
 
     let group = Group { ranks, sharers: 1, bytes: 64 << 20 };
-    [reduce_forward::plan, reduce_forward_rows::plan].map(|plan| {
-        let plan = plan(problem, access_bytes, &group, caps).expect("rows that fit");
-        Job { key: plan.key, arch: caps.arch, cols: problem.cols }
-    })
+    let by_rows = reduce_forward_rows::plan(problem, access_bytes, &group, caps).expect("rows that fit");
+    let plans = reduce_forward_packs::plans(problem, access_bytes, &group, caps).expect("rows that fit");
+    let jobs = plans.iter().chain([&by_rows]);
+    jobs.map(|plan| Job { key: plan.key, arch: caps.arch, cols: problem.cols }).collect()
 }
 
 #[cfg(feature = "peers")]

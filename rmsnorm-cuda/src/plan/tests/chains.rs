@@ -49,9 +49,11 @@ pub(super) fn of_gradients(plan: &Plan, rows: usize) -> u64 {
             | Program::ForwardWithStatistics
             | Program::PartialBackwardStatistics => 0,
             #[cfg(feature = "peers")]
-            Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
-                0
-            }
+            Program::ReduceForward
+            | Program::ReduceForwardPacks
+            | Program::ReduceForwardRows
+            | Program::GatherNumbers
+            | Program::ForwardExchange => 0,
         }
     });
     additions.sum::<u64>().min(serial(rows))

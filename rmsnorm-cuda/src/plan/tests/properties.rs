@@ -54,9 +54,11 @@ fn is_on_chip(program: Program) -> bool {
         | Program::PartialBackwardStatistics
         | Program::BackwardWithStatistics => false,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => {
-            false
-        }
+        Program::ReduceForward
+        | Program::ReduceForwardPacks
+        | Program::ReduceForwardRows
+        | Program::GatherNumbers
+        | Program::ForwardExchange => false,
     }
 }
 
@@ -85,7 +87,10 @@ fn static_bytes(key: &KernelKey) -> usize {
         | Program::ForwardWithStatistics
         | Program::BackwardWithStatistics => 0,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => 1,
+        Program::ReduceForward
+        | Program::ReduceForwardPacks
+        | Program::ReduceForwardRows
+        | Program::ForwardExchange => 1,
         #[cfg(feature = "peers")]
         Program::GatherNumbers => 0,
         Program::TransposeCodes => return 128 * 128,
@@ -147,9 +152,10 @@ fn keys_have_the_tensors_of_the_call() {
                 Program::QuantizedForwardTransposed => &[Weight, Bias, Amax, Y],
                 Program::Columnwise | Program::ForwardWithStatistics => &[Weight, Bias, Residual, Gate],
                 #[cfg(feature = "peers")]
-                Program::ReduceForward | Program::ReduceForwardRows | Program::ForwardExchange => {
-                    &[Weight, Bias, Residual, Gate]
-                }
+                Program::ReduceForward
+                | Program::ReduceForwardPacks
+                | Program::ReduceForwardRows
+                | Program::ForwardExchange => &[Weight, Bias, Residual, Gate],
                 #[cfg(feature = "peers")]
                 Program::GatherNumbers => &[],
                 Program::TransposeCodes | Program::Clear => &[],
@@ -244,6 +250,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 | Program::BackwardWithStatistics => none,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
+                | Program::ReduceForwardPacks
                 | Program::ReduceForwardRows
                 | Program::GatherNumbers
                 | Program::ForwardExchange => none,
@@ -263,6 +270,7 @@ fn tiles_say_how_rows_end_and_when_parameters_are_read() {
                 Program::PartialBackwardStatistics | Program::BackwardWithStatistics => None,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
+                | Program::ReduceForwardPacks
                 | Program::ReduceForwardRows
                 | Program::GatherNumbers
                 | Program::ForwardExchange => None,
@@ -345,6 +353,7 @@ fn shared_memory_has_room_for_the_rows_and_the_exchange() {
                 | Program::BackwardWithStatistics => 0,
                 #[cfg(feature = "peers")]
                 Program::ReduceForward
+                | Program::ReduceForwardPacks
                 | Program::ReduceForwardRows
                 | Program::GatherNumbers
                 | Program::ForwardExchange => 0,

@@ -24,7 +24,11 @@ pub(super) fn parts(plan: &Plan, call: Call, rows: usize, cols: usize) -> Parts 
         Program::TransposeCodes | Program::Columnwise | Program::Clear => None,
         Program::PartialStatistics | Program::ForwardWithStatistics | Program::PartialBackwardStatistics => None,
         #[cfg(feature = "peers")]
-        Program::ReduceForward | Program::ReduceForwardRows | Program::GatherNumbers | Program::ForwardExchange => None,
+        Program::ReduceForward
+        | Program::ReduceForwardPacks
+        | Program::ReduceForwardRows
+        | Program::GatherNumbers
+        | Program::ForwardExchange => None,
     });
     let is_shared = (1..plan.chunks).contains(&plan.partial_rows) && call.gradients() > 0;
     let has_locks = matches!(call.grad_reduction, GradReduction::Locks { .. }) && is_shared;
