@@ -9,7 +9,7 @@
 // There are two sets of slots, used in turn for even and odd epochs. The epoch lies in device
 // memory, so that a replayed graph finds the next one. A rank fills a set again two calls later, in
 // call n + 2: after it has received from all others in call n + 1. They send in call n + 1 after
-// their call n has ended, and with it all reading and emptying of that set. (If rows have owners, a
+// their call n has ended, and with it all reading and emptying of that set. (If there are owners, a
 // rank may hear of the others through an owner's result, which the owner sends after it has
 // received from all.)
 //

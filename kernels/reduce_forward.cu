@@ -3,7 +3,7 @@
 //
 // A block, or a cluster of blocks, has one row at a time, and a thread the same columns in each of
 // its rows. The next row is sent before the block waits for this one. All blocks are resident at
-// once (plan.rs) and take their rows in order, so the first row that is incomplete on some rank has
+// once (plan/ranks.rs) and take their rows in order, so the first row that is incomplete on some rank has
 // been sent by its blocks on every rank. The next kernel is admitted early only where a rank has its
 // device alone: blocks of other ranks that do not run yet would have no room.
 //

@@ -9,7 +9,7 @@
 //
 // A block has one row in each step, and a thread the same columns in each of its rows. Parts are sent
 // two steps before their row is normalized, and sums are made one step before: they travel while
-// blocks work on the row before. All blocks are resident at once (plan.rs) and take their rows in
+// blocks work on the row before. All blocks are resident at once (plan/ranks.rs) and take their rows in
 // order. So the first row that is incomplete on some rank has been sent by its blocks on every rank,
 // and its owners wait for nothing but these parts before they send sums. The next kernel is admitted
 // early only where a rank has its device alone.

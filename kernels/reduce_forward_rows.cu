@@ -7,7 +7,7 @@
 // Launch rows are ordered across owners: row i of every owner, then row i + 1. A block has one row
 // in each step, and a thread the same columns in each of its rows. Parts are sent two steps ahead.
 // An owner adds a row in its step, and the others receive y one step later: y travels while blocks
-// work on the next row. All blocks are resident at once (plan.rs) and take their rows in order. So
+// work on the next row. All blocks are resident at once (plan/ranks.rs) and take their rows in order. So
 // the first row that is incomplete on some rank has been sent by its blocks on every rank, and its
 // owner waits for nothing but these parts before it sends y. For the same reason the next kernel is
 // admitted early only where a rank has its device alone.

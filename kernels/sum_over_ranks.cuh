@@ -3,7 +3,7 @@
 // Packs that are loaded and waited for together.
 constexpr int TOGETHER = BATCH < PACKS ? BATCH : PACKS;
 
-// Whether an owner keeps the parameters in registers for the whole kernel.
+// Whether kernels with owners keep the parameters in registers throughout.
 constexpr bool HOLDS_PARAMETERS = KEEPS_ROW && RANKS <= 4 && !IS_LAYER;
 
 // h from the parts in rank order and the residual: additions in f32, one rounding. `own` is the

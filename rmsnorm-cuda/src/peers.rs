@@ -11,11 +11,11 @@
 //! | `params` | the second argument of the kernel, and constants that host and kernel share |
 //! | `launch` | kernels of a group: loading, and launches of a call |
 //! | `reduced` | calls of sums over ranks |
-//! | `rows` | calls whose rows have owners, among them large calls that are faster that way |
+//! | `rows` | calls with the residual divided by rows |
 //! | `columns` | calls on column-divided rows: the backend's two phases, the exchange between |
 //!
-//! For the protocol see `kernels/peers.cuh`; for plans `plan/reduce_forward.rs` and
-//! `plan/reduce_forward_rows.rs`.
+//! For the protocol see `kernels/peers.cuh`; for plans `plan/reduce_forward.rs`,
+//! `plan/reduce_forward_packs.rs` and `plan/reduce_forward_rows.rs`.
 
 mod access;
 mod card;

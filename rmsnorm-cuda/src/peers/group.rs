@@ -30,6 +30,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// may drive all ranks in turn, or each rank has its own thread. For one rank per process use
 /// [`PeerSeat`](crate::PeerSeat).
 ///
+/// Kernels of a group wait on their device for other ranks. Work on other streams, such as the calls of
+/// a second group, must not fill a device meanwhile: a rank whose kernel finds no room keeps the others
+/// waiting until the deadline.
+///
 /// # Bits
 /// The sum is made in the order of the ranks, in f32, and rounded once to the dtype of the residual
 /// stream, with or without a residual: [math](rmsnorm_spec::math), equation (1'). All ranks get the
@@ -40,8 +44,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// A kernel that waits for another rank gives up after the [`deadline`](Self::deadline). The
 /// outputs of that call are invalid, and every later call of the group returns [`Error::Device`]
 /// with a [`MissingRank`] as its source, before anything is enqueued; [`check`](Self::check)
-/// returns the same error. A group cannot recover: make a new one. For calls with row owners, the
-/// rank named in the error may itself have been waiting for another one.
+/// returns the same error. A group cannot recover: make a new one. For calls with owners, the rank
+/// named in the error may itself have been waiting for another one.
 ///
 /// # Limits
 /// A group has 1 to 8 ranks. A row must fit the shared memory of a block; longer rows give
@@ -54,12 +58,12 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// | 49,152 | 16-bit x, f32 `residual_out` |
 /// | 53,248 | both f32 |
 ///
-/// # Owners of rows
-/// With more than two ranks, each row of a large call has an owner: the ranks send their x to it,
-/// and it adds and sends the sum to all ranks, through the same slots.
-/// [`forward_reduced_rows`](rmsnorm_dist::ShardedNorm::forward_reduced_rows) always works this way, and its
-/// owners send y, or nothing. The group's memory needs room for two rows; one launch suffices if it
-/// has room for twice the rows of an owner. Bits do not depend on the way.
+/// # Owners
+/// With more than two ranks, the columns of a large call have owners. The ranks send their x to the
+/// owners, which add and send the sum to all ranks, through the same slots. In
+/// [`forward_reduced_rows`](rmsnorm_dist::ShardedNorm::forward_reduced_rows) the rows have owners, which send
+/// y, or nothing. Its group's memory needs room for two rows; one launch suffices if it has room for
+/// twice the rows of an owner. Bits do not depend on the way.
 ///
 /// # Divided columns
 /// [`forward_columns`](rmsnorm_dist::ShardedNorm::forward_columns) is one kernel if this rank has at most 16,384
@@ -249,8 +253,8 @@ impl PeerGroup {
 
     /// Sets how long a kernel of this rank waits for another rank's data; the default is 10
     /// seconds. The time starts for each row when its data is missed, and must be longer than the
-    /// delay between ranks. For the result of a row that another rank owns it is doubled, because
-    /// the owner waits too. A graph keeps the deadline of its capture.
+    /// delay between ranks. For the result of an owner it is doubled, because the owner waits too. A
+    /// graph keeps the deadline of its capture.
     #[must_use]
     pub fn deadline(self, limit: Duration) -> Self {
         PeerGroup { deadline: limit, ..self }
@@ -306,7 +310,7 @@ pub struct MissingRank {
 }
 
 impl MissingRank {
-    /// The missing rank. If it owns rows, it may itself have waited for another rank.
+    /// The missing rank. If it is an owner, it may itself have waited for another rank.
     pub fn missing(&self) -> usize {
         self.missing
     }

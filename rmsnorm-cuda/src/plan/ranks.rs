@@ -39,6 +39,15 @@ impl Group {
         (caps.sms * tile.blocks_per_sm / self.sharers).max(1) as usize
     }
 
+    /// The most blocks, up to `most`, that have no divisor in common with the ranks: a block then has
+    /// rows of every owner in turn, and all blocks and warps have the same work.
+    pub(super) fn fair_blocks(&self, most: usize) -> usize {
+        fn gcd(one: usize, other: usize) -> usize {
+            if other == 0 { one } else { gcd(other, one % other) }
+        }
+        (1..=most).rev().find(|blocks| gcd(*blocks, self.ranks as usize) == 1).unwrap_or(1)
+    }
+
     /// The most blocks of a launch that lets the next kernel start early: if that has room beside
     /// them, and if there is no other rank on the device, whose blocks it would keep from starting.
     ///

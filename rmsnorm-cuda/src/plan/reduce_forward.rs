@@ -18,9 +18,13 @@ const MOST_THREADS: usize = 1024;
 /// # Errors
 /// As [`plan_of_many`].
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
-    let plan = plan_of_many(problem, access_bytes, group, caps)?;
-    let tile = in_cluster(plan.key.tile, problem, group, caps);
-    Ok(Plan { key: KernelKey { tile, ..plan.key }, ..plan })
+    let many = plan_of_many(problem, access_bytes, group, caps)?;
+    let room = room_for_clusters(group, caps);
+    if problem.rows > most_in_clusters(&many.key.tile, problem.cols, group.ranks, caps).min(room) {
+        return Ok(many);
+    }
+    let key = KernelKey { tile: in_cluster(many.key.tile), ..many.key };
+    Ok(Plan { key, most_blocks: room, ..many })
 }
 
 /// The plan of a call with any number of rows, without clusters.
@@ -65,18 +69,24 @@ const CLUSTER: u32 = 4;
 /// The fewest packs of a row that a cluster has.
 const FEWEST_PACKS: usize = 896;
 
-/// The most rows of a call that has a cluster for each; `tile` is the row's in one block. Half of the
-/// multiprocessors have room for a block of each cluster, wherever they are.
-pub(super) fn most_in_clusters(tile: &Tile, cols: usize, group: &Group, caps: &Caps) -> usize {
+/// The most rows of a call that should have a cluster for each; `tile` is the row's in one block. It
+/// is the same on all ranks.
+pub(super) fn most_in_clusters(tile: &Tile, cols: usize, ranks: u32, caps: &Caps) -> usize {
     let is_long = cols.div_ceil(tile.pack as usize) >= FEWEST_PACKS;
-    if CLUSTER > caps.max_cluster || !tile.reads.keeps_row || !is_long {
-        return 0;
+    match CLUSTER <= caps.max_cluster && tile.reads.keeps_row && is_long {
+        true if ranks <= 2 => 8,
+        true => 2,
+        false => 0,
     }
-    let most = if group.ranks <= 2 { 8 } else { 2 };
-    most.min((caps.sms / group.sharers / 2 / CLUSTER) as usize)
 }
 
-/// The tile with its threads in the blocks of a cluster, if the call has few long rows: several
+/// The most clusters of this rank that can run at once: half of its multiprocessors have room for a
+/// block of each, wherever they are.
+pub(super) fn room_for_clusters(group: &Group, caps: &Caps) -> usize {
+    (caps.sms / group.sharers / 2 / CLUSTER) as usize
+}
+
+/// The tile with its threads in the blocks of a cluster, for few long rows: several
 /// multiprocessors then send a row, wait for it and empty its slots. The bits stay the same.
 ///
 /// Microseconds for rows of 8192 bf16 on two H200s, with four ranks of eight on each; one block is
@@ -88,10 +98,7 @@ pub(super) fn most_in_clusters(tile: &Tile, cols: usize, group: &Group, caps: &C
 /// | 2 | 3.58 (3.74) | 4.41 (4.65) | 5.91 (7.50) |
 /// | 4 | 3.72 (4.11) | 5.09 (4.69) | 7.72 (7.87) |
 /// | 8 | 4.11 (4.15) | 5.91 (5.55) | |
-fn in_cluster(tile: Tile, problem: &Problem, group: &Group, caps: &Caps) -> Tile {
-    if problem.rows > most_in_clusters(&tile, problem.cols, group, caps) {
-        return tile;
-    }
+fn in_cluster(tile: Tile) -> Tile {
     // Few threads have registers for two packs at a time.
     let reads = Reads { batch: 2, ..tile.reads };
     Tile { threads_per_row: tile.threads_per_row / CLUSTER, cluster: CLUSTER, blocks_per_sm: 1, reads, ..tile }

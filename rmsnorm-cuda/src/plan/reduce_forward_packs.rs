@@ -8,7 +8,8 @@ use super::{KernelKey, Program, RESERVED_BYTES, Reads, Tile, reduce_forward};
 use crate::caps::Caps;
 
 /// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
-/// All ranks choose alike, because the choice depends only on properties that their calls share.
+/// All ranks choose the same program, because the choice depends only on what they share: neither on
+/// alignment nor on the other ranks of a device.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or for the group's memory.
@@ -17,7 +18,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     // A row in shared memory has its sums there twice: of this row and of the next.
     let shared_bytes = 2 * many.shared_bytes;
     let fits = shared_bytes as usize + RESERVED_BYTES <= caps.shared_per_block_optin as usize;
-    let in_clusters = reduce_forward::most_in_clusters(&many.key.tile, problem.cols, group, caps);
+    let in_clusters = reduce_forward::most_in_clusters(&many.key.tile, problem.cols, group.ranks, caps);
     if problem.rows <= most_direct_rows(problem, group, in_clusters) || !fits {
         return reduce_forward::plan(problem, access_bytes, group, caps);
     }
@@ -25,7 +26,8 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
     let tile = many.key.tile;
     let tile = Tile { reads: Reads { batch: 2, ..tile.reads }, ..tile };
     let key = KernelKey { program: Program::ReduceForwardPacks, tile, ..many.key };
-    Ok(Plan { key, shared_bytes, ..many })
+    let most_blocks = group.fair_blocks(many.most_blocks);
+    Ok(Plan { key, shared_bytes, most_blocks, ..many })
 }
 
 /// The plans of calls like this one with any number of rows.
@@ -34,9 +36,10 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
 /// As [`plan`].
 pub(crate) fn plans(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Vec<Plan>, Error> {
     let tile = reduce_forward::plan_of_many(problem, access_bytes, group, caps)?.key.tile;
-    let in_clusters = reduce_forward::most_in_clusters(&tile, problem.cols, group, caps);
+    let in_clusters = reduce_forward::most_in_clusters(&tile, problem.cols, group.ranks, caps);
     let most_direct = most_direct_rows(problem, group, in_clusters);
-    let rows = [in_clusters.min(most_direct), most_direct, most_direct.saturating_add(1)];
+    let few = in_clusters.min(reduce_forward::room_for_clusters(group, caps)).min(most_direct);
+    let rows = [few, most_direct, most_direct.saturating_add(1)];
     let plan_of = |rows| plan(&Problem { rows, ..*problem }, access_bytes, group, caps);
     rows.into_iter().filter(|rows| *rows > 0).map(plan_of).collect()
 }
@@ -105,6 +108,9 @@ mod tests {
         // Neither do two such rows fit a block.
         assert_eq!(program(1 << 10, 53_248, BF16, 4), Program::ReduceForwardPacks);
         assert_eq!(program(1 << 10, 106_496, BF16, 4), Program::ReduceForward);
+        // Packs of each warp have all owners in turn.
+        let of_four = plan(&problem(300, 8192, BF16), 16, &group(4), &Caps::h200()).expect("a plan");
+        assert_eq!(of_four.rounds(300).next().map(|round| round.grid), Some(131));
     }
 
     /// The bits of a row follow from its tile. In shared memory it lies twice.
@@ -129,13 +135,34 @@ mod tests {
         }
     }
 
+    /// Owners and other ranks must agree, also where devices have different numbers of ranks or
+    /// multiprocessors.
+    #[test]
+    fn all_ranks_choose_the_same_program() {
+        for (ranks, cols, rows) in [3, 8]
+            .into_iter()
+            .flat_map(|ranks| [512, 4096, 7168, 8192, 20_000].map(|cols| (ranks, cols)))
+            .flat_map(|(ranks, cols)| (1..40).map(move |rows| (ranks, cols, rows)))
+        {
+            let program = |sharers, sms, access_bytes| {
+                let (group, caps) = (Group { sharers, ..group(ranks) }, Caps { sms, ..Caps::h200() });
+                plan(&problem(rows, cols, BF16), access_bytes, &group, &caps).expect("a plan").key.program
+            };
+            let expected = program(1, 132, 16);
+            for (sharers, sms, access_bytes) in [(2, 132, 16), (ranks, 132, 2), (ranks, 20, 16), (1, 8, 4)] {
+                assert_eq!(program(sharers, sms, access_bytes), expected, "{ranks} ranks, {rows} x {cols}");
+            }
+        }
+    }
+
     /// The kernels that are loaded ahead are those that calls with any number of rows use.
     #[test]
     fn plans_are_those_of_all_numbers_of_rows() {
         for (ranks, cols, dtypes) in
             [(2, 8192, BF16), (4, 8192, BF16), (8, 8192, BF16), (8, 512, BF16), (4, 4096, BF16.widened(false, true))]
         {
-            let (any, group, caps) = (problem(1, cols, dtypes), group(ranks), Caps::h200());
+            let (any, caps) = (problem(1, cols, dtypes), Caps { sms: 40, ..Caps::h200() });
+            let group = Group { sharers: ranks.min(4), ..group(ranks) };
             let ahead: Vec<_> =
                 plans(&any, 16, &group, &caps).expect("plans").into_iter().map(|plan| plan.key).collect();
             let mut used = Vec::new();

@@ -29,15 +29,8 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
         return Err(Error::Unsupported { rule });
     }
     let key = super::KernelKey { program: Program::ReduceForwardRows, ..of_all.key };
-    // Every block has rows of every owner in turn, so that blocks have the same work.
-    let is_fair = |blocks: &usize| gcd(*blocks, group.ranks as usize) == 1;
-    let most_blocks = (1..=of_all.most_blocks).rev().find(is_fair).unwrap_or(1);
+    let most_blocks = group.fair_blocks(of_all.most_blocks);
     Ok(Plan { key, rows_per_launch, owners: group.ranks as usize, most_blocks, ..of_all })
-}
-
-/// The greatest common divisor.
-fn gcd(one: usize, other: usize) -> usize {
-    if other == 0 { one } else { gcd(other, one % other) }
 }
 
 #[cfg(test)]

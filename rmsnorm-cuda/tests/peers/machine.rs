@@ -37,14 +37,11 @@ impl Machine {
         Some(Machine { devices, _alone: alone })
     }
 
-    /// `ranks` ranks in each way that the machine allows: as streams of one device, and each on its
-    /// own device.
+    /// `ranks` ranks in each way that the machine allows: as streams of one device, and in turn on all
+    /// devices, of which some may have more ranks than others.
     pub fn places(&self, ranks: usize) -> Vec<Vec<CudaBackend>> {
-        let mut places = vec![self.on_one(ranks)];
-        if (2..=self.devices.len()).contains(&ranks) {
-            places.push(self.devices[..ranks].iter().map(stream_of).collect());
-        }
-        places
+        let in_turn = self.devices.iter().cycle().take(ranks).map(stream_of).collect();
+        if self.devices.len() == 1 || ranks == 1 { vec![in_turn] } else { vec![self.on_one(ranks), in_turn] }
     }
 
     /// The number of devices.

@@ -86,6 +86,8 @@ fn one_row_is_right_every_time() {
     for ranks in [2, 4, 8] {
         stress(&machine, Case::new(ranks, NormSpec::rms(1, 4096, 1e-6)), 120, 50);
     }
+    // On a cluster.
+    stress(&machine, Case::new(2, NormSpec::rms(1, 8192, 1e-6)), 120, 50);
 }
 
 #[test]
@@ -93,6 +95,7 @@ fn some_rows_are_right_every_time() {
     let Some(machine) = Machine::open() else { return };
     stress(&machine, Case::new(2, NormSpec::rms(64, 4096, 1e-6)), 60, 25);
     stress(&machine, Case::new(4, NormSpec::layer(30, 1001, 1e-5)), 60, 25);
+    stress(&machine, Case::new(4, NormSpec::rms(40, 8192, 1e-6)), 60, 25);
     stress(&machine, Case::new(8, NormSpec::layer(12, 8192, 1e-5)), 60, 25);
     // In pieces, and in shared memory.
     let case = Case::new(2, NormSpec::rms(20, 10_000, 1e-6));

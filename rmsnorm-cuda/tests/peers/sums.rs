@@ -128,6 +128,8 @@ fn ranks_need_not_be_aligned_alike() {
         let case = Case { gap, is_uneven: true, ..Case::new(4, spec(Norm::Rms, 40, cols)) };
         check_mixes(&machine, case);
     }
+    // Packs have owners.
+    check_mixes(&machine, Case { gap: 3, is_uneven: true, ..Case::new(4, spec(Norm::Rms, 150, 1021)) });
 }
 
 #[test]
