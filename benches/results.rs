@@ -48,7 +48,7 @@ impl Results {
             files(&results(), "json").into_iter().map(read).partition(|(_, value)| value.is_object());
         let (reports, documents): (Vec<_>, Vec<_>) =
             documents.into_iter().partition(|(_, document)| document["reports"].is_array());
-        let (groups, python) = documents.into_iter().partition(|(_, document)| document["ranks"].is_u64());
+        let (groups, python) = documents.into_iter().partition(|(_, document)| document["rows"][0]["way"].is_string());
         Results { reports, groups, python, lists }
     }
 }
