@@ -8,8 +8,9 @@ use super::{columns, reduced, rows};
 use crate::backend::CudaBackend;
 
 impl PeerGroup {
-    /// Compiles and loads the kernels of calls with this problem, on tensors whose addresses and
-    /// strides, in bytes, are multiples of `alignment`, like [`CudaBackend::prepare_aligned`].
+    /// Compiles and loads the kernels of calls like this problem with any number of rows, on tensors
+    /// whose addresses and strides, in bytes, are multiples of `alignment`, like
+    /// [`CudaBackend::prepare_aligned`].
     ///
     /// # Errors
     /// `Unsupported` if such a call is; `Device` if a kernel cannot be compiled or loaded.
