@@ -23,6 +23,7 @@ mod reads;
 pub(crate) mod reduce_forward;
 #[cfg(feature = "peers")]
 pub(crate) mod reduce_forward_packs;
+#[cfg(feature = "peers")]
 pub(crate) mod reduce_forward_rows;
 #[cfg(test)]
 mod tests;
