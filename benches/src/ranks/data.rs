@@ -28,25 +28,34 @@ pub(super) fn judge(
     ranks: &[Outputs],
     promise: Promise,
 ) -> Result<(), &'static str> {
+    let [sum, y] = &ranks[0];
+    let have_one_y = || ranks.iter().all(|[_, other]| other == y);
     match promise {
-        Promise::ExactRows => judge_sum(case, arithmetic, &with_whole_sums(case, ranks), true),
-        Promise::ExactSum | Promise::SomeSum => judge_sum(case, arithmetic, ranks, promise == Promise::ExactSum),
+        Promise::ExactRows if have_one_y() => {
+            judge_sum(case, arithmetic, ranks.len(), [&whole_sum(case, ranks), y], true)
+        }
+        Promise::ExactSum | Promise::SomeSum if have_one_y() && ranks.iter().all(|[other, _]| other == sum) => {
+            judge_sum(case, arithmetic, ranks.len(), [sum, y], promise == Promise::ExactSum)
+        }
+        Promise::ExactRows | Promise::ExactSum | Promise::SomeSum => Err("ranks differ"),
         Promise::WholeRows => judge_whole_rows(case, arithmetic, ranks),
         Promise::Nothing => Ok(()),
     }
 }
 
-/// Checks some rows of the sum and of y. If the sum may differ from its definition, y is checked
-/// with the stored sum.
-fn judge_sum(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs], is_exact: bool) -> Result<(), &'static str> {
+/// Checks some rows of the sum over `ranks` and of y. If the sum may differ from its definition, y is
+/// checked with the stored sum.
+fn judge_sum(
+    case: &RanksCase,
+    arithmetic: &Arithmetic,
+    ranks: usize,
+    [sum, y]: [&Bits; 2],
+    is_exact: bool,
+) -> Result<(), &'static str> {
     let (Shape { cols, .. }, dtype) = (case.shape, case.dtype);
-    let [sum, y] = &ranks[0];
-    if ranks.iter().any(|rank| rank != &ranks[0]) {
-        return Err("ranks differ");
-    }
     let of = |seed| values(dtype, seed, sampled(case)).values();
-    let x: Vec<f64> = (0..ranks.len() as u64).flat_map(of).collect();
-    let expected = sum_of_parts(&x, ranks.len(), Some(&of(RESIDUAL)), dtype);
+    let x: Vec<f64> = (0..ranks as u64).flat_map(of).collect();
+    let expected = sum_of_parts(&x, ranks, Some(&of(RESIDUAL)), dtype);
     let got_sum = pick(case, sum);
     let expected = if is_exact { expected } else { got_sum.values() };
     if got_sum != Bits::rounded(&expected, dtype) {
@@ -70,13 +79,10 @@ fn judge_whole_rows(case: &RanksCase, arithmetic: &Arithmetic, ranks: &[Outputs]
     judge_y(case, cols * ranks.len(), [&join(&x).values(), &weight, &bias], &join(&y), arithmetic)
 }
 
-/// The outputs, with each rank's sum replaced by the whole sum, joined from the rows that the ranks
-/// own.
-fn with_whole_sums(case: &RanksCase, ranks: &[Outputs]) -> Vec<Outputs> {
+/// The sum, joined from the rows that the ranks own.
+fn whole_sum(case: &RanksCase, ranks: &[Outputs]) -> Bits {
     let own = |(rank, [sum, _]): (usize, &Outputs)| sum.bits[case.of_stream(rank, ranks.len())].to_vec();
-    let bits = ranks.iter().enumerate().map(own).collect::<Vec<_>>().concat();
-    let sum = Bits { storage: case.dtype.into(), bits };
-    ranks.iter().map(|[_, y]| [sum.clone(), y.clone()]).collect()
+    Bits { storage: case.dtype.into(), bits: ranks.iter().enumerate().flat_map(own).collect() }
 }
 
 /// The indices of the elements of the sampled rows.
