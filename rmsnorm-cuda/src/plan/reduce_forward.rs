@@ -13,25 +13,12 @@ const MOST_LEAN: usize = 1024;
 /// The most threads of a block, for a row in shared memory.
 const MOST_THREADS: usize = 1024;
 
-/// The plan of a call with at least one row; addresses and strides are multiples of `access_bytes`.
-///
-/// # Errors
-/// As [`plan_of_many`].
-pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
-    let many = plan_of_many(problem, access_bytes, group, caps)?;
-    let room = room_for_clusters(group, caps);
-    if problem.rows > most_in_clusters(&many.key.tile, problem.cols, group.ranks, caps).min(room) {
-        return Ok(many);
-    }
-    let key = KernelKey { tile: in_cluster(many.key.tile), ..many.key };
-    Ok(Plan { key, most_blocks: room, ..many })
-}
-
-/// The plan of a call with any number of rows, without clusters.
+/// The plan of a call with at least one row, in one block for each row; addresses and strides are
+/// multiples of `access_bytes`.
 ///
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or for the group's memory.
-pub(super) fn plan_of_many(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
+pub(super) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     let (activation, stream) = (problem.dtypes.activation, problem.dtypes.residual);
     // x is always sent with the widest access, also if other tensors have a lower alignment.
     let pack = SLOT_BYTES / activation.size();
@@ -73,11 +60,10 @@ const FEWEST_PACKS: usize = 896;
 /// is the same on all ranks.
 pub(super) fn most_in_clusters(tile: &Tile, cols: usize, ranks: u32, caps: &Caps) -> usize {
     let is_long = cols.div_ceil(tile.pack as usize) >= FEWEST_PACKS;
-    match CLUSTER <= caps.max_cluster && tile.reads.keeps_row && is_long {
-        true if ranks <= 2 => 8,
-        true => 2,
-        false => 0,
+    if CLUSTER > caps.max_cluster || !tile.reads.keeps_row || !is_long {
+        return 0;
     }
+    if ranks <= 2 { 8 } else { 2 }
 }
 
 /// The most clusters of this rank that can run at once: half of its multiprocessors have room for a
@@ -86,8 +72,8 @@ pub(super) fn room_for_clusters(group: &Group, caps: &Caps) -> usize {
     (caps.sms / group.sharers / 2 / CLUSTER) as usize
 }
 
-/// The tile with its threads in the blocks of a cluster, for few long rows: several
-/// multiprocessors then send a row, wait for it and empty its slots. The bits stay the same.
+/// The plan with the threads of a row in the blocks of a cluster: several multiprocessors then send
+/// the row, wait for it and empty its slots. The bits stay the same.
 ///
 /// Microseconds for rows of 8192 bf16 on two H200s, with four ranks of eight on each; one block is
 /// in brackets (2026-11-30):
@@ -98,10 +84,13 @@ pub(super) fn room_for_clusters(group: &Group, caps: &Caps) -> usize {
 /// | 2 | 3.58 (3.74) | 4.41 (4.65) | 5.91 (7.50) |
 /// | 4 | 3.72 (4.11) | 5.09 (4.69) | 7.72 (7.87) |
 /// | 8 | 4.11 (4.15) | 5.91 (5.55) | |
-fn in_cluster(tile: Tile) -> Tile {
+pub(super) fn in_clusters(plan: Plan, group: &Group, caps: &Caps) -> Plan {
+    let tile = plan.key.tile;
     // Few threads have registers for two packs at a time.
     let reads = Reads { batch: 2, ..tile.reads };
-    Tile { threads_per_row: tile.threads_per_row / CLUSTER, cluster: CLUSTER, blocks_per_sm: 1, reads, ..tile }
+    let tile =
+        Tile { threads_per_row: tile.threads_per_row / CLUSTER, cluster: CLUSTER, blocks_per_sm: 1, reads, ..tile };
+    Plan { key: KernelKey { tile, ..plan.key }, most_blocks: room_for_clusters(group, caps), ..plan }
 }
 
 /// A tile whose row stays in registers, with `h_bytes` for each pack of h; `None` if the row is too
@@ -144,8 +133,8 @@ fn shared(cols: usize, pack: usize, stream: DType, ranks: u32, caps: &Caps) -> R
         return Err(Error::Unsupported { rule });
     }
     let packs = cols.div_ceil(pack);
-    // Of many ranks, 64 registers do not suffice: 1024 rows of 16,384 bf16 take 477 us with eight
-    // ranks and 1024 threads, 388 with 512; with four ranks 196 and 201.
+    // With many ranks, 64 registers do not suffice. 1024 rows of 16,384 bf16 on eight ranks take 477 us
+    // with 1024 threads and 388 us with 512. On four ranks they take 196 and 201 us.
     let per_thread = packs.div_ceil(if ranks <= 4 { MOST_THREADS } else { MOST_HELD });
     let threads_per_row = packs.div_ceil(per_thread).next_multiple_of(32) as u32;
     let reads = Reads { keeps_row: false, batch: batch(ranks), ..Tile::NONE.reads };
@@ -168,6 +157,7 @@ mod tests {
     use super::*;
     use crate::plan::chain;
     use crate::plan::ranks::Round;
+    use crate::plan::reduce_forward_packs::plan as of_call;
 
     const MIB: usize = 1 << 20;
     const BF16: DTypes = DTypes::uniform(DType::Bf16);
@@ -240,7 +230,7 @@ mod tests {
             (2, 1, Caps::a100(), 1, 8192, (1, 1024, 1)),
         ] {
             let group = Group { sharers, ..group(ranks) };
-            let plan = plan(&problem(rows, cols, BF16), 16, &group, &caps).expect("a plan");
+            let plan = of_call(&problem(rows, cols, BF16), 16, &group, &caps).expect("a plan");
             let grid = plan.rounds(rows).next().expect("a launch").grid;
             let tile = plan.key.tile;
             assert_eq!((tile.cluster, tile.threads_per_row, grid), expected, "{ranks} ranks, {rows} x {cols}");
@@ -329,7 +319,7 @@ mod tests {
                     [(1, 9), (2, 9), (3, 9), (8, 9), (2, 1), (8, 1)].map(|(ranks, rows)| (caps, dtypes, ranks, rows))
                 })
             {
-                let Ok(plan) = plan(&problem(rows, cols, dtypes), 16, &group(ranks), caps) else { continue };
+                let Ok(plan) = of_call(&problem(rows, cols, dtypes), 16, &group(ranks), caps) else { continue };
                 let tile = plan.key.tile;
                 let step = (tile.pack * tile.threads_per_row * tile.cluster) as usize;
                 let owned = tile.packs as usize * step;
@@ -351,7 +341,7 @@ mod tests {
     fn tiles_depend_on_nothing_that_a_row_does_not_have() {
         for cols in [1, 100, 4096, 5000, 8192, 20_000] {
             let tile = |rows, access, group: Group| {
-                let tile = plan(&problem(rows, cols, BF16), access, &group, &Caps::h200()).expect("a plan").key.tile;
+                let tile = of_call(&problem(rows, cols, BF16), access, &group, &Caps::h200()).expect("a plan").key.tile;
                 (tile.pack, tile.packs, tile.threads_per_row * tile.cluster)
             };
             let expected = tile(1, 16, group(2));

@@ -14,20 +14,21 @@ use crate::caps::Caps;
 /// # Errors
 /// `Unsupported` if a row is too long for the device, or for the group's memory.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
-    let many = reduce_forward::plan_of_many(problem, access_bytes, group, caps)?;
+    let plan = reduce_forward::plan(problem, access_bytes, group, caps)?;
     // A row in shared memory has its sums there twice: of this row and of the next.
-    let shared_bytes = 2 * many.shared_bytes;
+    let shared_bytes = 2 * plan.shared_bytes;
     let fits = shared_bytes as usize + RESERVED_BYTES <= caps.shared_per_block_optin as usize;
-    let in_clusters = reduce_forward::most_in_clusters(&many.key.tile, problem.cols, group.ranks, caps);
+    let in_clusters = reduce_forward::most_in_clusters(&plan.key.tile, problem.cols, group.ranks, caps);
     if problem.rows <= most_direct_rows(problem, group, in_clusters) || !fits {
-        return reduce_forward::plan(problem, access_bytes, group, caps);
+        let is_few = problem.rows <= in_clusters.min(reduce_forward::room_for_clusters(group, caps));
+        return Ok(if is_few { reduce_forward::in_clusters(plan, group, caps) } else { plan });
     }
     // Parts of a pack are waited for one by one, so registers suffice to wait for two sums.
-    let tile = many.key.tile;
+    let tile = plan.key.tile;
     let tile = Tile { reads: Reads { batch: 2, ..tile.reads }, ..tile };
-    let key = KernelKey { program: Program::ReduceForwardPacks, tile, ..many.key };
-    let most_blocks = group.fair_blocks(many.most_blocks);
-    Ok(Plan { key, shared_bytes, most_blocks, ..many })
+    let key = KernelKey { program: Program::ReduceForwardPacks, tile, ..plan.key };
+    let most_blocks = group.fair_blocks(plan.most_blocks);
+    Ok(Plan { key, shared_bytes, most_blocks, ..plan })
 }
 
 /// The plans of calls like this one with any number of rows.
@@ -35,7 +36,7 @@ pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &C
 /// # Errors
 /// As [`plan`].
 pub(crate) fn plans(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Vec<Plan>, Error> {
-    let tile = reduce_forward::plan_of_many(problem, access_bytes, group, caps)?.key.tile;
+    let tile = reduce_forward::plan(problem, access_bytes, group, caps)?.key.tile;
     let in_clusters = reduce_forward::most_in_clusters(&tile, problem.cols, group.ranks, caps);
     let most_direct = most_direct_rows(problem, group, in_clusters);
     let few = in_clusters.min(reduce_forward::room_for_clusters(group, caps)).min(most_direct);
@@ -123,7 +124,7 @@ mod tests {
                 let Tile { pack, packs, threads_per_row, cluster, .. } = plan.key.tile;
                 (plan.key.program, (pack, packs, threads_per_row * cluster), plan.shared_bytes)
             };
-            let direct = reduce_forward::plan_of_many(&problem(1, cols, BF16), 8, &group(ranks), &Caps::h200());
+            let direct = reduce_forward::plan(&problem(1, cols, BF16), 8, &group(ranks), &Caps::h200());
             let Plan { key, shared_bytes, .. } = direct.expect("a plan");
             let expected = (key.tile.pack, key.tile.packs, key.tile.threads_per_row);
             assert_eq!(tile(1).1, expected, "{ranks} ranks, {cols}");

@@ -17,7 +17,7 @@ use crate::peers::MOST_RANKS;
 /// rows.
 pub(crate) fn plan(problem: &Problem, access_bytes: u32, group: &Group, caps: &Caps) -> Result<Plan, Error> {
     // Without clusters, whose threads could not tell together whether all parts have come.
-    let of_all = reduce_forward::plan_of_many(problem, access_bytes, group, caps)?;
+    let of_all = reduce_forward::plan(problem, access_bytes, group, caps)?;
     // Each row takes two slots per pack: x on its way to the owner, and y on its way back.
     // The kernel counts the rows of all owners in 32 bits, one step beyond the last.
     let rows_per_launch = (of_all.rows_per_launch / 2).min(i32::MAX as usize / MOST_RANKS);
